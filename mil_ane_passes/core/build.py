@@ -1,0 +1,152 @@
+"""The builder a rewrite gets: pymil's `mb`, with names that are free, consts that are shared, and views of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
+from coremltools.converters.mil.mil.scope import add_graph_pass_scope
+
+from .consts import reshaped_const
+from .edit import first_op
+
+__all__ = ["Names", "RewriteBuilder"]
+
+_SHARED_LIMIT = 64
+"Elements up to which a const given as a plain value is shared within its block."
+
+
+class Names:
+    """The op and value names of a function, so that new ones never collide with them."""
+
+    def __init__(self, function: Function) -> None:
+        self._taken: set[str] = set(function.inputs)
+        self._next: dict[str, int] = {}
+        pending: list[Block] = [function]
+        while pending:
+            block = pending.pop()
+            for op in block.operations:
+                self._taken.add(op.name)
+                self._taken.update(var.name for var in op.outputs)
+                pending.extend(op.blocks)
+
+    def fresh(self, base: str) -> str:
+        """`base` itself, or `base_1`, `base_2`, ... when it is taken; the result is taken from then on."""
+        name, count = base, self._next.get(base, 0)
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._next[base] = count
+        self._taken.add(name)
+        return name
+
+
+class RewriteBuilder:
+    """`mb` for rewrites: `mb.conv(x=..., ...)` inserts before the op that is being rewritten.
+
+    Plain values (numbers, strings, short lists and arrays) become consts that are shared by the whole block;
+    `mb.reshaped(var, shape)` shows a const in another shape without copying its bytes, once for all its users.
+    """
+
+    def __init__(self, block: Block, names: Names) -> None:
+        self.block = block
+        self.created: list[Operation] = []
+        self._names = names
+        self._consts: dict[Any, Var] = {}
+        self._views: dict[tuple[Var, tuple[int, ...]], Var] = {}
+        self._memo: dict[Any, Any] = {}
+        self._base = "ane"
+        self._anchor: Operation | None = None
+
+    @contextmanager
+    def at(self, op: Operation, base: str | None = None) -> Iterator[None]:
+        """Insert before `op`; new names start with `base` (default: the name of the op's first output)."""
+        saved = self._anchor, self._base
+        self._anchor, self._base = op, base or (op.outputs[0].name if op.outputs else op.name)
+        try:
+            yield
+        finally:
+            self._anchor, self._base = saved
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        make = getattr(Builder, op_type)
+
+        def build(**inputs: Any) -> Any:
+            wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
+            shared = {key: self._shared(key, given) for key, given in inputs.items() if given is not None}
+            result = make(**shared, name=self._names.fresh(wanted), before_op=self._anchor)
+            self.created.append((result[0] if isinstance(result, (list, tuple)) else result).op)
+            return result
+
+        return build
+
+    def reshaped(self, var: Var, shape: tuple[int, ...]) -> Var:
+        """Const `var`, element for element, in `shape`: the same bytes, one new const however often it is asked for."""
+        if tuple(var.shape) == shape:
+            return var
+        key = (var, shape)
+        if key not in self._views:
+            source = var.op.enclosing_block
+            where = _after(var.op) if source is self.block else first_op(self.block)
+            view = reshaped_const(var, shape, self._names.fresh(f"{var.name}_{'x'.join(map(str, shape))}"), where)
+            self.created.append(view.op)
+            self._views[key] = view
+        return self._views[key]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """`make()` for the first call with `key` in this walk of the block, its result for every later one."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def early(self, var: Var) -> Operation | None:
+        """The op to insert before so that a value made from `var` is visible to every reader of `var` in this block."""
+        if var.op is not None and var.op.enclosing_block is self.block:
+            return _after(var.op)
+        return first_op(self.block)
+
+    def _shared(self, parameter: str, given: Any) -> Any:
+        key = _const_key(given)
+        if key is None:
+            return given
+        if key not in self._consts:
+            name = self._names.fresh(f"{parameter}_const")
+            var = Builder.const(val=given, name=name, before_op=first_op(self.block))
+            self.created.append(var.op)
+            self._consts[key] = var
+        return self._consts[key]
+
+    def adopt(self, scopes: Any) -> list[Operation]:
+        """Give the ops made since the last call (and consts pymil added for them) the scopes of what they replace."""
+        made, self.created = self.created, []
+        for op in made:
+            for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
+                if not all(new.scopes.get(source) for source in scopes):
+                    new.scopes = add_graph_pass_scope(scopes, new.scopes)
+        return made
+
+
+def _after(op: Operation) -> Operation | None:
+    following = op.enclosing_block.operations._get_node_from_op(op).next
+    return None if following is None else following.op
+
+
+def _const_key(given: Any) -> Any:
+    """What makes two plain values the same const; None for vars, long arrays and anything that is no plain value."""
+    if isinstance(given, (Var, mil_list)) or given is None:
+        return None
+    if isinstance(given, str):
+        return ("str", given)
+    if isinstance(given, (list, tuple)) and (not given or not all(isinstance(item, (int, float)) for item in given)):
+        return None
+    if not isinstance(given, (bool, int, float, list, tuple, np.ndarray, np.generic)):
+        return None
+    array = np.asarray(given)
+    if array.size > _SHARED_LIMIT or array.dtype.kind not in "bifu":
+        return None
+    return (type(given) in (bool, int, float), array.dtype.str, array.shape, array.tobytes())

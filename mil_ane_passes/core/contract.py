@@ -1,0 +1,211 @@
+"""The contract of a rule: what it finds, why, on whose evidence, and (for a rewrite) how it is mended.
+
+Invariants that every rewrite keeps, and that the engine checks or provides:
+
+- SSA order holds; function inputs and outputs keep name, dtype, shape and order;
+- an output that is replaced hands its name on; values nobody touched keep theirs;
+- no dtype and no shape of a kept value changes; symbolic dimensions stay symbolic;
+- weights are never decompressed and never duplicated: a const shown in another shape shares its bytes;
+- state ops are neither moved nor removed; the opset is never raised;
+- running a rewrite on its own result changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from coremltools.converters.mil.mil import Block, Operation, Program, Var
+
+from .options import Option, options_of, with_options
+from .targets import ALL, Gate
+
+if TYPE_CHECKING:
+    from .build import RewriteBuilder
+
+__all__ = [
+    "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding", "Hit",
+    "Measured", "Miss", "Rewrite", "Rule", "Vendor",
+]
+
+STAGES = ("numerics", "decompose", "layout", "cleanup")
+"""The order of stages in a pipeline; within a stage `after` and then the name decide."""
+
+
+class Exactness(Enum):
+    """What a rewrite promises about the values it leaves behind."""
+
+    BITWISE = "bitwise"
+    "Same bits: data movement, or one identical op on the same numbers."
+    ROUNDING = "rounding"
+    "Same algebra; only the order or the number of roundings differs, within the stated bound."
+    APPROXIMATE = "approximate"
+    "Another function that is close; never part of a preset."
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One source for a rule: what it says and where; chip, OS and date are None when the source does not state them."""
+
+    says: str
+    source: str
+    chip: str | None = None
+    os: str | None = None
+    date: str | None = None
+    kind: ClassVar[str] = "evidence"
+
+    def to_dict(self) -> dict[str, str | None]:
+        return {"kind": self.kind, "says": self.says, "source": self.source, "chip": self.chip, "os": self.os,
+                "date": self.date}
+
+    def __str__(self) -> str:
+        where = f"{self.chip or 'chip not stated'}, {self.os or 'OS not stated'}, {self.date or 'date not stated'}"
+        return f"{self.kind}: {self.says} ({where}) <{self.source}>"
+
+
+class Measured(Evidence):
+    """Measured by a third party who names device and OS."""
+
+    kind = "measured"
+
+
+class Vendor(Evidence):
+    """Written by Apple."""
+
+    kind = "vendor"
+
+
+class Community(Evidence):
+    """Reported in public, with or without a reproduction."""
+
+    kind = "community"
+
+
+class Hit:
+    """A place where a rule applies. Keyword facts found by `match` are attributes: everything `rewrite` needs.
+
+    `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides the
+    rewrite's own where one of its forms promises more.
+    """
+
+    def __init__(self, op: Operation, *, note: str = "", exactness: Exactness | None = None, **facts: Any) -> None:
+        self.op = op
+        self.note = note
+        self.exactness = exactness
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["facts"][name]
+        except KeyError:
+            raise AttributeError(f"hit has no fact '{name}'; it has {sorted(self.__dict__.get('facts', ()))}") from None
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a rule does not apply to `op`. `near=False` marks ops that were no candidates, which reports leave out."""
+
+    op: Operation
+    reason: str
+    near: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A hit or a near miss as reports show it: names and words, no graph objects."""
+
+    rule: str
+    code: str
+    slug: str
+    function: str
+    op_type: str
+    value: str
+    note: str
+    near_miss: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pass": self.rule, "code": self.code, "slug": self.slug, "function": self.function,
+                "op_type": self.op_type, "value": self.value, "note": self.note}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program that shows a rule at work, or (`reason` set) a near miss with the exact reason it gives.
+
+    `build` makes a fresh `mil.Program`; `options` are the rule's options for this example.
+    """
+
+    name: str
+    build: Callable[[], Program]
+    reason: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Rule:
+    """Something that can be found in a program. One rule a file; the file's stem is its name."""
+
+    name: ClassVar[str] = ""
+    "Stem of the defining module; set by the registry."
+    code: ClassVar[str] = ""
+    slug: ClassVar[str] = ""
+    "Names the problem, not the cure."
+    stage: ClassVar[str] = "numerics"
+    after: ClassVar[tuple[str, ...]] = ()
+    "Names of rules that must have run before this one, where both run."
+    roots: ClassVar[tuple[str, ...]] = ()
+    "Op types `match` is asked about."
+    targets: ClassVar[Gate] = ALL
+    evidence: ClassVar[tuple[Evidence, ...]] = ()
+
+    def match(self, op: Operation) -> Hit | Miss:
+        """Decide about one op whose type is in `roots`; guards first, one precondition a line, each with a reason."""
+        raise AssertionError(f"{type(self).__name__} must define match()")
+
+    def examples(self) -> Iterable[Example]:
+        """Programs that fire and programs that must not; the first one is the page's before and after."""
+        return ()
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """The rule's options: its annotated class attributes that are no `ClassVar`."""
+        return options_of(cls)
+
+    @classmethod
+    def configured(cls, **values: Any) -> Rule:
+        """An instance with options set; strings are parsed. Raises InputError for unknown names and bad values."""
+        return with_options(cls, values)
+
+    @classmethod
+    def summary(cls) -> str:
+        """First line of the docstring."""
+        return (cls.__doc__ or "").strip().split("\n", 1)[0]
+
+
+class Rewrite(Rule):
+    """A rule that knows its fix; registered with coremltools as the graph pass `ane::<name>`."""
+
+    exactness: ClassVar[Exactness] = Exactness.BITWISE
+    bound: ClassVar[str] = ""
+    "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
+    preset: ClassVar[Literal["safe", "full", "named"]] = "named"
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var | list[Var]:
+        """Build the replacement with `mb`; returns one var per output of `hit.op`, in order."""
+        raise AssertionError(f"{type(self).__name__} must define rewrite()")
+
+
+class BlockRule(Rule):
+    """A rule that looks at a whole block at once; `match_block` must be linear in the block's ops."""
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        raise AssertionError(f"{type(self).__name__} must define match_block()")
+
+
+class BlockRewrite(Rewrite, BlockRule):
+    """A fix that moves across several ops of one block."""
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        """Build the replacement; returns which var takes the place of which."""
+        raise AssertionError(f"{type(self).__name__} must define rewrite_block()")

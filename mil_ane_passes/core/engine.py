@@ -1,0 +1,223 @@
+"""The only graph walk: asks rules about ops, applies fixes, keeps the invariants of `contract`, and writes the trace."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
+
+from .build import Names, RewriteBuilder
+from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
+from .edit import BlockEditor
+from .errors import RuleError
+from .query import all_blocks, op_count
+from .targets import applies
+
+__all__ = ["MAX_ROUNDS", "PassTrace", "find", "run"]
+
+MAX_ROUNDS = 16
+"How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
+
+
+@dataclass
+class PassTrace:
+    """What one rule did to one program. `strength` is the weakest exactness among the forms that fired."""
+
+    rule: str
+    fired: list[Finding] = field(default_factory=list)
+    near_misses: list[Finding] = field(default_factory=list)
+    strength: Exactness | None = None
+    rounds: int = 0
+    ops_before: int = 0
+    ops_after: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pass": self.rule,
+            "fired": [finding.to_dict() for finding in self.fired],
+            "near_misses": [finding.to_dict() for finding in self.near_misses],
+            "exactness": self.strength.value if self.strength else None,
+            "rounds": self.rounds,
+            "ops_before": self.ops_before,
+            "ops_after": self.ops_after,
+            "seconds": round(self.seconds, 6),
+        }
+
+
+def find(rule: Rule, program: Program, *, target: str = "all") -> PassTrace:
+    """Match only: every hit and near miss of `rule`, nothing changed."""
+    trace = PassTrace(rule.name)
+    if not applies(rule.targets, target):
+        return trace
+    for function, block in all_blocks(program):
+        answers = (
+            rule.match_block(block) if isinstance(rule, BlockRule)
+            else (rule.match(op) for op in block.operations if op.op_type in rule.roots)
+        )
+        for answer in answers:
+            _note(trace, rule, function, answer)
+    return trace
+
+
+def run(rule: Rewrite, program: Program, *, target: str = "all") -> PassTrace:
+    """Apply `rule` wherever it fires, in place. Raises RuleError when the rule breaks the contract."""
+    started = time.perf_counter()
+    trace = PassTrace(rule.name, ops_before=op_count(program))
+    if applies(rule.targets, target):
+        for name, function in program.functions.items():
+            _Walk(rule, name, function, trace).go()
+    trace.ops_after = op_count(program) if trace.fired else trace.ops_before
+    trace.seconds = time.perf_counter() - started
+    return trace
+
+
+def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
+    op = answer.op
+    value = op.outputs[0].name if op.outputs else op.name
+    if isinstance(answer, Hit):
+        trace.fired.append(Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.note))
+        if isinstance(rule, Rewrite):
+            strength = answer.exactness or rule.exactness
+            order = list(Exactness)
+            if trace.strength is None or order.index(strength) > order.index(trace.strength):
+                trace.strength = strength
+    elif answer.near:
+        trace.near_misses.append(
+            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True))
+
+
+class _Walk:
+    """One rule over one function and its nested blocks."""
+
+    def __init__(self, rule: Rewrite, name: str, function: Function, trace: PassTrace) -> None:
+        self.rule, self.name, self.function, self.trace = rule, name, function, trace
+        self.signature = _signature(function)
+        self._names: Names | None = None
+
+    def go(self) -> None:
+        pending: list[Block] = [self.function]
+        while pending:
+            block = pending.pop()
+            if isinstance(self.rule, BlockRewrite):
+                self._block_rounds(self.rule, block)
+            else:
+                self._ops(block)
+            pending.extend(inner for op in block.operations for inner in op.blocks)
+        if _signature(self.function) != self.signature:
+            raise RuleError(f"{_where(self.rule)} changed the inputs or outputs of function '{self.name}': "
+                            f"found {_signature(self.function)}, expected {self.signature}")
+
+    @property
+    def names(self) -> Names:
+        if self._names is None:
+            self._names = Names(self.function)
+        return self._names
+
+    def _ops(self, block: Block) -> None:
+        work = deque((op, 0) for op in block.operations if op.op_type in self.rule.roots)
+        with ExitStack() as stack:
+            editor = stack.enter_context(BlockEditor())
+            mb: RewriteBuilder | None = None
+            while work:
+                op, depth = work.popleft()
+                if op.enclosing_block is not block:
+                    continue
+                answer = self.rule.match(op)
+                _note(self.trace, self.rule, self.name, answer)
+                if isinstance(answer, Miss):
+                    continue
+                if mb is None:  # entering a block costs a walk over it, so only where something fires, and once
+                    stack.enter_context(block)
+                    mb = RewriteBuilder(block, self.names)
+                made = self._apply(answer, mb, editor)
+                self._bound(depth + 1, op)
+                follow = [new for new in made if new.op_type in self.rule.roots]
+                work.extend((new, depth + 1) for new in follow)
+
+    def _apply(self, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> list[Operation]:
+        op = hit.op
+        old = list(op.outputs)
+        with mb.at(op):
+            built = self.rule.rewrite(hit, mb)
+        new = list(built) if isinstance(built, (list, tuple)) else [built]
+        if len(new) != len(old):
+            raise RuleError(f"{_where(self.rule)} returned {len(new)} values for '{op.name}', expected {len(old)}")
+        made = mb.adopt(op.scopes)
+        for before, after in zip(old, new):
+            self._hand_over(before, after, mb, made, editor)
+        editor.remove_if_unused([op])
+        if op.enclosing_block is not None:
+            raise RuleError(f"{_where(self.rule)} left '{op.name}' in use although its outputs were replaced")
+        return made
+
+    def _block_rounds(self, rule: BlockRewrite, block: Block) -> None:
+        for depth in range(MAX_ROUNDS + 1):
+            answers = list(rule.match_block(block))
+            hits = [answer for answer in answers if isinstance(answer, Hit)]
+            for answer in answers:
+                if isinstance(answer, Hit) or not hits:
+                    _note(self.trace, rule, self.name, answer)
+            if not hits:
+                return
+            self._bound(depth + 1, hits[0].op)
+            with BlockEditor() as editor, block:
+                mb = RewriteBuilder(block, self.names)
+                for hit in hits:
+                    self._apply_block(rule, hit, mb, editor)
+
+    def _apply_block(self, rule: BlockRewrite, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> None:
+        scopes = hit.op.scopes
+        with mb.at(hit.op):
+            replaced = rule.rewrite_block(hit, mb)
+        made = mb.adopt(scopes)
+        for old, new in replaced.items():
+            self._hand_over(old, new, mb, made, editor)
+        editor.remove_if_unused([old.op for old in replaced])
+
+    def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
+        """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
+        if not types.is_compatible_type(new.sym_type, old.sym_type):
+            raise RuleError(f"{_where(self.rule)} replaced {old} by {new}; expected the same dtype and shape")
+        if new.op not in made:
+            if not any(isinstance(block, Function) for block in old.consuming_blocks):
+                editor.replace(old, new)
+                return
+            with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's
+                new = mb.identity(x=new)
+            made.extend(mb.adopt(old.op.scopes))
+        name, op_name = old.name, old.op.name
+        editor.replace(old, new)
+        new.name = name
+        if len(new.op.outputs) == 1:
+            new.op.name = op_name
+        old.name = f"{name}_replaced"
+
+    def _bound(self, rounds: int, op: Operation) -> None:
+        self.trace.rounds = max(self.trace.rounds, rounds)
+        if rounds > MAX_ROUNDS:
+            raise RuleError(f"{_where(self.rule)} still fires at '{op.name}' after {MAX_ROUNDS} rounds")
+
+
+def _signature(function: Function) -> tuple[Any, ...]:
+    ins = tuple((name, str(var.dtype), tuple(map(str, var.shape))) for name, var in function.inputs.items())
+    outs = tuple(
+        (var.name, str(var.sym_type) if types.is_list(var.sym_type) else (str(var.dtype), var.rank))
+        for var in function.outputs
+    )
+    return ins, outs
+
+
+def _where(rule: Rule) -> str:
+    cls = type(rule)
+    try:
+        line = inspect.getsourcelines(cls)[1]
+        place = f"{inspect.getsourcefile(cls)}:{line}"
+    except OSError:
+        place = cls.__module__
+    return f"rule {rule.name or cls.__name__} ({place})"

@@ -1,0 +1,35 @@
+"""Short ways to build the small programs that rules show as examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Function, Program, types
+from coremltools.converters.mil.mil.program import get_new_symbol
+
+__all__ = ["program", "weight"]
+
+
+def weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
+    """A fixed, not symmetric pattern of small numbers in `shape`."""
+    count = int(np.prod(shape))
+    return ((np.arange(count) * 7 % 23 - 11) / 16).reshape(shape).astype(dtype)
+
+
+def program(
+    body: Callable[..., Any], *, opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **inputs: tuple[int | None, ...]
+) -> Program:
+    """A one-function program: `body` gets one var per keyword, of that shape (None is a symbolic dimension)."""
+    placeholders = {
+        name: Builder.placeholder(shape=[get_new_symbol() if d is None else d for d in shape], dtype=dtype)
+        for name, shape in inputs.items()
+    }
+    with Function(placeholders, opset_version=opset) as function:
+        outputs = body(**function.inputs)
+        function.set_outputs(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
+    built = Program()
+    built.add_function("main", function)
+    return built

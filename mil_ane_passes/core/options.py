@@ -1,0 +1,119 @@
+"""Options of a rule are its annotated fields: `axis: Literal[-1, 2] = -1` is `{axis=2}` and PassOption("axis", "2")."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from .errors import InputError, nearest
+
+__all__ = ["Option", "options_of", "parse_passes", "with_options"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its name, type (int, float, bool, str or a Literal of those), default and doc line."""
+
+    name: str
+    type: Any
+    default: Any
+    doc: str = ""
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The allowed values where the type is a Literal, else empty."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    def parse(self, value: Any, owner: str) -> Any:
+        """`value` (a string or already typed) as this option's type. Raises InputError saying what was expected."""
+        kinds = {type(c) for c in self.choices} or {self.type}
+        for kind in kinds:
+            parsed = _convert(value, kind)
+            if parsed is not None and (not self.choices or parsed in self.choices):
+                return parsed
+        expected = " or ".join(map(str, self.choices)) if self.choices else f"a value of type {self.type.__name__}"
+        raise InputError(f"{owner}: option '{self.name}' is {value!r}; expected {expected}")
+
+
+def _convert(value: Any, kind: type) -> Any:
+    if kind is bool:
+        word = str(value).strip().lower()
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(word)
+    if isinstance(value, bool):
+        return None
+    try:
+        parsed = kind(value.strip() if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        return None
+    if kind is int and isinstance(value, float) and parsed != value:
+        return None
+    return parsed
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """The options a rule class declares, its bases' included, by name."""
+    hints = get_type_hints(cls)
+    docs = _field_docs(cls)
+    return {
+        name: Option(name, hint, getattr(cls, name), docs.get(name, ""))
+        for name, hint in hints.items()
+        if get_origin(hint) is not ClassVar and hint is not ClassVar and not name.startswith("_")
+    }
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string literal under each field, which is that option's documentation."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, SyntaxError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    docs = {}
+    for field, text in zip(body, body[1:]):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) \
+                and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = " ".join(str(text.value.value).split())
+    return docs
+
+
+def with_options(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of `cls` with the options in `values` set; unknown names raise InputError with the nearest one."""
+    known = options_of(cls)
+    owner = f"ane::{getattr(cls, 'name', '') or cls.__name__}"
+    rule = cls()
+    for name, value in values.items():
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise InputError(f"{owner}: no option '{name}'; {has}{nearest(name, known)}")
+        setattr(rule, name, known[name].parse(value, owner))
+    return rule
+
+
+_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:]*)\s*(?:\{(?P<options>[^{}]*)\})?\s*(?:,|$)")
+
+
+def parse_passes(text: str) -> dict[str, dict[str, str]]:
+    """`'a,ane::b{axis=2 limit=9}'` as {'a': {}, 'b': {'axis': '2', 'limit': '9'}}. Raises InputError where it stops."""
+    found: dict[str, dict[str, str]] = {}
+    position = 0
+    while position < len(text):
+        item = _ITEM.match(text, position)
+        if item is None or item.end() == position:
+            raise InputError(f"passes: cannot read {text[position:]!r}; expected names like 'a,b{{option=value}}'")
+        options = {}
+        for pair in re.split(r"[\s,;]+", (item["options"] or "").strip()):
+            key, equals, value = pair.partition("=")
+            if pair and not (key and equals and value):
+                raise InputError(f"passes: cannot read option {pair!r} of '{item['name']}'; expected option=value")
+            if pair:
+                options[key] = value
+        found.setdefault(item["name"].removeprefix("ane::"), {}).update(options)
+        position = item.end()
+    return found

@@ -1,0 +1,161 @@
+"""Presets, order and options: which rewrites run, in which order, and the `ct.PassPipeline` that runs them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Program
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass, PassOption
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
+
+from .contract import STAGES, Rewrite, Rule
+from .engine import PassTrace, run
+from .errors import InputError, RuleError, nearest
+from .options import parse_passes
+from .registry import by_name, rewrites
+from .targets import parse_target
+
+__all__ = ["PRESETS", "NAMESPACE", "ordered", "pipeline", "register_passes", "run_all", "selected"]
+
+PRESETS = ("safe", "full")
+NAMESPACE = "ane"
+
+_log = logging.getLogger("mil_ane_passes")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """`names` in pipeline order: by stage, then so that each follows what it names in `after`, then by name.
+
+    Raises RuleError when `after` fields form a circle.
+    """
+    known = rewrites()
+    waiting = sorted(set(names), key=lambda name: (STAGES.index(known[name].stage), name))
+    done: list[str] = []
+    while waiting:
+        ready = [name for name in waiting if not set(known[name].after) & set(waiting)]
+        if not ready:
+            raise RuleError(f"the 'after' fields of {', '.join(waiting)} form a circle; expected an order")
+        done.append(ready[0])
+        waiting.remove(ready[0])
+    return done
+
+
+def selected(
+    preset: str = "safe",
+    passes: Any = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Rewrite]:
+    """The configured rewrites of a preset, or exactly those in `passes`, in order.
+
+    `passes` is `'a,b{option=value}'`, a list of such, or a mapping from name to options; a preset's name among
+    them stands for all its members. Raises InputError for anything unknown, with the nearest name.
+    """
+    if preset not in PRESETS:
+        raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, given in ({preset: {}} if passes is None else _pass_table(passes)).items():
+        if name in PRESETS:
+            chosen.update((member, chosen.get(member, {})) for member in _members(name))
+        else:
+            chosen.setdefault(by_name(name).name, {}).update(given)
+    for name, given in (options or {}).items():
+        short = by_name(name).name
+        if short not in chosen:
+            raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
+        chosen[short].update(given)
+    return [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
+
+
+def run_all(rules: Iterable[Rewrite], program: Program, *, target: str = "all") -> list[PassTrace]:
+    """Run configured rewrites over a program, in place; one trace each."""
+    return [run(rule, program, target=target) for rule in rules]
+
+
+def pipeline(
+    base: ct.PassPipeline | None = None,
+    *,
+    preset: str = "safe",
+    target: str = "all",
+    passes: Any = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ct.PassPipeline:
+    """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
+
+    Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
+    a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
+    here, and a wrong one raises InputError with the nearest right one.
+    """
+    parse_target(target)
+    rules = selected(preset, passes, options)
+    result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
+    ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
+    result.remove_passes(ours)
+    for name in ours:
+        result.get_all_options().pop(name, None)
+    for rule in rules:
+        result.append_pass(f"{NAMESPACE}::{rule.name}")
+        settings = {name: str(getattr(rule, name)) for name, option in rule.options().items()
+                    if getattr(rule, name) != option.default}
+        if target != "all":
+            settings["target"] = target
+        if settings:
+            result.set_options(f"{NAMESPACE}::{rule.name}", settings)
+    return result
+
+
+def register_passes() -> None:
+    """Register every rewrite with coremltools as `ane::<name>`; doing so twice is harmless."""
+    for name, rule in rewrites().items():
+        if f"{NAMESPACE}::{name}" not in PASS_REGISTRY:
+            register_pass(namespace=NAMESPACE, name=name)(_graph_pass(name, rule))
+
+
+def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
+    """The coremltools side of a rewrite. The class carries the pass's name: coremltools prints it into op scopes."""
+
+    def __init__(self: Any) -> None:
+        self.settings = {}
+        self.target = "all"
+
+    def set_options(self: Any, pass_options: list[PassOption] | None = None) -> None:
+        given = {option.option_name: option.option_val for option in pass_options or []}
+        self.target = given.pop("target", "all")
+        parse_target(self.target)
+        _configured(rule, given)
+        self.settings = given
+
+    def apply(self: Any, prog: Program) -> None:
+        trace = run(_configured(rule, self.settings), prog, target=self.target)
+        for finding in trace.fired:
+            _log.info("ane::%s at %s: %s", name, finding.value, finding.note)
+
+    members = {"__init__": __init__, "set_options": set_options, "apply": apply, "__doc__": rule.__doc__,
+               "__module__": rule.__module__}
+    return type(name, (AbstractGraphPass,), members)
+
+
+def _configured(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:
+    made: Rule = rule.configured(**values)
+    assert isinstance(made, Rewrite)
+    return made
+
+
+def _members(preset: str) -> list[str]:
+    presets = ("safe",) if preset == "safe" else ("safe", "full")
+    return [name for name, rule in rewrites().items() if rule.preset in presets]
+
+
+def _pass_table(passes: Any) -> dict[str, dict[str, Any]]:
+    if isinstance(passes, str):
+        return dict(parse_passes(passes))
+    if isinstance(passes, Mapping):
+        return {name.removeprefix("ane::"): dict(given or {}) for name, given in passes.items()}
+    table: dict[str, dict[str, Any]] = {}
+    for item in passes:
+        for name, given in parse_passes(item).items():
+            table.setdefault(name, {}).update(given)
+    return table

@@ -1,0 +1,116 @@
+"""MIL as text, the same for the same program: intermediate values are numbered, small consts stand inline.
+
+pymil's own text carries names from a counter of the process, so two builds of one program print differently.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
+
+from .query import is_default
+
+__all__ = ["body_text", "op_text", "program_diff", "program_text", "type_text"]
+
+_INLINE = 12
+"Elements up to which a const is printed by value."
+
+
+def type_text(var: Var) -> str:
+    """`fp16[1, 384, is0]`; a scalar is its dtype alone."""
+    if types.is_list(var.sym_type):
+        return "list"
+    name = types.builtin_to_string(var.dtype)
+    if types.is_state(var.sym_type):
+        name = f"state {name}"
+    return f"{name}[{', '.join(map(str, var.shape))}]" if var.rank else str(name)
+
+
+def program_text(program: Program, *, names: bool = False) -> str:
+    """Every function; with `names` values keep their names instead of being numbered."""
+    return "\n".join(_function_text(name, function, names) for name, function in program.functions.items())
+
+
+def body_text(function: Function) -> str:
+    """The ops of a function, one a line, without its head: the form docstrings show."""
+    return "\n".join(_Namer(function, False).lines(function, ""))
+
+
+def op_text(op: Operation) -> str:
+    """One op under its own names, for errors and traces."""
+    return next(iter(_Namer(None, True).op_lines(op, "")))
+
+
+def program_diff(before: str, after: str) -> str:
+    """A unified diff of two program texts, three lines of context."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
+    return "\n".join(lines)
+
+
+def _function_text(name: str, function: Function, names: bool) -> str:
+    namer = _Namer(function, names)
+    inputs = ", ".join(f"%{key}: {type_text(var)}" for key, var in function.inputs.items())
+    body = list(namer.lines(function, "    "))
+    outputs = ", ".join(namer.ref(var) for var in function.outputs)
+    return "\n".join([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
+
+
+class _Namer:
+    """Numbers the intermediate values of one function; inputs and outputs keep their names."""
+
+    def __init__(self, function: Function | None, names: bool) -> None:
+        self._keep = names
+        self._numbers: dict[Var, str] = {}
+        if function is not None:
+            self._numbers.update((var, f"%{name}") for name, var in function.inputs.items())
+            self._numbers.update((var, f"%{var.name}") for var in function.outputs)
+        self._count = 0
+
+    def ref(self, var: Var) -> str:
+        if self._keep:
+            return f"%{var.name}"
+        if var not in self._numbers:
+            self._numbers[var] = f"%{self._count}"
+            self._count += 1
+        return self._numbers[var]
+
+    def lines(self, block: Block, indent: str) -> Iterator[str]:
+        for op in block.operations:
+            if op.op_type != "const" or any(var in block.outputs for var in op.outputs):
+                yield from self.op_lines(op, indent)
+
+    def op_lines(self, op: Operation, indent: str) -> Iterator[str]:
+        arguments = ", ".join(self._arguments(op))
+        results = ", ".join(f"{self.ref(var)}: {type_text(var)}" for var in op.outputs)
+        yield f"{indent}{results} = {op.op_type}({arguments})"
+        for block in op.blocks:
+            inputs = ", ".join(f"{self.ref(var)}: {type_text(var)}" for var in block.inputs)
+            yield f"{indent}  ({inputs}) {{"
+            yield from self.lines(block, indent + "    ")
+            yield f"{indent}  }} -> ({', '.join(self.ref(var) for var in block.outputs)})"
+
+    def _arguments(self, op: Operation) -> Iterator[str]:
+        if op.op_type == "const":
+            yield f"val={_literal(op.outputs[0])}"
+            return
+        for name, bound in op.inputs.items():
+            if isinstance(bound, (list, tuple)):
+                yield f"{name}=({', '.join(self._operand(var) for var in bound)})"
+            elif not is_default(op, name):
+                yield f"{name}={self._operand(bound)}"
+
+    def _operand(self, var: Var) -> str:
+        return _literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
+
+
+def _literal(var: Var) -> str:
+    if types.is_list(var.sym_type):
+        return f"<list of {len(var.val)}>"
+    if int(np.prod(var.shape, dtype=np.int64)) > _INLINE:
+        return f"<{type_text(var)}>"
+    value: Any = var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
+    return str(value)

@@ -1,0 +1,97 @@
+"""Small pure questions about ops and vars, for rules to read like sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Program, Var, types
+from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
+
+__all__ = [
+    "all_blocks", "all_ops", "consumers", "flat_inputs", "is_all_zero", "is_block_output",
+    "is_compressed", "is_const", "is_default", "is_symbolic", "itemsize", "op_count", "static_shape", "used", "value",
+]
+
+
+def is_const(var: Var | None) -> bool:
+    """Whether `var` is the output of a const op (compressed weights, `constexpr_*`, are not)."""
+    return var is not None and var.op is not None and var.op.op_type == "const"
+
+
+def is_compressed(var: Var | None) -> bool:
+    """Whether `var` is the output of a `constexpr_*` op: a weight that is stored compressed."""
+    return var is not None and var.op is not None and var.op.op_type.startswith("constexpr_")
+
+
+def value(var: Var | None, default: Any = None) -> Any:
+    """The value of a small parameter as Python numbers, or `default` where the input is absent or not constant."""
+    if var is None or var.val is None:
+        return default
+    return var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
+
+
+def is_all_zero(var: Var | None) -> bool:
+    """Whether `var` is a const whose elements are all zero (of either sign)."""
+    return is_const(var) and var is not None and not np.any(var.val)
+
+
+def static_shape(var: Var) -> tuple[int, ...] | None:
+    """The shape, or None when a dimension is symbolic."""
+    return None if any_symbolic(var.shape) else tuple(int(d) for d in var.shape)
+
+
+def itemsize(var: Var) -> int:
+    """Bytes per element."""
+    return int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
+
+
+def flat_inputs(op: Operation) -> list[Var]:
+    """All vars an op reads, tuples opened, internal ones included."""
+    return list(op.get_flattened_inputs())
+
+
+def consumers(var: Var) -> list[Operation]:
+    """The ops that read `var`, each once, in the order in which they were attached; removed ops are left out."""
+    return [op for op in dict.fromkeys(var.child_ops) if op.enclosing_block is not None]
+
+
+def is_block_output(var: Var) -> bool:
+    return bool(var.consuming_blocks)
+
+
+def used(var: Var) -> bool:
+    """Whether anything reads `var`: an op or a block that returns it."""
+    return bool(var.consuming_blocks) or bool(consumers(var))
+
+
+def is_default(op: Operation, parameter: str) -> bool:
+    """Whether an input says what MIL assumes when it is absent."""
+    var = op.inputs[parameter]
+    if not isinstance(var, Var) or not is_const(var) or types.is_list(var.sym_type) or np.size(var.val) > 16:
+        return False
+    default = dict(op.default_inputs().items()).get(parameter)
+    return default is not None and np.array_equal(np.asarray(default), np.asarray(var.val))
+
+
+def all_blocks(program: Program) -> Iterator[tuple[str, Block]]:
+    """(function name, block) for every function and nested block, outer blocks first."""
+    for name, function in program.functions.items():
+        pending: list[Block] = [function]
+        while pending:
+            block = pending.pop()
+            yield name, block
+            pending.extend(inner for op in block.operations for inner in op.blocks)
+
+
+def all_ops(program: Program) -> Iterator[tuple[str, Operation]]:
+    """(function name, op) for every op of every block."""
+    for name, block in all_blocks(program):
+        for op in block.operations:
+            yield name, op
+
+
+def op_count(program: Program) -> int:
+    """Ops that compute something: consts are not counted."""
+    return sum(op.op_type != "const" for _, op in all_ops(program))

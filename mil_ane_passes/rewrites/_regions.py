@@ -1,0 +1,106 @@
+"""Finds the regions of a block that are cheaper in layout ops when they keep the dummy axis of the lifts around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from ..core.query import consumers
+from ._carry import cannot_carry, main_inputs
+from ._lift import axis_of
+
+__all__ = ["Region", "regions"]
+
+
+@dataclass
+class Region:
+    """Ops that hang together by values that have, or could have, the dummy axis at position `at`.
+
+    `ops` in block order; `values` all rank-3 values they read (consts aside) or make; `before` and `after` the number
+    of squeeze and expand_dims ops on those values, as they are and with `ops` carried.
+    """
+
+    at: int
+    ops: list[Operation] = field(default_factory=list)
+    values: dict[Var, None] = field(default_factory=dict)
+    before: int = 0
+    after: int = 0
+
+
+def regions(block: Block, at: int) -> Iterator[Region]:
+    """The regions of one block for one position of the dummy axis; linear in the block's ops and their operands."""
+    kept = _between_lifts(block, at)
+    for region in _connected(kept, at):
+        for var in region.values:
+            expands, others = _uses(var, block, at, kept)
+            squeezed = _is_squeezed(var, at)
+            region.before += expands + squeezed
+            if squeezed or var.op in kept:
+                region.after += others
+            else:
+                region.after += 1  # a value from outside: one expand_dims serves all
+        yield region
+
+
+def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
+    """Ops whose operands all have the dummy axis at hand and whose result leads to an op that wants it."""
+    wide: set[Var] = set()
+    for op in block.operations:
+        if axis_of(op) == at:
+            wide.add(op.outputs[0] if op.op_type == "squeeze" else op.x)
+    candidates = []
+    for op in block.operations:
+        operands = main_inputs(op)
+        if operands and all(var in wide for var in operands) and cannot_carry(op, at) is None:
+            candidates.append(op)
+            wide.update(op.outputs)
+    kept: dict[Operation, None] = {}
+    for op in reversed(candidates):
+        readers = consumers(op.outputs[0])
+        if any(reader in kept or _expands(reader, block, at) for reader in readers):
+            kept[op] = None
+    return dict.fromkeys(reversed(kept))
+
+
+def _connected(kept: dict[Operation, None], at: int) -> list[Region]:
+    """Group `kept` by shared values (union-find with path halving)."""
+    parent: dict[Var, Var] = {}
+
+    def root(var: Var) -> Var:
+        parent.setdefault(var, var)
+        while parent[var] is not var:
+            parent[var] = parent[parent[var]]
+            var = parent[var]
+        return var
+
+    for op in kept:
+        first = root(op.outputs[0])
+        for var in main_inputs(op):
+            parent[root(var)] = first
+    found: dict[Var, Region] = {}
+    for op in kept:
+        region = found.setdefault(root(op.outputs[0]), Region(at))
+        region.ops.append(op)
+        region.values.update(dict.fromkeys([*main_inputs(op), *op.outputs]))
+    return list(found.values())
+
+
+def _uses(var: Var, block: Block, at: int, kept: dict[Operation, None]) -> tuple[int, int]:
+    """(expand_dims of the dummy axis on `var`, 1 if anything else needs `var` without it else 0)."""
+    expands, others = 0, int(bool(var.consuming_blocks))
+    for reader in consumers(var):
+        if _expands(reader, block, at):
+            expands += 1
+        elif reader not in kept:
+            others = 1
+    return expands, others
+
+
+def _is_squeezed(var: Var, at: int) -> bool:
+    return var.op is not None and var.op.op_type == "squeeze" and axis_of(var.op) == at
+
+
+def _expands(op: Operation, block: Block, at: int) -> bool:
+    return op.op_type == "expand_dims" and op.enclosing_block is block and axis_of(op) == at

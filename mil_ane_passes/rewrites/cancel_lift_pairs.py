@@ -1,0 +1,73 @@
+"""Let ops that were lifted one after the other share one lift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Evidence, Example, Exactness, Hit, Miss, Rewrite, Vendor
+from ..core.examples import program
+from ._lift import axis_of
+
+
+class CancelLiftPairs(Rewrite):
+    """Drop an expand_dims that puts back the axis a squeeze has just dropped.
+
+    why     A lifted op hands a squeezed value to the next lifted op, which expands it again: two layout ops that do
+            nothing between two ops that could follow one another.
+    when    squeeze of one axis (2 or 3) of a rank-4 value, read by an expand_dims of the same axis. Other readers of
+            the squeezed value keep their squeeze.
+    exact   bitwise: both ops only rename axes.
+
+    before
+        %0: fp16[1, 4, 8] = squeeze(x=%x, axes=[-1])
+        %1: fp16[1, 4, 8, 1] = expand_dims(x=%0, axes=[-1])
+        %y: fp16[1, 4, 8, 1] = relu(x=%1)
+    after
+        %y: fp16[1, 4, 8, 1] = relu(x=%x)
+    """
+
+    code, slug = "ANE101", "squeeze-expand-pair"
+    stage = "layout"
+    after = ("lift_conv_transpose_1d", "lift_conv_1d")
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("expand_dims",)
+    evidence: tuple[Evidence, ...] = (
+        Vendor("avoid reshape and transpose between ops: each is a pass over the data",
+               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        axis = axis_of(op)
+        if axis is None:
+            return Miss(op, "not one axis, 2 or 3, of rank 4", near=False)
+        source = op.x.op
+        if source is None or source.op_type != "squeeze":
+            return Miss(op, "x is not squeezed", near=False)
+        if axis_of(source) != axis:
+            return Miss(op, f"the squeeze drops another axis than the {axis} that is put back")
+        return Hit(op, note="squeeze and expand_dims of the same axis")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        wide: Var = hit.op.x.op.x
+        return wide
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("same axis", lambda: _pair([-1], [-1], (1, 4, 8, 1)))
+        yield Example("spelt differently", lambda: _pair([3], [-1], (1, 4, 8, 1)))
+        yield Example("axis 2", lambda: _pair([2], [2], (1, 4, 1, 8)))
+        yield Example("other axis", lambda: _pair([2], [-1], (1, 4, 1, 8)),
+                      reason="the squeeze drops another axis than the 3 that is put back")
+        yield Example("no squeeze", lambda: program(
+            lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"), x=(1, 4, 8)),
+            reason="x is not squeezed")
+        yield Example("first axis", lambda: _pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4")
+
+
+def _pair(dropped: list[int], added: list[int], shape: tuple[int, ...]) -> Program:
+    return program(
+        lambda x: Builder.relu(x=Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added), name="y"),
+        x=shape)

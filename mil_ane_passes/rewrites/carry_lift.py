@@ -1,0 +1,135 @@
+"""Keep a whole 1-D region in the layout of its lifted ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Evidence, Example, Exactness, Hit, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.query import consumers
+from ._carry import carried, main_inputs
+from ._lift import HEIGHT, WIDTH, axis_of, lowered, raised
+from ._regions import Region, regions
+
+
+class CarryLift(BlockRewrite):
+    """Carry the ops between lifted ops with the dummy axis, so that a region is expanded once and squeezed once.
+
+    why     Each lifted op expands its input and squeezes its output. Where only element-wise ops stand between two of
+            them, these layout ops undo each other: the ops between do the same on the longer shape.
+    when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
+            (residual adds), batch_norm, pad and slices with constant parameters, concat, and 1-D convs that were not
+            lifted themselves; all of rank 3. Only where the region ends up with fewer layout ops than it had.
+    exact   bitwise: each op works element by element, or on the other axes only.
+
+    before
+        %0: fp16[1, 4, 8, 1] = relu(x=%x)
+        %1: fp16[1, 4, 8] = squeeze(x=%0, axes=[-1])
+        %2: fp16[1, 4, 8] = leaky_relu(x=%1, alpha=0.125)
+        %3: fp16[1, 4, 8, 1] = expand_dims(x=%2, axes=[-1])
+        %y: fp16[1, 4, 8, 1] = relu(x=%3)
+    after
+        %0: fp16[1, 4, 8, 1] = relu(x=%x)
+        %1: fp16[1, 4, 8, 1] = leaky_relu(x=%0, alpha=0.125)
+        %y: fp16[1, 4, 8, 1] = relu(x=%1)
+    """
+
+    code, slug = "ANE102", "lift-inside-region"
+    stage = "layout"
+    after = ("lift_conv_transpose_1d", "lift_conv_1d", "cancel_lift_pairs")
+    exactness = Exactness.BITWISE
+    preset = "full"
+    evidence: tuple[Evidence, ...] = (
+        Vendor("avoid reshape and transpose between ops: each is a pass over the data",
+               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for at in (3, 2):
+            for region in regions(block, at):
+                first = region.ops[0]
+                if region.after < region.before:
+                    yield Hit(first, region=region, note=f"{len(region.ops)} ops carried with the dummy axis: "
+                                                         f"{region.after} layout ops instead of {region.before}")
+                else:
+                    yield Miss(first, f"carrying {len(region.ops)} ops would leave {region.after} layout ops where "
+                                      f"there are {region.before}", near=region.after > region.before)
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        region: Region = hit.region
+        axis = HEIGHT if region.at == 3 else WIDTH
+        twins: dict[Var, Var] = {}
+
+        def wide(var: Var) -> Var:
+            if var not in twins:
+                twins[var] = raised(mb, var, axis)
+            return twins[var]
+
+        replaced: dict[Var, Var] = {}
+        members = set(region.ops)
+        for op in region.ops:
+            with mb.at(op):
+                twins[op.outputs[0]] = carried(mb, op, wide, region.at)
+                if _needed_narrow(op.outputs[0], members, region.at):
+                    replaced[op.outputs[0]] = lowered(mb, twins[op.outputs[0]], axis)
+        for var in region.values:
+            for reader in consumers(var):
+                if axis_of(reader) == region.at and reader.op_type == "expand_dims" \
+                        and reader.enclosing_block is mb.block:
+                    replaced[reader.outputs[0]] = wide(var)
+        return replaced
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("activation", lambda: _chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125))))
+        yield Example("scale per channel", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(1, 4, 1))))
+        yield Example("scale along the length", lambda: _chain(lambda v: Builder.mul(x=weight(8), y=v)))
+        yield Example("scalar", lambda: _chain(lambda v: Builder.add(x=v, y=np.float16(0.5))))
+        yield Example("residual", lambda: _chain(lambda v: Builder.add(x=Builder.relu(x=v), y=v)))
+        yield Example("replicate pad and slice", lambda: _chain(lambda v: Builder.slice_by_index(
+            x=Builder.pad(x=v, pad=[2, 1], mode="replicate"), begin=[0, 0, 1], end=[0, 0, -2],
+            begin_mask=[True, True, False], end_mask=[True, True, False])))
+        yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(x=v, pad=[0, 0, 1, 1, 2, 0])))
+        yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
+        yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
+        yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
+        yield Example("softmax is no bridge", lambda: _chain(lambda v: Builder.softmax(x=v, axis=-1)),
+                      reason="")
+        yield Example("every value is returned", _taps,
+                      reason="carrying 3 ops would leave 3 layout ops where there are 2")
+
+
+def _needed_narrow(var: Var, members: set[Operation], at: int) -> bool:
+    """Whether something outside the region reads `var` without the dummy axis."""
+    return bool(var.consuming_blocks) or any(
+        reader not in members and not (reader.op_type == "expand_dims" and axis_of(reader) == at)
+        for reader in consumers(var)
+    )
+
+
+def _chain(between: object, axis: int = -1) -> Program:
+    assert callable(between)
+    shape = (1, 4, 8, 1) if axis == -1 else (1, 4, 1, 8)
+
+    def body(x: Var) -> Var:
+        middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))
+        return Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
+
+    return program(body, x=shape)
+
+
+def _taps() -> Program:
+    """Each of three values in a row is an output of the function as well."""
+
+    def body(x: Var) -> list[Var]:
+        value = Builder.squeeze(x=Builder.relu(x=x), axes=[-1])
+        taps = []
+        for number in range(3):
+            value = Builder.sigmoid(x=value, name=f"tap{number}")
+            taps.append(value)
+        return [*taps, Builder.relu(x=Builder.expand_dims(x=value, axes=[-1]), name="y")]
+
+    return program(body, x=(1, 4, 8, 1))

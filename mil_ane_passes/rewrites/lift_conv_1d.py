@@ -1,0 +1,80 @@
+"""Run a 1-D conv as the 2-D one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Example, Exactness, Hit, Measured, Miss, Rewrite
+from ..core.examples import program, weight
+from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
+
+
+class LiftConv1d(Rewrite):
+    """Lift 1-D conv to 2-D with a dummy axis.
+
+    why     With axis=-1 the kernel lies on the height, where an M4 takes 31 against 15 on the width. The report behind
+            `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general; its evidence is the transposed case.
+            Together with `ane::carry_lift` it keeps a whole 1-D network in one layout.
+    when    x of rank 3.
+    exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
+    undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
+            there. `ane.pipeline()` places this pass after it.
+    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16.
+
+    before
+        %y: fp16[1, 6, 4] = conv(x=%x, weight=<fp16[6, 4, 5]>)
+    after
+        %0: fp16[1, 4, 8, 1] = expand_dims(x=%x, axes=[-1])
+        %1: fp16[1, 6, 4, 1] = conv(x=%0, weight=<fp16[6, 4, 5, 1]>)
+        %y: fp16[1, 6, 4] = squeeze(x=%1, axes=[-1])
+    """
+
+    code, slug = "ANE103", "conv-1d-rank-3"
+    stage = "layout"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("conv",)
+    evidence = (
+        Measured("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@5cb462b:notes/coreml_dispatch.md",
+                 chip="M4", os="macOS 27.0.1", date="2026"),
+        Community("use Conv2d rather than Conv1d (shown for the transposed case)",
+                  source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
+    )
+
+    axis: Literal[-1, 2] = -1
+    "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels up to 13)."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.rank != 3:
+            return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
+        reason = cannot_lift(op, self.axis)
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, note=lift_note(op, self.axis))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return lowered(mb, lifted_conv(mb, hit.op, raised(mb, hit.op.x, self.axis), self.axis), self.axis)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("valid", _one)
+        yield Example("padded", lambda: _one(strides=[2], pad_type="custom", pad=[2, 1]))
+        yield Example("same", lambda: _one(strides=[2], pad_type="same"))
+        yield Example("same_lower", lambda: _one(strides=[2], pad_type="same_lower"))
+        yield Example("depthwise", lambda: program(
+            lambda x: Builder.conv(x=x, weight=weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"),
+            x=(1, 4, 8)))
+        yield Example("on the width", _one, options={"axis": 2})
+        yield Example("too wide", lambda: _one(dilations=[4], pad_type="same"), options={"axis": 2},
+                      reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+        yield Example("rank 4", lambda: program(
+            lambda x: Builder.conv(x=x, weight=weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
+            reason="x has rank 4, not 3")
+
+
+def _one(**parameters: object) -> Program:
+    return program(lambda x: Builder.conv(x=x, weight=weight(6, 4, 5), name="y", **parameters), x=(1, 4, 8))

@@ -1,0 +1,96 @@
+"""Add the bias of a conv_transpose in an op of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Example, Exactness, Hit, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.query import is_all_zero, is_const
+from ._lift import same_op
+
+
+class SplitConvTransposeBias(Rewrite):
+    """Take the bias out of conv_transpose and add it afterwards, where the ANE adds it right.
+
+    why     The fault of `ane::lift_conv_transpose_1d`, cured with the layout kept: one add more, no dummy axis.
+    when    x of rank 3 (any rank with any_rank=true), a constant bias of the output's dtype. A bias that is all zero
+            is dropped, which is bitwise.
+    exact   rounding: the sum is rounded once before the bias is added and once after.
+    undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass stands
+            after it; a later run of coremltools' default pipeline over the result folds it again.
+
+    before
+        %y: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, bias=[0.5, -1.0], strides=[3])
+    after
+        %0: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, strides=[3])
+        %y: fp16[1, 2, 26] = add(x=%0, y=[[[0.5], [-1.0]]])
+    """
+
+    code, slug = "ANE302", "conv-transpose-bias-fused"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of the sum without bias, plus half of the result"
+    preset = "named"
+    roots = ("conv_transpose",)
+    evidence = (
+        Community(
+            "plan A of the report: conv_transpose without bias, then add, is right on the ANE",
+            source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08",
+        ),
+    )
+
+    any_rank: bool = False
+    "Split 2-D and 3-D conv_transpose too; the fault is reported for 1-D only."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.bias is None:
+            return Miss(op, "no bias to split off", near=False)
+        if op.x.rank != 3 and not self.any_rank:
+            return Miss(op, f"x has rank {op.x.rank}, not 3; any_rank=true splits it too", near=False)
+        if is_all_zero(op.bias):
+            return Hit(op, note="bias is all zero: dropped", exactness=Exactness.BITWISE, drop=True)
+        if not is_const(op.bias):
+            return Miss(op, "bias is not a plain const")
+        if op.bias.dtype != op.outputs[0].dtype:
+            return Miss(op, "bias has another dtype than the output, so an add would need a cast")
+        return Hit(op, note="bias added by an op of its own", drop=False)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op = hit.op
+        unbiased = same_op(mb, op, bias=None)
+        if hit.drop:
+            return unbiased
+        channels = (1, int(op.bias.shape[0]), *[1] * (op.x.rank - 2))
+        total: Var = mb.add(x=unbiased, y=mb.reshaped(op.bias, channels))
+        return total
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("strided", lambda: _one(strides=[3]))
+        yield Example("output shape", lambda: _one(strides=[2], pad_type="custom", pad=[1, 1],
+                                                   output_shape=[1, 2, 18]))
+        yield Example("zero bias", lambda: _one(bias=(0.0, 0.0)))
+        yield Example("rank 4", _two_dimensional, options={"any_rank": True})
+        yield Example("rank 4 left alone", _two_dimensional,
+                      reason="x has rank 4, not 3; any_rank=true splits it too")
+        yield Example("no bias", lambda: _one(bias=None), reason="no bias to split off")
+        yield Example("bias of another dtype", lambda: _one(dtype=np.float32),
+                      reason="bias has another dtype than the output, so an add would need a cast")
+
+
+def _one(bias: tuple[float, ...] | None = (0.5, -1.0), dtype: type = np.float16, **parameters: object) -> Program:
+    if bias is not None:
+        parameters["bias"] = np.array(bias, dtype=dtype)
+    return program(
+        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5, dtype=dtype), name="y", **parameters),
+        x=(1, 4, 8))
+
+
+def _two_dimensional() -> Program:
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+    return program(lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5, 1), bias=bias, name="y"),
+                   x=(1, 4, 8, 3))
