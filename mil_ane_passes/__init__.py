@@ -1,8 +1,49 @@
-"""Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and prove it."""
+"""Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and prove it.
+
+    ct.convert(model, ..., pass_pipeline=mil_ane_passes.pipeline())
+    mil_ane_passes.rewrite("in.mlpackage", "out.mlpackage")
+
+Importing this registers the passes `ane::*` with coremltools and changes nothing else.
+"""
 
 from __future__ import annotations
 
-from ._version import __version__
-from .core.pipeline import register_passes
+import importlib
+from typing import TYPE_CHECKING, Any
 
-register_passes()
+from ._version import __version__
+from .core.host import register_quietly
+
+if TYPE_CHECKING:
+    from .api import rewrite, run, verify
+    from .core.errors import AnePassesError, InputError, NotSupported, RuleError
+    from .core.pipeline import pipeline
+    from .package import Package, load, save
+
+__all__ = [
+    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
+    "rewrite", "run", "save", "verify",
+]
+
+_HOMES = {
+    ".api": ("rewrite", "run", "verify"),
+    ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
+    ".core.pipeline": ("pipeline",),
+    ".package": ("Package", "load", "save"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+register_quietly()
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used."""
+    if name not in _HOME:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

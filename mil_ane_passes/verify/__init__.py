@@ -1,0 +1,1 @@
+"""Feeds, comparison and proof."""

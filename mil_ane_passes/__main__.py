@@ -1,0 +1,10 @@
+"""`python -m mil_ane_passes` is the command `mil-ane-passes`."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

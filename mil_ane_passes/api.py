@@ -1,0 +1,204 @@
+"""The public functions: each loads, does one job, and returns a report. The command line adds only words to them."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program
+
+from .core.contract import Exactness, Rewrite
+from .core.engine import PassTrace
+from .core.errors import InputError, NotSupported
+from .core.pipeline import run_all, selected
+from .core.printer import program_diff, program_text
+from .core.query import op_count
+from .core.targets import parse_target
+from .package import Package, load, package_of_mlmodel, save
+from .package import check_destination
+from .report.rewrite import RewriteReport
+from .verify.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
+
+if TYPE_CHECKING:
+    import coremltools as ct
+
+__all__ = ["rewrite", "run", "verify"]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str], None]
+
+PROOF_PRECISIONS = ("float64", "float16")
+"""At which precisions `rewrite` proves: is the algebra the same, and what does rounding to the stored dtypes do."""
+
+
+def _quiet(text: str) -> None:
+    """No progress."""
+
+
+@dataclass
+class _Opened:
+    """A source as a program, with what is known beside it."""
+
+    program: Program
+    package: Package | None
+    name: str
+
+    def describe(self, function: str) -> Any:
+        return None if self.package is None else self.package.description(function)
+
+
+def _open(source: Any) -> _Opened:
+    if isinstance(source, Program):
+        return _Opened(source, None, "a program in memory")
+    if isinstance(source, Package):
+        return _Opened(source.program, source, str(source.path))
+    if isinstance(source, (str, PathLike)):
+        package = load(source)
+        return _Opened(package.program, package, fspath(source))
+    if hasattr(source, "get_spec"):
+        package = package_of_mlmodel(source)
+        return _Opened(package.program, package, str(package.path))
+    raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
+                     "or a mil.Program")
+
+
+def rewrite(
+    src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None, verify: bool = True, overwrite: bool = False,
+    dry_run: bool = False, diff: bool = False, seeds: int = 3, progress: Progress = _quiet,
+) -> RewriteReport:
+    """Rewrite a model and prove the result equal before anything is written.
+
+    `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
+    `rewrite(program, dst=program)`, which rewrites in place once proved. `dst` is the path of the new package, or
+    None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`.
+
+    Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
+    written: the report's `status` says "not proved".
+    """
+    started = time.perf_counter()
+    parse_target(target)
+    rules = selected(preset, passes, options)
+    in_place = isinstance(src, Program) and dst is src
+    if isinstance(dst, Program) and not in_place:
+        raise InputError("dst is a program that is not src; expected a path, or src itself to rewrite it in place")
+    path = None if dst is None or in_place else Path(fspath(dst))
+    if path is not None and isinstance(src, Program):
+        raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
+                         "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
+    if path is not None and not dry_run:
+        source_path = _open_path(src)
+        if source_path is not None:
+            check_destination(source_path, path, overwrite)
+    report = RewriteReport(
+        source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
+        passes=[rule.name for rule in rules])
+    _rewrite(report, rules, src, verify and not dry_run, seeds, diff, progress)
+    if dry_run:
+        report.status = "dry run" if report.changed else "unchanged"
+    elif report.status != "not proved":
+        _deliver(report, rules, src if in_place else None, path, overwrite)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _open_path(src: Any) -> Path | None:
+    if isinstance(src, Package):
+        return src.path
+    return Path(fspath(src)) if isinstance(src, (str, PathLike)) else None
+
+
+def _rewrite(
+    report: RewriteReport, rules: Sequence[Rewrite], src: Any, prove: bool, seeds: int, diff: bool, progress: Progress
+) -> None:
+    """Run the rules on a private copy of the source and prove the result; fills in the report."""
+    opened = _open(src)
+    report.source = opened.name
+    before, after = opened, _copy(opened)
+    report.ops_before = op_count(after.program)
+    text = program_text(after.program, names=True) if diff else ""
+    if after.package is not None:
+        report.weight_bytes_before = report.weight_bytes_after = after.package.weight_bytes
+    progress("rewriting")
+    report.traces = run_all(rules, after.program, target=report.target)
+    report.ops_after = op_count(after.program)
+    report.package = after.package if after.package is not None else after.program
+    if diff and report.changed:
+        report.diff = program_diff(text, program_text(after.program, names=True))
+    if report.changed and prove:
+        report.verify = _prove(before, after, _weakest(report.traces), seeds, progress)
+        if not report.verify.equal:
+            report.status = "not proved"
+
+
+def _copy(opened: _Opened) -> _Opened:
+    """A second program of the same source: loaded again where weights are mapped, which costs no memory."""
+    if opened.package is None:
+        return _Opened(copy.deepcopy(opened.program), None, opened.name)
+    again = load(opened.package.path)
+    return _Opened(again.program, again, opened.name)
+
+
+def _prove(before: _Opened, after: _Opened, exactness: Exactness, seeds: int, progress: Progress) -> VerifyReport:
+    try:
+        runs = plans(before.program, seeds, before.describe)
+        old: Outputs = outputs_of(before.program, runs, PROOF_PRECISIONS, lambda text: progress(f"before: {text}"))
+        new: Outputs = outputs_of(after.program, runs, PROOF_PRECISIONS, lambda text: progress(f"after: {text}"))
+    except NotSupported as lacking:
+        return VerifyReport("not proved", exactness, reason=f"{lacking}; --no-verify writes without a proof")
+    return judged(old, new, exactness)
+
+
+def _weakest(traces: Sequence[PassTrace]) -> Exactness:
+    fired = [trace.strength for trace in traces if trace.strength is not None]
+    return max(fired, key=list(Exactness).index, default=Exactness.BITWISE)
+
+
+def _deliver(
+    report: RewriteReport, rules: Sequence[Rewrite], in_place: Program | None, path: Path | None, overwrite: bool
+) -> None:
+    if in_place is not None:
+        run_all(rules, in_place, target=report.target)
+        report.package = in_place
+    if path is not None:
+        save(report.package, path, overwrite=overwrite)
+        report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
+    report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
+
+
+def verify(
+    before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
+    exactness: str = "rounding", progress: Progress = _quiet,
+) -> VerifyReport:
+    """Are two models equal on the same feeds?
+
+    `precision` is float64 (is the algebra the same), float32 or float16 (typed execution). `exactness` is "bitwise"
+    or "rounding"; rounding at float32 or float16 is judged against the float64 run of `before`. Without `feeds`
+    every function runs on `seeds` seeded draws. Raises InputError for feeds or interfaces that do not fit,
+    NotSupported (nothing run) for an op the reference runtime lacks.
+    """
+    old, new = _open(before), _open(after)
+    precisions = (precision,) if precision == "float64" else ("float64", precision)
+    return compare_programs(
+        old.program, new.program, seeds=seeds, precisions=precisions, exactness=Exactness(exactness), feeds=feeds,
+        describe=old.describe, progress=progress)
+
+
+def run(
+    src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
+    state: dict[str, Array] | None = None,
+) -> dict[str, Array]:
+    """Execute a model on the reference runtime, on any machine; returns the outputs by name.
+
+    `state` holds the states by name and is updated in place. Raises InputError for feeds with wrong names, shapes or
+    dtypes, NotSupported for an op the runtime lacks.
+    """
+    from .runtime import Runtime
+
+    return dict(Runtime(_open(src).program, function=function, precision=precision)(feeds, state))

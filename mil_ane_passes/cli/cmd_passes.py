@@ -1,0 +1,20 @@
+"""List every rule and pass: code, name, preset, exactness, what it does."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..report.catalogue import Catalogue
+from .output import add_format, show
+
+HELP = "list the passes"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    show(Catalogue(), arguments.format)
+    return 0

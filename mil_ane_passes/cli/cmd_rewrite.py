@@ -1,0 +1,40 @@
+"""Rewrite an .mlpackage, prove the result equal, and write it whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..core.errors import InputError
+from .output import add_format, progress_line, show
+
+HELP = "rewrite a package and prove the result before writing it"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
+    parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
+    parser.add_argument("--preset", default="safe", help="safe (default) or full")
+    parser.add_argument("--passes", metavar="LIST", help="exactly these, e.g. 'safe,split_conv_transpose_bias' or "
+                                                         "'lift_conv_transpose_1d{axis=2}'")
+    parser.add_argument("--target", default="all", help="chip to rewrite for, a11 to m4 (default: all)")
+    parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True,
+                        help="prove before writing (default), or do not")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
+    parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..api import rewrite
+
+    if arguments.output is None and not arguments.dry_run:
+        raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
+    with progress_line() as progress:
+        report = rewrite(
+            arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
+            passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
+            dry_run=arguments.dry_run, diff=arguments.diff, progress=progress)
+    show(report, arguments.format)
+    return 1 if report.status == "not proved" else 0

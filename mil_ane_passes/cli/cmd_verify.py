@@ -1,0 +1,32 @@
+"""Are two packages equal? Runs both on the same feeds with the reference runtime and judges the outputs."""
+
+from __future__ import annotations
+
+import argparse
+
+from .output import add_format, progress_line, read_feeds, show
+
+HELP = "are two packages equal"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A", help="an .mlpackage")
+    parser.add_argument("after", metavar="B", help="the .mlpackage to compare with it")
+    parser.add_argument("--feeds", metavar="F.npz", help="inputs by name; default: seeded draws")
+    parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float64",
+                        help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
+    parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
+    parser.add_argument("--seeds", type=int, default=3, help="seeded draws per function (default 3)")
+    add_format(parser)
+    parser.set_defaults(run=run, lacking=1)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..api import verify
+
+    with progress_line() as progress:
+        report = verify(
+            arguments.before, arguments.after, feeds=read_feeds(arguments.feeds), precision=arguments.precision,
+            exactness=arguments.exactness, seeds=arguments.seeds, progress=progress)
+    show(report, arguments.format)
+    return 0 if report.equal else 1

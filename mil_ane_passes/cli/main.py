@@ -1,0 +1,55 @@
+"""The command `mil-ane-passes`: finds the command's file, runs it, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from .. import cli
+from .._version import __version__
+from ..core.errors import AnePassesError, NotSupported
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except NotSupported as error:
+        print(f"mil-ane-passes: not proved: {error}", file=sys.stderr)
+        return arguments.lacking if hasattr(arguments, "lacking") else 2
+    except AnePassesError as error:
+        print(f"mil-ane-passes: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except OSError as error:
+        print(f"mil-ane-passes: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mil-ane-passes: interrupted; nothing written", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mil-ane-passes",
+        description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
+        epilog="Exit codes: 0 done (or nothing to do), 1 findings or not proved equal, 2 could not run.",
+    )
+    parser.add_argument("--version", action="version", version=f"mil-ane-passes {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in pkgutil.iter_modules(cli.__path__):
+        if module.name.startswith("cmd_"):
+            command = importlib.import_module(f"{cli.__name__}.{module.name}")
+            command.add(commands.add_parser(
+                module.name.removeprefix("cmd_"), help=command.HELP, description=command.__doc__))
+    return parser

@@ -1,0 +1,111 @@
+"""What `rewrite` did, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._version import __version__
+from ..core.engine import PassTrace
+from ..verify.prove import VerifyReport
+
+__all__ = ["RewriteReport"]
+
+_SHOWN = 8
+"Places listed per pass in the text; the JSON has all."
+
+
+@dataclass
+class RewriteReport:
+    """The outcome of one rewrite.
+
+    `status`: "written" (proved, or not asked to prove), "unchanged" (no rule fired; the package was copied as it is),
+    "not proved" (different or not executable; nothing was written), "dry run" or "in memory" (nothing to write to).
+    `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
+    """
+
+    source: str
+    output: str | None
+    preset: str
+    target: str
+    passes: list[str]
+    status: str = "in memory"
+    traces: list[PassTrace] = field(default_factory=list)
+    verify: VerifyReport | None = None
+    ops_before: int = 0
+    ops_after: int = 0
+    weight_bytes_before: int | None = None
+    weight_bytes_after: int | None = None
+    seconds: float = 0.0
+    diff: str | None = None
+    package: Any = None
+    "The rewritten `Package` or program; not part of the JSON."
+
+    @property
+    def changed(self) -> bool:
+        return any(trace.fired for trace in self.traces)
+
+    @property
+    def proved(self) -> bool:
+        return not self.changed or (self.verify is not None and self.verify.equal)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `--format json` prints."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
+            "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
+            "target": self.target, "passes": self.passes, "changed": self.changed, "proved": self.proved,
+            "traces": [trace.to_dict() for trace in self.traces],
+            "verify": self.verify.to_dict() if self.verify else None,
+            "ops": {"before": self.ops_before, "after": self.ops_after},
+            "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
+            "seconds": round(self.seconds, 6), "diff": self.diff,
+        }
+
+    def __str__(self) -> str:
+        lines = [line for trace in self.traces for line in _trace_lines(trace)]
+        near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
+        if near:
+            lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
+        if self.changed:
+            lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
+        if self.verify is not None:
+            lines.append(str(self.verify))
+        if self.diff:
+            lines.append(self.diff)
+        return "\n".join([*lines, self._last()])
+
+    def _weights(self) -> str:
+        if self.weight_bytes_before is None or self.weight_bytes_after is None:
+            return ""
+        return f", weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes"
+
+    def _last(self) -> str:
+        where = f" to {self.output}" if self.output else ""
+        if self.status == "unchanged":
+            return "nothing to do: no rule fired" + (f"; the package was copied as it is{where}" if where else "")
+        if self.status == "dry run":
+            return "dry run: nothing proved, nothing written"
+        if self.status == "not proved":
+            return "nothing written: the rewritten program is not proved equal (--no-verify writes it all the same)"
+        unproved = "" if self.proved else ", not proved (--no-verify)"
+        return f"{self.status}{where}{unproved} in {self.seconds:.1f} s"
+
+
+def _trace_lines(trace: PassTrace) -> list[str]:
+    if not trace.fired:
+        return []
+    first = trace.fired[0]
+    strength = trace.strength.value if trace.strength else ""
+    places = "place" if len(trace.fired) == 1 else "places"
+    lines = [f"ane::{trace.rule}  {first.code} {first.slug}  {len(trace.fired)} {places}, {strength}"]
+    found = [f"  {_place(hit.function)}%{hit.value}  {hit.note}" for hit in trace.fired]
+    return lines + found[:_SHOWN] + _more(found)
+
+
+def _place(function: str) -> str:
+    return "" if function == "main" else f"{function}:"
+
+
+def _more(lines: list[str]) -> list[str]:
+    return [f"  ... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []

@@ -1,0 +1,134 @@
+"""Are two sets of outputs equal, at the strictness that the rewrites between them promised? There is no tolerance
+to set: bitwise means the same bits, rounding is judged against the program before at full precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.contract import Exactness
+
+__all__ = ["ALGEBRA", "OutputDifference", "differences"]
+
+Array = np.ndarray[Any, Any]
+
+ALGEBRA = 1e-9
+"""At float64, how far rounding may move a value that the algebra leaves alone, as a share of the output's largest."""
+_WORSE = 4.0
+"""How many times further from the full-precision result a typed run may be than the run of the program before."""
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """How one output differs: the worst element, where it is, both values, and whether that is allowed.
+
+    `absolute` is in the output's unit, `relative` a share of the value before, `ulps` units in the last place of the
+    output's dtype; all are of the worst element. `allowed` is the largest absolute difference that passes there.
+    """
+
+    output: str
+    equal_bits: bool
+    passed: bool
+    absolute: float = 0.0
+    relative: float = 0.0
+    ulps: float = 0.0
+    index: tuple[int, ...] = ()
+    before: float = 0.0
+    after: float = 0.0
+    allowed: float = 0.0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**{key: getattr(self, key) for key in (
+            "output", "equal_bits", "passed", "ulps", "absolute", "relative", "before", "after", "allowed", "reason")},
+            "index": list(self.index)}
+
+    def __str__(self) -> str:
+        if self.equal_bits:
+            return f"{self.output}: the same bits"
+        if self.reason:
+            return f"{self.output}: {self.reason}"
+        verdict = "within" if self.passed else "beyond"
+        return (f"{self.output}: {self.before!r} became {self.after!r} at {list(self.index)} "
+                f"(differs by {self.absolute:.3g}, {self.ulps:.3g} ulp, {verdict} the {self.allowed:.3g} allowed)")
+
+
+def differences(
+    before: Mapping[str, Array], after: Mapping[str, Array], exactness: Exactness,
+    truth: Mapping[str, Array] | None = None,
+) -> list[OutputDifference]:
+    """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run.
+
+    BITWISE asks for the same bits (any NaN equals any NaN). ROUNDING asks at float64 for agreement to `ALGEBRA` of
+    the output's scale, and in a typed run for results that are not further from the truth than four times the worst
+    error of the program before plus one unit in the last place; a finite value must stay finite.
+    """
+    return [_one(name, np.asarray(value), np.asarray(after[name]), exactness, None if truth is None else truth[name])
+            if name in after else OutputDifference(name, False, False, reason="is missing after")
+            for name, value in before.items()]
+
+
+def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array | None) -> OutputDifference:
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
+                                                           f"{new.dtype}{list(new.shape)}")
+    if _same_bits(old, new):
+        return OutputDifference(name, True, True)
+    if old.dtype.kind != "f":
+        return _worst(name, old, new, np.zeros(old.shape), False)
+    if exactness is Exactness.BITWISE:
+        return _worst(name, old, new, np.zeros(old.shape), False)
+    allowed = _allowed(old, truth)
+    with np.errstate(invalid="ignore"):
+        good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
+    good |= ~np.isfinite(old) & (_same(old, new) | np.isfinite(new) & np.isfinite(_reference(old, truth)))
+    return _worst(name, old, new, allowed, bool(np.all(good)))
+
+
+def _reference(old: Array, truth: Array | None) -> Array:
+    return (old if truth is None else np.asarray(truth)).astype(np.float64)
+
+
+def _allowed(old: Array, truth: Array | None) -> Array:
+    """The largest distance from the reference that rounding explains, per element."""
+    reference = _reference(old, truth)
+    finite = np.isfinite(reference)
+    scale = float(np.max(np.abs(reference[finite]), initial=0.0))
+    if truth is None:
+        return np.full(old.shape, ALGEBRA * scale)
+    known = finite & np.isfinite(old)
+    error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
+    info = np.finfo(old.dtype)
+    unit = float(np.spacing(old.dtype.type(min(scale, float(info.max)))))
+    return np.full(old.shape, _WORSE * error + unit)
+
+
+def _same(old: Array, new: Array) -> Array:
+    both_nan = np.isnan(old) & np.isnan(new)
+    return np.asarray(both_nan | (old == new))
+
+
+def _same_bits(old: Array, new: Array) -> bool:
+    if old.dtype.kind != "f":
+        return bool(np.array_equal(old, new))
+    return bool(np.all(_same(old, new)) and np.array_equal(np.signbit(old) & (old == 0), np.signbit(new) & (new == 0)))
+
+
+def _worst(name: str, old: Array, new: Array, allowed: Array, passed: bool) -> OutputDifference:
+    old64, new64 = old.astype(np.float64), new.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(new64 - old64)
+    gap = np.where(np.isnan(gap), np.where(np.isnan(old64) & np.isnan(new64) | (old64 == new64), 0.0, np.inf), gap)
+    at = int(np.argmax(gap)) if gap.size and np.max(gap) > 0 else int(np.argmax(np.signbit(old64) != np.signbit(new64)))
+    index = tuple(int(i) for i in np.unravel_index(at, old.shape))
+    value = old64[index]
+    unit = float(np.spacing(old[index])) if old.dtype.kind == "f" and np.isfinite(old[index]) else float("nan")
+    distance = float(gap[index])
+    return OutputDifference(
+        name, False, passed, absolute=distance, relative=distance / abs(value) if value else float("inf"),
+        ulps=distance / abs(unit) if unit else float("nan"), index=index, before=float(value),
+        after=float(new64[index]), allowed=float(allowed[index]))

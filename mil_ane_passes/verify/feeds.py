@@ -1,0 +1,137 @@
+"""Seeded inputs for a function: right names, shapes and dtypes, and values in the domain each input stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.query import consumers, static_shape
+
+__all__ = ["ShapeChoice", "make_feeds", "shape_choices"]
+
+_FREE = 16
+"Extent of a symbolic dimension about which nothing is said."
+_LARGEST = 1 << 22
+"Elements up to which an input is tried at the upper end of its range."
+_INTEGER = 8
+"Integers are drawn below this where nothing bounds them."
+
+
+@dataclass(frozen=True)
+class ShapeChoice:
+    """One set of concrete input shapes; `label` says where it comes from (default, smallest, enumerated 2, ...)."""
+
+    label: str
+    shapes: dict[str, tuple[int, ...]]
+
+
+def shape_choices(function: Function, description: Any = None) -> list[ShapeChoice]:
+    """The shapes to try: the default, every enumerated one, and both ends of ranges; one entry if all are fixed.
+
+    `description` is the function's `ModelDescription` or `FunctionDescription` proto, None for a program in memory.
+    """
+    features = {feature.name: feature.type for feature in description.input} if description is not None else {}
+    offers = {name: _offers(var, features.get(name)) for name, var in function.inputs.items()
+              if not types.is_state(var.sym_type)}
+    labels = list(dict.fromkeys(label for offer in offers.values() for label in offer))
+    choices: list[ShapeChoice] = []
+    for label in labels:
+        shapes = {name: offer.get(label, offer["default"]) for name, offer in offers.items()}
+        shapes = _same_symbol_same_size(function, shapes)
+        if all(choice.shapes != shapes for choice in choices):
+            choices.append(ShapeChoice(label, shapes))
+    return choices or [ShapeChoice("default", {})]
+
+
+def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
+    """Feeds for `function` at `choice`: normal draws for floats, pixels for images, ids in range for integers."""
+    random = np.random.default_rng(seed)
+    images = {feature.name for feature in description.input if feature.type.HasField("imageType")} \
+        if description is not None else set()
+    feeds: dict[str, Any] = {}
+    for name, shape in choice.shapes.items():
+        var = function.inputs[name]
+        dtype = types.nptype_from_builtin(var.dtype)
+        if name in images:
+            feeds[name] = random.integers(0, 256, shape).astype(dtype)
+        elif types.is_float(var.dtype):
+            feeds[name] = random.standard_normal(shape).astype(dtype)
+        elif var.dtype == types.bool:
+            feeds[name] = random.integers(0, 2, shape).astype(bool)
+        else:
+            feeds[name] = random.integers(0, _bound(var), shape).astype(dtype)
+    return feeds
+
+
+def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
+    fixed = static_shape(var)
+    if fixed is not None:
+        return {"default": fixed}
+    free = tuple(_FREE if is_symbolic(d) else int(d) for d in var.shape)
+    if feature is None or not feature.HasField("multiArrayType"):
+        return {"default": free}
+    array = feature.multiArrayType
+    offers = {"default": tuple(array.shape) if len(array.shape) == var.rank else free}
+    if array.HasField("enumeratedShapes"):
+        for number, shape in enumerate(array.enumeratedShapes.shapes):
+            offers[f"enumerated {number}"] = tuple(shape.shape)
+    if array.HasField("shapeRange"):
+        sizes = array.shapeRange.sizeRanges
+        if len(sizes) == var.rank:
+            offers["smallest"] = tuple(max(1, int(size.lowerBound)) for size in sizes)
+            largest = tuple(int(size.upperBound) for size in sizes)
+            if all(extent > 0 for extent in largest) and int(np.prod(largest, dtype=object)) <= _LARGEST:
+                offers["largest"] = largest
+    return offers
+
+
+def _same_symbol_same_size(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Inputs that share a symbol get one size for it: that of the first."""
+    sizes: dict[Any, int] = {}
+    result = {}
+    for name, shape in shapes.items():
+        dims = function.inputs[name].shape
+        result[name] = tuple(
+            sizes.setdefault(dim, extent) if is_symbolic(dim) else extent for dim, extent in zip(dims, shape))
+    return result
+
+
+def _bound(var: Var) -> int:
+    """How large an integer input may be: the extent of the table it indexes, as far as that can be followed."""
+    extents = [extent for op, reached in _readers(var) for extent in _table_extent(op, reached)]
+    return min(extents, default=_INTEGER)
+
+
+_PASSES_ON = frozenset({"cast", "identity", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index",
+                        "slice_by_size", "select", "add", "concat", "stack"})
+
+
+def _readers(var: Var) -> Iterator[tuple[Operation, Var]]:
+    seen: set[Var] = set()
+    pending = [var]
+    while pending:
+        reached = pending.pop()
+        if reached in seen:
+            continue
+        seen.add(reached)
+        for op in consumers(reached):
+            yield op, reached
+            if op.op_type in _PASSES_ON:
+                pending.extend(op.outputs)
+
+
+def _table_extent(op: Operation, var: Var) -> list[int]:
+    if op.op_type in ("gather", "gather_along_axis") and op.indices is var and op.axis is not None:
+        extent = op.x.shape[int(op.axis.val)]
+    elif op.op_type == "gather_nd" and op.indices is var:
+        extent = min((d for d in op.x.shape if not is_symbolic(d)), default=_INTEGER)
+    elif op.op_type == "one_hot" and op.indices is var and op.one_hot_vector_size.val is not None:
+        extent = int(op.one_hot_vector_size.val)
+    else:
+        return []
+    return [] if is_symbolic(extent) else [int(extent)]
