@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
+from .core.clone import clone
 from .core.contract import Exactness, Rewrite
 from .core.engine import PassTrace
 from .core.errors import InputError, NotSupported
@@ -140,7 +140,7 @@ def _rewrite(
 def _copy(opened: _Opened) -> _Opened:
     """A second program of the same source: loaded again where weights are mapped, which costs no memory."""
     if opened.package is None:
-        return _Opened(copy.deepcopy(opened.program), None, opened.name)
+        return _Opened(clone(opened.program), None, opened.name)
     again = load(opened.package.path)
     return _Opened(again.program, again, opened.name)
 

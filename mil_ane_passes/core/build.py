@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
-from coremltools.converters.mil.mil.scope import add_graph_pass_scope
+from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 
 from .consts import reshaped_const
 from .edit import first_op
@@ -126,7 +126,7 @@ class RewriteBuilder:
         made, self.created = self.created, []
         for op in made:
             for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
-                if not all(new.scopes.get(source) for source in scopes):
+                if scopes and set(new.scopes) <= {ScopeSource.COREMLTOOLS_GRAPH_PASS}:
                     new.scopes = add_graph_pass_scope(scopes, new.scopes)
         return made
 

@@ -1,0 +1,11 @@
+"""The reference runtime: executes a `mil.Program` on the CPU with PyTorch kernels, on any machine.
+
+Importing this package does not import torch; constructing a `Runtime` (or calling `missing_ops`) does.
+"""
+
+from __future__ import annotations
+
+from mil_ane_passes.runtime.engine import PRECISIONS, Runtime, missing_ops
+from mil_ane_passes.runtime.quirks import QUIRKS
+
+__all__ = ["PRECISIONS", "QUIRKS", "Runtime", "missing_ops"]

@@ -1,0 +1,82 @@
+"""A second copy of a program that shares the weights: what `copy.deepcopy` would do without recursion and memory.
+
+pymil's objects refer to one another across the whole graph, so a deep copy recurses as deep as the program is long.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
+from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
+
+__all__ = ["clone"]
+
+
+def clone(program: Program) -> Program:
+    """A program with ops and vars of its own; values of consts, and what is only ever read, are shared."""
+    twin = copy.copy(program)
+    twin.functions = {name: _function(function) for name, function in program.functions.items()}
+    return twin
+
+
+def _function(function: Function) -> Function:
+    env: dict[Var, Var] = {}
+    twin = copy.copy(function)
+    twin.placeholder_inputs = {}
+    twin._input_dict = type(function._input_dict)()
+    for name, placeholder in function.placeholder_inputs.items():
+        fresh = copy.copy(placeholder)
+        fresh.outputs = [_var(var, None, env) for var in placeholder.outputs]
+        twin.placeholder_inputs[name] = fresh
+        twin._input_dict[name] = fresh.outputs[0]
+    _fill(function, twin, env)
+    return twin
+
+
+def _fill(block: Block, twin: Block, env: dict[Var, Var]) -> None:
+    """Give `twin`, a shallow copy of `block`, ops and outputs of its own."""
+    twin.operations = CacheDoublyLinkedList([_op(op, twin, env) for op in block.operations])
+    twin._internal_vars = {env[var] for var in block._internal_vars if var in env}
+    twin._essential_scope_sources = list(block._essential_scope_sources)
+    twin._outputs = [env[var] for var in block.outputs]
+    for var in dict.fromkeys(twin._outputs):
+        var.consuming_blocks.append(twin)
+
+
+def _op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
+    twin = copy.copy(op)
+    twin.enclosing_block = block
+    twin.scopes = {source: list(names) for source, names in op.scopes.items()}
+    twin._input_vars = {}
+    for name, bound in op._input_vars.items():
+        given = tuple(_operand(var, env) for var in bound) if isinstance(bound, (list, tuple)) else (
+            None if bound is None else _operand(bound, env))
+        twin._input_vars[name] = given
+        setattr(twin, name, given)
+        for var in given if isinstance(given, tuple) else [given] if given is not None else []:
+            var.child_ops.append(twin)
+    twin.blocks = []
+    for inner in op.blocks:
+        fresh = copy.copy(inner)
+        fresh.outer_op = twin
+        fresh._block_inputs = tuple(_var(var, None, env) for var in inner.inputs)
+        _fill(inner, fresh, env)
+        twin.blocks.append(fresh)
+    twin._output_vars = [_var(var, twin, env) for var in op.outputs]
+    return twin
+
+
+def _operand(var: Var, env: dict[Var, Var]) -> Var:
+    """The twin of an operand; internal vars have no producer and are met here first."""
+    return env[var] if var in env else _var(var, None, env)
+
+
+def _var(var: Var, op: Operation | None, env: dict[Var, Var]) -> Var:
+    twin = copy.copy(var)
+    twin._op = op
+    twin._child_ops = []
+    twin.consuming_blocks = []
+    env[var] = twin
+    twin._nonreplaceable_vars_upstream = {env.get(up, up) for up in var.nonreplaceable_vars_upstream}
+    return twin

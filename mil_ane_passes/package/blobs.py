@@ -1,0 +1,181 @@
+"""Weight files (blob storage v2), mapped and never read as a whole.
+
+A file is a 64-byte header (count, version 2) and blobs: 64 bytes of metadata (sentinel, dtype, size, data offset,
+padding bits), then the data, all on 64-byte borders.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+from coremltools.optimize import _utils as optimize_utils
+
+from mil_ane_passes.core.consts import BlobRef
+from mil_ane_passes.core.errors import InputError
+
+from .manifest import Layout, inside
+
+ALIGN = 64
+SENTINEL = 0xDEADBEEF
+VERSION = 2
+HEADER = struct.Struct("<II")
+METADATA = struct.Struct("<IIQQQ")
+DATA_OFFSET_AT = 16
+MODEL_PATH = "@model_path/"
+_REMEDY = "the package is damaged or cut short: take a fresh copy"
+
+DTYPES: dict[Any, int] = {
+    types.fp16: 1,
+    types.fp32: 2,
+    types.uint8: 3,
+    types.int8: 4,
+    types.int16: 6,
+    types.uint16: 7,
+    types.int4: 8,
+    types.uint1: 9,
+    types.uint2: 10,
+    types.uint4: 11,
+    types.uint3: 12,
+    types.uint6: 13,
+    types.int32: 14,
+    types.uint32: 15,
+}
+_NAMES = {code: types.builtin_to_string(dtype) for dtype, code in DTYPES.items()}
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One blob's metadata: where it stands (`offset`), its dtype code, and where its data lies."""
+
+    offset: int
+    dtype: int
+    nbytes: int
+    data: int
+
+
+def align(size: int) -> int:
+    """`size` rounded up to the border blobs start on."""
+    return -(-size // ALIGN) * ALIGN
+
+
+def payload_bytes(dtype: Any, count: int) -> int:
+    """How many bytes `count` elements of MIL type `dtype` take in a weight file."""
+    bits = dtype.get_bitwidth() if types.is_sub_byte(dtype) else 8 * np.dtype(types.nptype_from_builtin(dtype)).itemsize
+    return -(-count * int(bits) // 8)
+
+
+class WeightFile:
+    """A weight file, mapped read-only. `name` is how the program spells it (`@model_path/weights/weight.bin`)."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        try:
+            self.size = os.stat(path).st_size
+        except OSError as error:
+            raise InputError(f"weight file {path} is missing ({error.strerror}); {_REMEDY}") from error
+        if self.size < ALIGN:
+            raise InputError(f"weight file {path} has {self.size} bytes; expected a header of {ALIGN}; {_REMEDY}")
+        try:
+            self.bytes: Array = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+        except OSError as error:
+            raise InputError(f"weight file {path} cannot be read ({error.strerror}); {_REMEDY}") from error
+        _, version = HEADER.unpack_from(self.bytes.data, 0)
+        if version != VERSION:
+            raise InputError(f"weight file {path} has storage version {version}; expected {VERSION}; {_REMEDY}")
+        self._blobs: dict[int, Blob] = {}
+
+    def blob(self, offset: int) -> Blob:
+        """The blob whose metadata is at `offset`; InputError when there is none or it leaves the file."""
+        if offset not in self._blobs:
+            self._blobs[offset] = self._read(offset)
+        return self._blobs[offset]
+
+    @property
+    def known(self) -> tuple[Blob, ...]:
+        """The blobs asked for so far."""
+        return tuple(self._blobs.values())
+
+    def _read(self, offset: int) -> Blob:
+        if not 0 < offset <= self.size - ALIGN:
+            raise InputError(
+                f"file {self.path}, offset {offset}: past the end; expected at most {self.size - ALIGN} "
+                f"in a file of {self.size} bytes; {_REMEDY}"
+            )
+        sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.bytes.data, offset)
+        if sentinel != SENTINEL:
+            raise InputError(
+                f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; expected {SENTINEL:#010x}; {_REMEDY}"
+            )
+        if data < offset + ALIGN or data + nbytes > self.size:
+            raise InputError(
+                f"file {self.path}, offset {offset}: {nbytes} bytes from byte {data} expected, "
+                f"the file has {self.size}; {_REMEDY}"
+            )
+        return Blob(offset, dtype, nbytes, data)
+
+    def view(self, blob: Blob, dtype: Any) -> Array:
+        """The flat elements of `blob` as they lie in the file; packed ones as bytes."""
+        raw = self.bytes[blob.data : blob.data + blob.nbytes]
+        return raw if types.is_sub_byte(dtype) else raw.view(types.nptype_from_builtin(dtype))
+
+    def reader(self, blob: Blob, dtype: Any, count: int) -> Callable[[], Array]:
+        """A function that unpacks the `count` sub-byte elements of `blob` when it is called."""
+
+        def read() -> Array:
+            flat = optimize_utils.restore_elements_from_packed_bits(
+                self.view(blob, dtype), dtype.get_bitwidth(), count, not dtype.is_unsigned()
+            )
+            return np.asarray(flat).astype(types.nptype_from_builtin(dtype))
+
+        return read
+
+    def ref(self, blob: Blob) -> BlobRef:
+        """`blob` as consts carry it."""
+        return BlobRef(self.path, self.name, blob.offset, blob.nbytes)
+
+
+class WeightFiles:
+    """The weight files of one package, opened when a program first names them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.files: dict[str, WeightFile] = {}
+
+    def open(self, name: str) -> WeightFile:
+        """The file a program calls `name`; InputError when it is missing, broken or outside the package."""
+        if name not in self.files:
+            self.files[name] = WeightFile(self.path(name), name)
+        return self.files[name]
+
+    def path(self, name: str) -> Path:
+        """Where the file that a program calls `name` lies; InputError when that is outside the package."""
+        parts = name[len(MODEL_PATH) :].split("/")
+        if not name.startswith(MODEL_PATH) or ".." in parts or "" in parts:
+            raise InputError(f"weight file name {name!r}; expected {MODEL_PATH}<path inside the package>; {_REMEDY}")
+        return inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
+
+    def find(self, name: str, offset: int, dtype: Any, count: int) -> tuple[WeightFile, Blob]:
+        """The blob at `offset` of file `name`, checked against the declared `count` elements of `dtype`."""
+        file = self.open(name)
+        blob = file.blob(offset)
+        if blob.dtype != DTYPES.get(dtype):
+            raise InputError(
+                f"file {file.path}, offset {offset}: the blob holds {_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
+                f"expected {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
+            )
+        expected = payload_bytes(dtype, count)
+        if blob.nbytes != expected:
+            raise InputError(
+                f"file {file.path}, offset {offset}: the blob has {blob.nbytes} bytes; expected {expected} "
+                f"({count} elements of {types.builtin_to_string(dtype)} as declared); {_REMEDY}"
+            )
+        return file, blob

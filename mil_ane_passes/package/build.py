@@ -1,0 +1,200 @@
+"""One op of the host's, built from bound inputs: defaults shared, types as declared, big weights left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
+from coremltools.converters.mil.mil.input_type import InternalInputType, TupleInputType
+from coremltools.converters.mil.mil.scope import SCOPE_STACK
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+from coremltools.converters.mil.mil.var import InternalVar
+
+from mil_ane_passes.core.consts import LazyValue, blob_of, lazy_const
+
+from .opaque import attribute_of, opaque_class
+from .origin import vars_of
+from .values import Loaded
+
+# Ops over file-backed consts above this many bytes are not evaluated while loading: that would read the weights.
+_EVALUATED_BYTES = 64 * 1024
+# pymil keeps the users of a var in a list that it searches, so one shared default serves so many ops at most.
+_SHARED_USES = 64
+
+# What the host's rules and checks raise on an op they do not understand.
+_HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Rejected(Exception):
+    """The host's class for an op does not take what the file binds."""
+
+
+def _not_evaluated() -> NoReturn:
+    raise NotImplementedError("weights stay unread while a package is loaded")
+
+
+class OpBuilder:
+    """Builds ops at the end of one block."""
+
+    def __init__(self, block: Block, heavy: set[Var]) -> None:
+        self._block = block
+        self._heavy = heavy
+        self._shared: dict[Any, tuple[Var, int]] = {}
+
+    def const(self, loaded: Loaded, name: str) -> Var:
+        """A const of a value of the file; its bytes are neither read nor copied when they lie in a weight file."""
+        if isinstance(loaded.value, LazyValue):
+            var = lazy_const(loaded.value, loaded.dtype, name)
+        else:
+            var = Builder.const(val=loaded.value, name=name)
+        if loaded.file is not None and loaded.blob is not None:
+            var.op.blob = loaded.file.ref(loaded.blob)
+        if isinstance(loaded.value, LazyValue) or (blob_of(var) is not None and loaded.value.nbytes > _EVALUATED_BYTES):
+            self._heavy.add(var)
+        return var
+
+    def literal(self, loaded: Loaded, name: str) -> Var:
+        """A const for a value the file writes inside an op; no op of its own in the file."""
+        var = self.const(loaded, Builder._get_free_name(name))
+        var.op.synthetic = True
+        return var
+
+    def known(
+        self, cls: Any, name: str, inputs: dict[str, Any], blocks: list[Block], declared: Sequence[Any]
+    ) -> Operation:
+        """An op of the host's class `cls`; Rejected when that does not take the inputs, or gives other outputs."""
+        op = cls.__new__(cls)
+        try:
+            bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
+            op.__init__(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
+            self._set_defaults(op, name, bound)
+            op.build_nested_blocks()
+            result, certain = _output_types(op, declared)
+        except (*_HOST_ERRORS, Rejected) as error:
+            # The op is kept as an opaque one then.
+            _detach(op, inputs)
+            raise Rejected(f"{name}: {error}") from error
+        for var in op.internal_inputs.values():
+            self._block.add_internal_var(var)
+        op.blocks = blocks
+        self._block._insert_op_before(op)
+        self._make_outputs(op, result, certain)
+        return op
+
+    def opaque(
+        self, op_type: str, name: str, inputs: Mapping[str, Any], blocks: list[Block], declared: Sequence[Any]
+    ) -> Operation:
+        """An op of which only its type's name, its inputs and its declared outputs are known."""
+        bound = {attribute_of(param): var for param, var in inputs.items()}
+        cls = opaque_class(op_type, bound, declared)
+        op = cls(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
+        op.blocks = blocks
+        self._block._insert_op_before(op)
+        op.type_value_inference()
+        return op
+
+    def _bind(self, cls: Any, param: str, var: Any, name: str) -> Any:
+        kind = cls.input_spec.input_types.get(param)
+        if kind is None:
+            raise Rejected(f"unknown input {param}")
+        if isinstance(kind, InternalInputType):
+            return InternalVar(var, name=f"{name}_{param}")
+        if isinstance(kind, TupleInputType):
+            return list(vars_of(var))
+        if isinstance(var, list):
+            raise Rejected(f"several values for input {param}")
+        return var
+
+    def _set_defaults(self, op: Operation, name: str, bound: Mapping[str, Any]) -> None:
+        kinds = op.input_spec.input_types
+        defaults: dict[str, Any] = {}
+        for param, value in op.default_inputs().items():
+            if param in bound or value is None:
+                continue
+            if isinstance(value, Var):
+                defaults[param] = value
+            elif isinstance(kinds[param], InternalInputType):
+                defaults[param] = InternalVar(value, name=f"{name}_{param}")
+            elif isinstance(kinds[param], TupleInputType):
+                defaults[param] = [v if isinstance(v, Var) else self._default(v, f"{name}_{param}") for v in value]
+            else:
+                defaults[param] = self._default(value, f"{name}_{param}")
+        op.set_inputs(type_inference=False, **defaults)
+
+    def _default(self, value: Any, name: str) -> Var:
+        array = np.asarray(value)
+        key = (type(value), array.dtype.str, array.shape, array.tobytes())
+        var, uses = self._shared.get(key, (None, 0))
+        if var is None or uses >= _SHARED_USES:
+            var, uses = Builder.const(val=value, name=Builder._get_free_name(name)), 0
+            var.op.synthetic = True
+        self._shared[key] = (var, uses + 1)
+        return var
+
+    def _make_outputs(self, op: Operation, result: tuple[Any, ...], certain: bool) -> None:
+        flat = op.get_flattened_inputs()
+        inner = [var for block in op.blocks for var in block.outputs]
+        heavy = any(var in self._heavy for var in (*flat, *inner))
+        if heavy or not certain:
+            op.value_inference = _not_evaluated
+
+        def declared() -> tuple[Any, ...]:
+            return result
+
+        op.type_inference = declared
+        try:
+            op.type_value_inference()
+        except _HOST_ERRORS:
+            # A value the host cannot compute is no value; the types are known all the same.
+            op._output_vars = None
+            op.value_inference = _not_evaluated
+            op.type_value_inference()
+        if certain:
+            del op.type_inference
+        if heavy and all(var.is_descendant_of_const for var in flat):
+            self._heavy.update(op.outputs)
+
+
+def _detach(op: Operation, inputs: Mapping[str, Any]) -> None:
+    for var in [
+        var for bound in (*inputs.values(), *vars(op).get("_input_vars", {}).values()) for var in vars_of(bound)
+    ]:
+        while isinstance(var, Var) and op in var.child_ops:
+            var.remove_child_op(op)
+
+
+def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The types of the outputs, and whether they are the host's (else those the file declares)."""
+    if op.op_type.startswith("constexpr_"):
+        # The host's rules for these look into the compressed weights.
+        return tuple(declared), True
+    try:
+        inferred = op.type_inference()
+    except _HOST_ERRORS:
+        # The file is right about its own types: it may be newer than the host's rule.
+        return tuple(declared), False
+    result = inferred if isinstance(inferred, tuple) else (inferred,)
+    if op.op_type == "coreml_update_state" and not declared:
+        return result, True
+    if len(result) != len(declared):
+        raise Rejected(f"{len(result)} outputs, {len(declared)} declared")
+    if not all(map(_compatible, result, declared)):
+        return tuple(declared), False
+    return tuple(map(_sharpen, result, declared)), True
+
+
+def _compatible(inferred: Any, declared: Any) -> bool:
+    return bool(types.is_compatible_type(inferred, declared))
+
+
+def _sharpen(inferred: Any, declared: Any) -> Any:
+    """`inferred`, with sizes from `declared` where only that knows them."""
+    if not (types.is_tensor(inferred) and types.is_tensor(declared)):
+        return inferred
+    ours, theirs = inferred.get_shape(), declared.get_shape()
+    if len(ours) != len(theirs):
+        return inferred
+    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs, strict=True)]
+    return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)

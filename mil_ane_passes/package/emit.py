@@ -1,0 +1,203 @@
+"""The model file of a program: the source's bytes with only the changed parts replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
+
+from mil_ane_passes.core.errors import InputError
+
+from . import wire
+from .export import Exporter, is_embedded, message
+from .names import unique_names, walk
+from .origin import (
+    ATTRIBUTES,
+    BLOCKS,
+    DEFAULT,
+    INPUTS,
+    OUTPUTS,
+    Bound,
+    NestedOrigin,
+    Origin,
+    Part,
+    inputs_of,
+    is_kept,
+    origin_of,
+    value_of,
+)
+from .plan import WeightPlan
+from .read import BLOCK_INPUTS, BLOCK_OUTPUTS, FUNCTIONS, ML_PROGRAM, OPERATIONS, SPECIALIZATIONS, FunctionOrigin
+
+_NAME = 1
+
+
+def emit_model(
+    raw: bytes, program: Program, origins: Mapping[str, FunctionOrigin], version: int, plan: WeightPlan
+) -> bytes:
+    """The model file for `program`, whose source is `raw`.
+
+    Raises InputError when functions were added or removed, or function inputs changed: the model's description,
+    which is kept, would not fit.
+    """
+    if list(program.functions) != list(origins):
+        raise InputError(
+            f"the program has the functions {list(program.functions)}; expected {list(origins)} as loaded: "
+            "functions cannot be added or removed when a package is saved"
+        )
+    blocks = {name: _function(program.functions[name], origin, version, plan) for name, origin in origins.items()}
+
+    def in_function(name: str, data: bytes) -> bytes:
+        def change(f: wire.Field, payload: bytes) -> bytes | None:
+            if f.number != SPECIALIZATIONS or wire.entry_key(payload) != origins[name].opset:
+                return None
+            return _in_entry(payload, blocks[name]) if blocks[name] != origins[name].data else None
+
+        return wire.edit(data, change)
+
+    def in_program(f: wire.Field, payload: bytes) -> bytes | None:
+        if f.number != FUNCTIONS:
+            return None
+        return _in_entry(payload, in_function(wire.entry_key(payload), wire.entry_value(payload)))
+
+    return wire.edit(raw, lambda f, payload: wire.edit(payload, in_program) if f.number == ML_PROGRAM else None)
+
+
+def _in_entry(entry: bytes, value: bytes) -> bytes | None:
+    """Map entry `entry` with `value`; None when it has that already."""
+    return None if wire.entry_value(entry) == value else wire.replace(entry, wire.VALUE, [value])
+
+
+def _function(function: Function, origin: FunctionOrigin, version: int, plan: WeightPlan) -> bytes:
+    emitter = _Emitter(function, version, plan)
+    now = tuple((name, var.sym_type) for name, var in function.inputs.items())
+    if not emitter.same_inputs(now, origin.inputs):
+        raise InputError(
+            f"the function has the inputs {[name for name, _ in now]}; expected {[name for name, _ in origin.inputs]} with "
+            "their types as loaded: the interface of a package cannot be changed when it is saved"
+        )
+    with unique_names(function, emitter.written):
+        return emitter.block(function, origin.data)
+
+
+class _Emitter:
+    def __init__(self, function: Function, version: int, plan: WeightPlan) -> None:
+        self._export = Exporter(version, plan, lambda block: self.block(block, b"", new=True))
+        self._used = _used_vars(function)
+        self.written = {op for op in walk(function) if self._is_written(op)}
+
+    def _is_written(self, op: Operation) -> bool:
+        return op.op_type != "const" or origin_of(op) is not None or op.outputs[0] in self._used
+
+    def same_inputs(self, now: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...]) -> bool:
+        """Whether two lists of names and types are the same."""
+        return len(now) == len(then) and all(
+            a == b and self._export.same_type(s, t) for (a, s), (b, t) in zip(now, then, strict=True)
+        )
+
+    def block(self, block: Block, data: bytes, then: tuple[tuple[str, Any], ...] = (), new: bool = False) -> bytes:
+        """The bytes of `block`, which was `data` with the inputs `then`."""
+        if not isinstance(block, Function):
+            now = tuple((var.name, var.sym_type) for var in block.inputs)
+            if new or not self.same_inputs(now, then):
+                data = wire.replace(data, BLOCK_INPUTS, [self._export.output(var) for var in block.inputs])
+        data = wire.replace(data, BLOCK_OUTPUTS, [var.name.encode() for var in block.outputs])
+        ops = [part for op in block.operations if op in self.written for part in self._operation(op)]
+        return wire.replace(data, OPERATIONS, ops)
+
+    def _operation(self, op: Operation) -> list[bytes]:
+        origin = origin_of(op)
+        if origin is None:
+            return self._export.operations(op)
+        parts = [self._part(op, origin, part) for part in origin.parts]
+        if not origin.names and op.op_type == "coreml_update_state" and _has_users(op.outputs[0]):
+            # A write alone in the file whose result is used now: the read that shows it is new.
+            parts.append(self._export.operations(op)[1])
+        return parts
+
+    def _part(self, op: Operation, origin: Origin, part: Part) -> bytes:
+        data = part.data
+        if op.op_type == "const" and value_of(op) is not origin.value:
+            data = _with_entry(data, ATTRIBUTES, "val", message(self._export.get_milproto_value(op.outputs[0])))
+        now = inputs_of(op)
+        for bound in part.bounds:
+            if not is_kept(bound, now.get(bound.param, ())):
+                data = self._rebind(op, part, bound, now.get(bound.param, ()), data)
+        if len(origin.parts) == 1 and op.op_type != "coreml_update_state":
+            known = {bound.param for bound in part.bounds}
+            for param in [param for param in now if param not in known]:
+                data = self._rebind(op, part, Bound(param, param, DEFAULT, ()), now[param], data)
+        data = self._with_outputs(op, origin, part, data)
+        return self._with_blocks(op, origin.blocks, data)
+
+    def _rebind(self, op: Operation, part: Part, bound: Bound, now: tuple[Var, ...], data: bytes) -> bytes:
+        field = bound.field
+        if field == DEFAULT:
+            field = ATTRIBUTES if any(other.field == ATTRIBUTES for other in part.bounds) else INPUTS
+        if not now:
+            return _with_entry(data, field, bound.key, None)
+        if field == ATTRIBUTES and is_embedded(op, bound.param, now[0]):
+            return _with_entry(data, field, bound.key, message(self._export.get_milproto_value(now[0])))
+        return _with_entry(data, INPUTS, bound.key, self._export.argument(op, bound.param, now))
+
+    def _with_outputs(self, op: Operation, origin: Origin, part: Part, data: bytes) -> bytes:
+        changed = []
+        old = wire.payloads(data, OUTPUTS)
+        for index, declared in zip(part.outputs, old, strict=True):
+            var = op.outputs[index]
+            if not self._export.same_type(var.sym_type, origin.sym_types[index]):
+                declared = self._export.output(var)
+            elif var.name != origin.names[index]:
+                declared = wire.replace(declared, _NAME, [var.name.encode()])
+            changed.append(declared)
+        return data if changed == old else wire.replace(data, OUTPUTS, changed)
+
+    def _with_blocks(self, op: Operation, origins: tuple[NestedOrigin, ...], data: bytes) -> bytes:
+        # By place, not by identity: a copy of the program has blocks of its own.
+        matched = len(op.blocks) == len(origins)
+        blocks = [
+            self.block(block, origins[index].data, origins[index].inputs)
+            if matched
+            else self.block(block, b"", new=True)
+            for index, block in enumerate(op.blocks)
+        ]
+        return wire.replace(data, BLOCKS, blocks) if blocks or origins else data
+
+
+def _with_entry(data: bytes, field: int, key: str, value: bytes | None) -> bytes:
+    """An op with entry `key` of map `field` set to `value`, in its place or behind the others; None removes it."""
+    entries = wire.payloads(data, field)
+    kept: list[bytes] = []
+    found = False
+    for entry in entries:
+        if wire.entry_key(entry) != key:
+            kept.append(entry)
+        elif value is not None:
+            kept.append(wire.replace(entry, wire.VALUE, [value]))
+            found = True
+    if value is not None and not found:
+        kept.append(wire.entry(key, value))
+    return wire.replace(data, field, kept)
+
+
+def _has_users(var: Var) -> bool:
+    return bool(var.child_ops or var.consuming_blocks)
+
+
+def _used_vars(function: Function) -> set[Var]:
+    """The vars that ops in the file will refer to by name."""
+    used = set(function.outputs)
+    for op in walk(function):
+        used.update(var for block in op.blocks for var in block.outputs)
+        if op.op_type == "const":
+            continue
+        origin = origin_of(op)
+        bounds = {bound.param: bound for part in origin.parts for bound in part.bounds} if origin is not None else {}
+        for param, now in inputs_of(op).items():
+            bound = bounds.get(param)
+            if bound is not None and not any(isinstance(arg, str) for arg in bound.args) and is_kept(bound, now):
+                continue
+            in_file = bound.args if bound is not None else ()
+            used.update(var for var in now if var.name in in_file or not is_embedded(op, param, var))
+    return used

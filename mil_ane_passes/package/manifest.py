@@ -1,0 +1,104 @@
+"""The outside of a package: its folder, its manifest, and the paths in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mil_ane_passes.core.errors import InputError
+
+MANIFEST = "Manifest.json"
+DATA = "Data"
+_REMEDY = "give the .mlpackage folder that coremltools saved"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in a package: its folder, the model file, and every item the manifest lists."""
+
+    root: Path
+    model: Path
+    items: tuple[Path, ...]
+
+    @property
+    def model_dir(self) -> Path:
+        """The folder that `@model_path` in a program stands for."""
+        return self.model.parent
+
+    def has_item(self, path: Path) -> bool:
+        """Whether `path` is an item of the manifest, or inside one."""
+        return any(item == path or item in path.parents for item in self.items)
+
+
+def inside(root: Path, path: Path, what: str) -> Path:
+    """`path`, which must be inside `root` also after symbolic links are followed; InputError otherwise."""
+    real_root, real = os.path.realpath(root), os.path.realpath(path)
+    if ".." in path.relative_to(root).parts or os.path.commonpath([real_root, real]) != real_root:
+        raise InputError(f"{root}: {what} leads to {real}, outside the package; expected a path inside it; {_REMEDY}")
+    return path
+
+
+def read_layout(path: str | os.PathLike[str]) -> Layout:
+    """The layout of the package at `path`.
+
+    Raises InputError when there is no package, it is a compiled or single-file model, or the manifest is broken.
+    """
+    root = Path(path)
+    _check_kind(root)
+    entries, root_id = _manifest(root)
+    paths = {key: _item_path(root, key, entry) for key, entry in entries.items()}
+    if root_id not in paths:
+        raise InputError(
+            f"{root}: {MANIFEST} names {root_id!r} as the root model, which is not among its items "
+            f"({', '.join(sorted(paths)) or 'none'}); {_REMEDY}"
+        )
+    model = paths[root_id]
+    if not model.is_file():
+        raise InputError(f"{root}: the model file {model} is missing; expected it as {MANIFEST} lists it; {_REMEDY}")
+    return Layout(root, model, tuple(paths.values()))
+
+
+def _check_kind(root: Path) -> None:
+    if not root.exists():
+        raise InputError(f"{root}: no such file or folder; {_REMEDY}")
+    if root.suffix in (".mlmodelc", ".mil"):
+        raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
+    if root.is_file():
+        single = root.suffix == ".mlmodel"
+        found = "a single-file .mlmodel, the format of neural networks and older models" if single else "a file"
+        raise InputError(
+            f"{root}: not a package but {found}; this tool rewrites ML Programs: convert the source model "
+            'with coremltools (convert_to="mlprogram") and give the .mlpackage'
+        )
+    if not (root / MANIFEST).is_file():
+        compiled = (root / "coremldata.bin").exists() or (root / "model.mil").exists()
+        found = "it looks like a compiled model" if compiled else f"it has no {MANIFEST}"
+        raise InputError(f"{root}: not a package, {found}; {_REMEDY}")
+
+
+def _manifest(root: Path) -> tuple[dict[str, Any], str]:
+    try:
+        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{root}: {MANIFEST} cannot be read as JSON ({error}); {_REMEDY}") from error
+    entries = manifest.get("itemInfoEntries") if isinstance(manifest, dict) else None
+    root_id = manifest.get("rootModelIdentifier") if isinstance(manifest, dict) else None
+    if not isinstance(entries, dict) or not isinstance(root_id, str):
+        raise InputError(
+            f"{root}: {MANIFEST} lacks 'itemInfoEntries' or 'rootModelIdentifier', so no model is found; {_REMEDY}"
+        )
+    return entries, root_id
+
+
+def _item_path(root: Path, key: str, entry: Any) -> Path:
+    name = entry.get("path") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{root}: item {key} of {MANIFEST} has no path; {_REMEDY}")
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise InputError(
+            f"{root}: item {key} of {MANIFEST} has the path {name!r}; expected a path inside the package; {_REMEDY}"
+        )
+    return inside(root, root / DATA / name, f"item {key} of {MANIFEST}")

@@ -1,0 +1,144 @@
+"""A loaded package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from coremltools import proto
+from coremltools.converters.mil.mil import Program
+from google.protobuf.message import DecodeError
+
+from mil_ane_passes.core.errors import InputError
+
+from .blobs import WeightFiles
+from .emit import emit_model
+from .manifest import Layout, read_layout
+from .plan import WeightPlan
+from .read import FunctionOrigin, ProgramReader
+
+
+class Package:
+    """An .mlpackage: its program as pymil, weights mapped, and all that is needed to save it again.
+
+    `path` is the source folder, `spec` the parsed model file (never changed), `program` the program to edit,
+    `functions` the names of its functions in file order.
+    """
+
+    def __init__(self, layout: Layout, raw: bytes, owner: object = None) -> None:
+        self.path = layout.root
+        self.layout = layout
+        self.raw = raw
+        self.spec: Any = _parse(raw, layout.root)
+        self.files = WeightFiles(layout)
+        # Whoever made a temporary package removes it when gone, so it has to stay.
+        self._owner = owner
+        self._stamps = {layout.model: _stamp(layout.model)}
+        reader = ProgramReader(self.files, str(layout.root))
+        self.program: Program
+        self.origins: dict[str, FunctionOrigin]
+        try:
+            self.program, self.origins = reader.read(raw, self.spec)
+        except (ValueError, UnicodeDecodeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.path}: {layout.model} is damaged ({error}); take a fresh copy") from error
+        self.functions = tuple(self.origins)
+        self._stamps |= {file.path: _stamp(file.path) for file in self.files.files.values()}
+
+    def description(self, function: str) -> Any:
+        """The inputs and outputs of `function` as the model describes them: a Model- or FunctionDescription proto."""
+        described = self.spec.description
+        return next((found for found in described.functions if found.name == function), described)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of the weight files the program refers to, together."""
+        return sum(file.size for file in self.files.files.values())
+
+    def emit(self) -> tuple[bytes, WeightPlan]:
+        """The model file for the program as it is now, and what becomes of the weights."""
+        plan = WeightPlan(self.files)
+        model = emit_model(self.raw, self.program, self.origins, self.spec.specificationVersion, plan)
+        return model, plan
+
+    def is_unchanged(self) -> bool:
+        """Whether saving would write the same model file: nothing in the program differs from what was loaded."""
+        try:
+            model, _ = self.emit()
+        except InputError:
+            # The interface or the set of functions changed; `save` says so.
+            return False
+        return model == self.raw
+
+    def check_source(self) -> None:
+        """Raises InputError when the source's files are not those that were loaded."""
+        for path, stamp in self._stamps.items():
+            if not path.exists() or _stamp(path) != stamp:
+                raise InputError(
+                    f"{self.path}: {path.name} was changed or removed after it was loaded; expected it as it was: load it again"
+                )
+
+
+def load(path: str | os.PathLike[str]) -> Package:
+    """Loads the ML Program package at `path`; its weights are mapped, not read.
+
+    Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
+    """
+    layout = read_layout(path)
+    return Package(layout, _read(layout))
+
+
+def package_of_mlmodel(mlmodel: Any) -> Package:
+    """The package of an `ct.models.MLModel`, with what was changed in its spec since it was made.
+
+    Raises InputError when the model has no package, or what `load` raises.
+    """
+    path = getattr(mlmodel, "package_path", None)
+    if path is None:
+        raise InputError(
+            "the MLModel has no package on disk; expected one that is an ML Program: convert the source model with "
+            'coremltools (convert_to="mlprogram"), or save it as .mlpackage and load that'
+        )
+    layout = read_layout(path)
+    raw = _read(layout)
+    spec = mlmodel.get_spec()
+    changed = spec != _parse(raw, layout.root)
+    return Package(layout, spec.SerializeToString(deterministic=True) if changed else raw, owner=mlmodel)
+
+
+def _read(layout: Layout) -> bytes:
+    try:
+        return layout.model.read_bytes()
+    except OSError as error:
+        raise InputError(f"{layout.root}: {layout.model} cannot be read ({error.strerror})") from error
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _parse(raw: bytes, root: Path) -> Any:
+    try:
+        spec = proto.Model_pb2.Model.FromString(raw)
+    except DecodeError as error:
+        raise InputError(
+            f"{root}: the model file is no Core ML model ({error}); expected one as coremltools saves it: take a fresh copy"
+        ) from error
+    kind = spec.WhichOneof("Type") or "nothing"
+    if kind == "mlProgram":
+        return spec
+    if kind.startswith("neuralNetwork"):
+        raise InputError(
+            f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert the source model "
+            'with coremltools (convert_to="mlprogram") and give the .mlpackage'
+        )
+    if kind.startswith("pipeline"):
+        raise InputError(
+            f"{root}: the model is a pipeline ({kind}); pipelines are not rewritten yet: give the ML Program packages in it"
+        )
+    raise InputError(
+        f"{root}: the model is of type {kind}; expected an ML Program (mlProgram); give the .mlpackage of one"
+    )

@@ -1,0 +1,90 @@
+"""Names of what is new: in no one's way, and such that Core ML takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
+
+from .origin import origin_of
+
+
+@contextmanager
+def unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
+    """Gives the vars and ops that are new in `function` names of their own while the block runs.
+
+    Names from the file stay, except where a new op makes a function output and its op of old is still there:
+    the output's name belongs to the interface. `written` are the ops that will be in the file.
+    """
+    old, new = _sort_vars(function, written)
+    renamed = [(var, var.name) for var in new]
+    ops = [(op, op.name) for op in _new_ops(function, written)]
+    try:
+        _rename_vars(function, old, new)
+        taken = {op.name for op in written if origin_of(op) is not None}
+        for op, name in ops:
+            op.name = _free(name, taken)
+        yield
+    finally:
+        for var, name in renamed:
+            var.name = name
+        for op, name in ops:
+            op.name = name
+
+
+def walk(block: Block) -> Iterator[Operation]:
+    """All ops of `block` and of the blocks in them."""
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from walk(inner)
+
+
+def _sort_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:
+    """The vars that have their names from the file, and the new or renamed ones."""
+    old: dict[Var, None] = {}
+    new: dict[Var, None] = {}
+    for op in walk(function):
+        if op not in written:
+            continue
+        origin = origin_of(op)
+        names = origin.names if origin is not None else ()
+        for index, var in enumerate(op.outputs):
+            kept = index < len(names) and names[index] == var.name
+            (old if kept else new)[var] = None
+        nested = origin.blocks if origin is not None else ()
+        for index, block in enumerate(op.blocks):
+            known = {name for name, _ in nested[index].inputs} if index < len(nested) else set()
+            for var in block.inputs:
+                (old if var.name in known else new)[var] = None
+    claimed = {var.name for var in function.outputs if var in new}
+    for var in [var for var in old if var.name in claimed and var not in function.outputs]:
+        del old[var]
+        new[var] = None
+    return list(old), list(new)
+
+
+def _new_ops(function: Function, written: set[Operation]) -> list[Operation]:
+    return [op for op in walk(function) if op in written and origin_of(op) is None]
+
+
+def _rename_vars(function: Function, old: list[Var], new: list[Var]) -> None:
+    outputs = set(function.outputs)
+    taken = {*function.inputs, *(var.name for var in old), *(var.name for var in outputs)}
+    for var in new:
+        if var not in outputs:
+            var.name = _free(var.name, taken)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name`, as an identifier and with a number behind it if it is taken; it is taken from now on."""
+    base = re.sub(r"\W", "_", name, flags=re.ASCII)
+    base = f"_{base}" if not base or base[0].isdigit() else base
+    free, number = base, 0
+    while free in taken:
+        number += 1
+        free = f"{base}_{number}"
+    taken.add(free)
+    return free

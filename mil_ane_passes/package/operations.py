@@ -1,0 +1,209 @@
+"""The ops of one block: their inputs looked up, their literals made consts, state ops paired."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from coremltools.converters.mil.frontend.milproto.load import _set_inputs_for_control_flow_op
+from coremltools.converters.mil.mil import Block, Operation, Var
+from coremltools.converters.mil.mil.block import curr_opset_version
+from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+from mil_ane_passes.core.errors import InputError
+
+from .build import OpBuilder, Rejected
+from .opaque import attribute_of
+from .origin import ATTRIBUTES, DEFAULT, INPUTS, Bound, NestedOrigin, Origin, Part, inputs_of, value_of
+from .values import Loaded, TypeReader, Unrepresentable, ValueReader
+
+UPDATE_STATE = "coreml_update_state"
+_STATE_PARAMS = {"input": "state", "data": "value"}
+
+
+class BlockReader:
+    """Reads the ops of one block in order; `scope` maps the names in sight to vars and grows with each op."""
+
+    def __init__(
+        self,
+        block: Block,
+        scope: MutableMapping[str, Var],
+        readers: tuple[ValueReader, TypeReader],
+        heavy: set[Var],
+        where: str,
+    ) -> None:
+        self._scope, self._where = scope, where
+        self._values, self._types = readers
+        self._build = OpBuilder(block, heavy)
+        self._write: Operation | None = None
+
+    def lookup(self, name: str, who: str) -> Var:
+        """The var called `name`; InputError when nothing before makes it."""
+        if name not in self._scope:
+            raise InputError(
+                f"{self._where}: {who} refer to {name!r}; expected an input or an earlier op of that name; "
+                "the package is damaged: take a fresh copy"
+            )
+        return self._scope[name]
+
+    def operation(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
+        """Adds one op to the block; InputError when its values contradict their declared types."""
+        write, self._write = self._write, None
+        if spec.type == "const" and self._const(spec, data):
+            return
+        name = _name_of(spec)
+        inputs, bounds = self._inputs(spec, name)
+        if spec.type == "write_state" and self._write_state(data, name, inputs, bounds):
+            return
+        if spec.type == "read_state" and write is not None and inputs.get("input") is write.state:
+            self._merge(write, spec, data, name, bounds)
+            return
+        self._generic(spec, data, name, inputs, bounds, blocks)
+
+    def _const(self, spec: Any, data: bytes) -> bool:
+        """Whether the op is a const that pymil has a form for."""
+        if "val" not in spec.attributes or len(spec.outputs) != 1:
+            return False
+        output = spec.outputs[0].name
+        loaded = self._read(spec.attributes["val"], f"const {output!r}")
+        if loaded is None:
+            return False
+        var = self._build.const(loaded, _name_of(spec))
+        self._publish(var, output)
+        part = Part(data, (), (0,))
+        var.op.origin = Origin((part,), (output,), (var.sym_type,), value=value_of(var.op))
+        return True
+
+    def _inputs(self, spec: Any, name: str) -> tuple[dict[str, Any], list[Bound]]:
+        inputs: dict[str, Any] = {}
+        bounds: list[Bound] = []
+        for key in sorted(spec.inputs):
+            args = [self._argument(binding, key, spec, name) for binding in spec.inputs[key].arguments]
+            found = [var for _, var in args if var is not None]
+            if found and len(found) == len(args):
+                inputs[key] = found[0] if len(found) == 1 else found
+                bounds.append(Bound(key, key, INPUTS, tuple(in_file for in_file, _ in args)))
+        if spec.type.startswith("constexpr_"):
+            self._add_attributes(spec, name, inputs, bounds)
+        return inputs, bounds
+
+    def _add_attributes(self, spec: Any, name: str, inputs: dict[str, Any], bounds: list[Bound]) -> None:
+        """Adds the inputs that the iOS 16 form of compressed weights writes as attributes."""
+        cls = self._class(spec.type)
+        for key in sorted(spec.attributes):
+            if cls is None or key not in cls.input_spec.input_types or key in inputs:
+                continue
+            loaded = self._read(spec.attributes[key], f"op {name!r} ({spec.type}), {key!r}")
+            if loaded is not None:
+                inputs[key] = self._build.literal(loaded, f"{name}_{key}")
+                bounds.append(Bound(key, key, ATTRIBUTES, (inputs[key],)))
+
+    def _argument(self, binding: Any, key: str, spec: Any, name: str) -> tuple[Any, Var | None]:
+        """What the file binds (a name, or the const of a literal) and its var; None where pymil has no form for it."""
+        if binding.WhichOneof("binding") == "name":
+            return binding.name, self.lookup(binding.name, f"the inputs of op {name!r} ({spec.type})")
+        loaded = self._read(binding.value, f"op {name!r} ({spec.type}), {key!r}")
+        var = None if loaded is None else self._build.literal(loaded, f"{name}_{key}")
+        return var, var
+
+    def _read(self, value: Any, who: str) -> Loaded | None:
+        try:
+            return self._values.read(value)
+        except Unrepresentable:
+            return None
+        except InputError as error:
+            raise InputError(f"{self._where}: {who}: {error}") from error
+
+    @staticmethod
+    def _class(op_type: str) -> Any:
+        """The host's class for `op_type` in the function's opset; None when it has none."""
+        if op_type == UPDATE_STATE:
+            return SSAOpRegistry.dialect_ops[op_type]
+        if op_type not in SSAOpRegistry.core_ops:
+            return None
+        try:
+            return _get_version_of_op(SSAOpRegistry.core_ops[op_type], curr_opset_version())
+        except ValueError:
+            return None
+
+    def _write_state(self, data: bytes, name: str, inputs: dict[str, Any], bounds: list[Bound]) -> bool:
+        """Whether a write_state could be made the host's `coreml_update_state`."""
+        if inputs.keys() != _STATE_PARAMS.keys():
+            return False
+        renamed = {_STATE_PARAMS[key]: var for key, var in inputs.items()}
+        try:
+            op = self._build.known(self._class(UPDATE_STATE), name, renamed, [], ())
+        except Rejected:
+            return False
+        part = Part(data, tuple(Bound(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), ())
+        op.origin = Origin((part,), (), (op.outputs[0].sym_type,))
+        self._write = op
+        return True
+
+    def _merge(self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[Bound]) -> None:
+        """A read right behind the write of the same state shows what was written: one op in pymil."""
+        output = spec.outputs[0].name
+        write.name = name
+        self._publish(write.outputs[0], output)
+        read = Part(data, tuple(Bound(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), (0,))
+        write.origin = Origin((*write.origin.parts, read), (output,), write.origin.sym_types)
+
+    def _generic(
+        self,
+        spec: Any,
+        data: bytes,
+        name: str,
+        inputs: dict[str, Any],
+        bounds: list[Bound],
+        blocks: tuple[NestedOrigin, ...],
+    ) -> None:
+        declared = [self._types.read(output.type) for output in spec.outputs]
+        op = self._make(spec, name, inputs, bounds, [origin.block for origin in blocks], declared)
+        for origin in blocks:
+            origin.block.outer_op = op
+        for output, var in zip(spec.outputs, op.outputs, strict=True):
+            self._publish(var, output.name)
+        if getattr(op, "opaque", False):
+            bounds = [replace(bound, param=attribute_of(bound.key)) for bound in bounds]
+        in_file = {bound.param for bound in bounds}
+        defaults = [Bound(p, p, DEFAULT, now) for p, now in inputs_of(op).items() if p not in in_file]
+        part = Part(data, (*bounds, *defaults), tuple(range(len(op.outputs))))
+        names = tuple(output.name for output in spec.outputs)
+        op.origin = Origin((part,), names, tuple(var.sym_type for var in op.outputs), blocks)
+
+    def _make(
+        self,
+        spec: Any,
+        name: str,
+        inputs: dict[str, Any],
+        bounds: list[Bound],
+        blocks: list[Block],
+        declared: list[Any],
+    ) -> Operation:
+        cls = self._class(spec.type)
+        # An input left out because pymil has no form for it would show the host's class a default instead.
+        complete = all(key in inputs for key in spec.inputs)
+        if cls is not None and spec.type != "const" and complete:
+            try:
+                bound = dict(inputs)
+                if blocks:
+                    _set_inputs_for_control_flow_op(bound, blocks, spec.type)
+                return self._build.known(cls, name, bound, blocks, declared)
+            except Rejected:
+                pass
+        return self._build.opaque(spec.type, name, inputs, blocks, declared)
+
+    def _publish(self, var: Var, name: str) -> None:
+        var.name = name
+        self._scope[name] = var
+
+
+def _name_of(spec: Any) -> str:
+    """The op's name: its attribute, else its first output's name, else its type."""
+    if "name" in spec.attributes:
+        names = spec.attributes["name"].immediateValue.tensor.strings.values
+        if names:
+            return str(names[0])
+    return str(spec.outputs[0].name if spec.outputs else spec.type)

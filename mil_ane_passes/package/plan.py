@@ -1,0 +1,148 @@
+"""What happens to the weights: which blobs are referred to, which are new, and where all of them go."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+from coremltools.converters.mil.mil import Var, types
+
+from mil_ane_passes.core.consts import LazyValue, blob_of
+
+from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align, payload_bytes
+
+WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
+_COMPARED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class NewBlob:
+    """Bytes that are in no weight file yet, in the form the host's writer takes, and the offset they are given."""
+
+    offset: int
+    source: SimpleNamespace
+
+
+@dataclass
+class WeightPlan:
+    """Gives every const a place: the blob it is a view of, or a new one behind the end of the weight file."""
+
+    files: WeightFiles
+    added: list[NewBlob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._offsets: dict[tuple[int, int, bytes], int] = {}
+        self._starts: dict[str, dict[int, Blob]] = {}
+        self.target = self._target()
+        opened = self.files.files.get(self.target or "")
+        self._end = opened.size if opened is not None else ALIGN
+
+    def _target(self) -> str | None:
+        """The weight file that new blobs go to; None when the package has no place for one."""
+        path = self.files.path(WEIGHT_FILE)
+        if path.is_file():
+            self.files.open(WEIGHT_FILE)
+        if path.is_file() or self.files.layout.has_item(path.parent):
+            return WEIGHT_FILE
+        return next(iter(self.files.files), None)
+
+    def existing(self, var: Var) -> tuple[str, int] | None:
+        """The file name and offset of the blob that holds the bytes of const `var`; None when they are new."""
+        code = DTYPES.get(var.dtype) if not types.is_list(var.sym_type) else None
+        if code is None:
+            return None
+        lazy = isinstance(var._sym_val, LazyValue)
+        ref = blob_of(var)
+        file = self.files.files.get(ref.name) if ref is not None else None
+        if ref is not None and file is not None and file.path == ref.file:
+            blob = file.blob(ref.offset)
+            if _fits(blob, code, var) and (lazy or _holds(file, blob, np.asarray(var.val))):
+                return ref.name, ref.offset
+        return None if lazy or not isinstance(var.val, np.ndarray) else self._viewed(var.val, code)
+
+    def _viewed(self, value: Array, code: int) -> tuple[str, int] | None:
+        if not value.flags.c_contiguous:
+            return None
+        for name, file in self.files.files.items():
+            at = _address(value) - _address(file.bytes)
+            if 0 <= at < file.size:
+                starts = self._starts.setdefault(name, {blob.data: blob for blob in file.known})
+                blob = starts.get(at)
+                if blob is not None and blob.dtype == code and blob.nbytes == value.nbytes:
+                    return name, blob.offset
+        return None
+
+    def add(self, var: Var) -> tuple[str, int]:
+        """The file name and offset for the bytes of const `var`, which are in no file; equal bytes share a place."""
+        assert self.target is not None
+        value = np.ascontiguousarray(var.val)
+        nbytes = payload_bytes(var.dtype, value.size)
+        key = (DTYPES[var.dtype], value.nbytes, hashlib.sha256(value.reshape(-1).view(np.uint8).data).digest())
+        if key not in self._offsets:
+            offset = align(self._end)
+            self._end = offset + ALIGN + nbytes
+            self._offsets[key] = offset
+            self.added.append(NewBlob(offset, SimpleNamespace(dtype=var.dtype, val=value)))
+        return self.target, self._offsets[key]
+
+
+def live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str, list[Blob]]:
+    """For each open weight file the blobs among `refs`, in file order (new ones are not in it)."""
+    live: dict[str, list[Blob]] = {name: [] for name in files.files}
+    for name, offset in sorted(refs):
+        file = files.open(name)
+        live.setdefault(name, [])
+        if offset < file.size:
+            live[name].append(file.blob(offset))
+    return live
+
+
+def packed(blobs: list[Blob]) -> tuple[dict[int, int], int]:
+    """The offset each blob has when nothing stands between them, and the size of the file then."""
+    moved: dict[int, int] = {}
+    end = ALIGN
+    for blob in blobs:
+        moved[blob.offset] = align(end)
+        end = moved[blob.offset] + ALIGN + blob.nbytes
+    return moved, end
+
+
+def moved_blobs(
+    files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float
+) -> dict[str, dict[int, int]]:
+    """For each weight file with more than `limit` of it dead: where its blobs go when the dead ones are dropped."""
+    moves: dict[str, dict[int, int]] = {}
+    for name, blobs in live.items():
+        moved, end = packed(blobs)
+        size = files.files[name].size
+        if size - end <= limit * size:
+            continue
+        for new in added if name == target else ():
+            moved[new.offset] = align(end)
+            end = moved[new.offset] + ALIGN + payload_bytes(new.source.dtype, new.source.val.size)
+        moves[name] = moved
+    return moves
+
+
+def _fits(blob: Blob, code: int, var: Var) -> bool:
+    count = int(np.prod(var.shape, dtype=np.int64))
+    return blob.dtype == code and blob.nbytes == payload_bytes(var.dtype, count)
+
+
+def _holds(file: WeightFile, blob: Blob, value: Array) -> bool:
+    """Whether `blob` has the bytes of `value`: by address for a view, else by comparing them piece by piece."""
+    if value.nbytes != blob.nbytes:
+        return False
+    if value.flags.c_contiguous and _address(value) == _address(file.bytes) + blob.data:
+        return True
+    ours = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    theirs = file.bytes[blob.data : blob.data + blob.nbytes]
+    pieces = range(0, blob.nbytes, _COMPARED_AT_ONCE)
+    return all(np.array_equal(ours[i : i + _COMPARED_AT_ONCE], theirs[i : i + _COMPARED_AT_ONCE]) for i in pieces)
+
+
+def _address(value: Array) -> int:
+    return int(value.__array_interface__["data"][0])

@@ -1,0 +1,136 @@
+"""The program of a model file as pymil, each op with its origin."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from coremltools import _OPSET
+from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+from coremltools.converters.mil.mil import Block, Function, ListVar, Placeholder, Program, Var, types
+from coremltools.converters.mil.mil.program import StateTensorPlaceholder
+
+from mil_ane_passes.core.errors import InputError
+
+from . import wire
+from .blobs import WeightFiles
+from .operations import BlockReader
+from .origin import BLOCKS, NestedOrigin
+from .values import TypeReader, ValueReader
+
+ML_PROGRAM, FUNCTIONS, SPECIALIZATIONS = 502, 2, 3
+BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
+_REMEDY = "the package is damaged: take a fresh copy"
+
+
+@dataclass(frozen=True)
+class FunctionOrigin:
+    """A function as it was in the file: its opset, the bytes of its block for it, and its interface."""
+
+    opset: str
+    function: Function
+    data: bytes
+    inputs: tuple[tuple[str, Any], ...]
+
+
+class ProgramReader:
+    """Reads one program; `where` names the package in messages."""
+
+    def __init__(self, files: WeightFiles, where: str) -> None:
+        self._types = TypeReader()
+        self._values = ValueReader(files, self._types)
+        self._where = where
+        self._heavy: set[Var] = set()
+
+    def read(self, raw: bytes, spec: Any) -> tuple[Program, dict[str, FunctionOrigin]]:
+        """The program of `spec`, whose file has the bytes `raw`; InputError when it contradicts itself."""
+        program, origins = Program(), {}
+        for name, data in self._function_bytes(raw).items():
+            origin = self._function(name, spec.mlProgram.functions[name], data, spec.specificationVersion)
+            program.functions[name] = origin.function
+            origins[name] = origin
+        names = list(program.functions)
+        default = spec.description.defaultFunctionName or program.default_function_name
+        program.default_function_name = default if default in names or not names else names[0]
+        program.export_as_multifunction = bool(spec.description.functions)
+        return program, origins
+
+    def _function_bytes(self, raw: bytes) -> dict[str, bytes]:
+        programs = wire.payloads(raw, ML_PROGRAM)
+        entries = [entry for program in programs for entry in wire.payloads(program, FUNCTIONS)]
+        functions = {wire.entry_key(entry): wire.entry_value(entry) for entry in entries}
+        if len(programs) != 1 or len(functions) != len(entries):
+            raise InputError(
+                f"{self._where}: the model file has {len(programs)} programs and {len(entries)} functions under "
+                f"{len(functions)} names; expected one program with distinct names; {_REMEDY}"
+            )
+        return functions
+
+    def _function(self, name: str, spec: Any, data: bytes, version: int) -> FunctionOrigin:
+        blocks = {wire.entry_key(e): wire.entry_value(e) for e in wire.payloads(data, SPECIALIZATIONS)}
+        if spec.opset not in blocks:
+            raise InputError(
+                f"{self._where}: function {name!r} is for opset {spec.opset!r} but has blocks for "
+                f"{', '.join(sorted(blocks)) or 'none'}; expected one for its opset; {_REMEDY}"
+            )
+        inputs = {i.name: self._placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
+        scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
+        with Function(inputs, opset_version=_target(spec.opset, version)) as function:
+            where = f"{self._where}: function {name!r}"
+            self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
+        signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
+        return FunctionOrigin(spec.opset, function, blocks[spec.opset], signature)
+
+    @staticmethod
+    def _placeholder(name: str, sym_type: Any) -> Placeholder:
+        if types.is_tensor(sym_type):
+            return Placeholder(sym_type.get_shape(), sym_type.get_primitive(), name=name)
+        if types.is_state(sym_type) and types.is_tensor(sym_type.wrapped_type()):
+            inner = sym_type.wrapped_type()
+            return StateTensorPlaceholder(inner.get_shape(), inner.get_primitive(), name=name)
+        # The host has no placeholder for other types, but nothing of it is needed except the var.
+        placeholder = Placeholder.__new__(Placeholder)
+        placeholder.sym_shape, placeholder.dtype, placeholder.name = (), sym_type, name
+        placeholder.outputs = [Var(name, sym_type)]
+        return placeholder
+
+    def _block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
+        slices = wire.payloads(data, OPERATIONS)
+        reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
+        for op_spec, op_data in zip(spec.operations, slices, strict=True):
+            blocks = self._nested(block, op_spec, op_data, scope, where) if op_spec.blocks else ()
+            reader.operation(op_spec, op_data, blocks)
+        block.set_outputs([reader.lookup(name, "the block's outputs") for name in spec.outputs])
+
+    def _nested(
+        self, outer: Block, op_spec: Any, op_data: bytes, scope: MutableMapping[str, Var], where: str
+    ) -> tuple[NestedOrigin, ...]:
+        found = []
+        # pymil wants the op before its blocks and the op wants its blocks; a stand-in serves until it is there.
+        stand_in = SimpleNamespace(enclosing_block=outer)
+        for spec, data in zip(op_spec.blocks, wire.payloads(op_data, BLOCKS), strict=True):
+            inputs = tuple(self._declared_var(i.name, self._types.read(i.type)) for i in spec.inputs)
+            # Names inside a block are gone behind it, and may hide names around it.
+            inner = ChainMap({var.name: var for var in inputs}, scope)
+            with Block(block_inputs=inputs, outer_op=stand_in, name=Block._get_new_name()) as block:
+                self._block(block, spec, data, inner, where)
+            found.append(NestedOrigin(block, data, tuple((var.name, var.sym_type) for var in inputs)))
+        return tuple(found)
+
+    @staticmethod
+    def _declared_var(name: str, sym_type: Any) -> Var:
+        if types.is_list(sym_type):
+            element, length, dynamic = sym_type.T
+            return ListVar(name, elem_type=element, init_length=length, dynamic_length=dynamic)
+        return Var(name, sym_type)
+
+
+def _target(opset: str, version: int) -> AvailableTarget:
+    """The host's target for `opset`; for one it does not know, the newest up to the specification version."""
+    known = {name: AvailableTarget(number) for number, name in _OPSET.items()}
+    if opset in known:
+        return known[opset]
+    return max(target for target in AvailableTarget if target <= max(version, min(AvailableTarget)))

@@ -1,0 +1,167 @@
+"""Types and values of the model format as pymil's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from coremltools import proto
+from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
+from coremltools.converters.mil.mil.program import get_new_variadic_symbol
+from coremltools.optimize import _utils as optimize_utils
+
+from mil_ane_passes.core.consts import LazyValue
+from mil_ane_passes.core.errors import InputError
+
+from .blobs import Array, Blob, WeightFile, WeightFiles
+
+MIL = proto.MIL_pb2
+
+
+class Unrepresentable(Exception):
+    """A type or value that pymil has no form for; the op that holds it is loaded as opaque."""
+
+
+class TypeReader:
+    """Reads declared types; equal ones without unknown dimensions are read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def read(self, declared: Any) -> Any:
+        """The pymil type of `declared` (a ValueType); `types.unknown` for what pymil has no type for."""
+        key = declared.SerializeToString()
+        if key not in self._known:
+            result, fresh = self._read(declared)
+            if fresh:
+                return result
+            self._known[key] = result
+        return self._known[key]
+
+    def _read(self, declared: Any) -> tuple[Any, bool]:
+        """The type, and whether it has new symbols (then it belongs to this one place)."""
+        kind = declared.WhichOneof("type")
+        if kind == "tensorType":
+            return self._tensor(declared.tensorType)
+        if kind == "stateType":
+            inner, fresh = self._read(declared.stateType.wrappedType)
+            return types.state(inner), fresh
+        if kind == "listType":
+            inner, fresh = self._read(declared.listType.type)
+            # The format does not say whether a list may grow; the host's reader says it may.
+            return types.list(inner, None, dynamic_length=True), fresh
+        if kind == "dictionaryType":
+            key, _ = self._read(declared.dictionaryType.keyType)
+            inner, fresh = self._read(declared.dictionaryType.valueType)
+            return types.dict(key, inner), fresh
+        if kind == "tupleType":
+            inners = [self._read(inner) for inner in declared.tupleType.types]
+            return types.tuple([inner for inner, _ in inners]), any(fresh for _, fresh in inners)
+        return types.unknown, False
+
+    @staticmethod
+    def _tensor(tensor: Any) -> tuple[Any, bool]:
+        dtype = types.type_mapping.PROTO_TO_BUILTIN_TYPE.get(tensor.dataType)
+        if dtype is None:
+            return types.unknown, False
+        if tensor.rank < 0:
+            return types.tensor(dtype, (get_new_variadic_symbol(),)), True
+        if not tensor.dimensions:
+            return dtype, False
+        shape = [_dimension(dimension) for dimension in tensor.dimensions]
+        return types.tensor(dtype, shape), not all(isinstance(size, int) for size in shape)
+
+
+def _dimension(dimension: Any) -> Any:
+    if dimension.WhichOneof("dimension") == "constant":
+        return int(dimension.constant.size)
+    return get_new_variadic_symbol() if dimension.unknown.variadic else get_new_symbol()
+
+
+class Loaded:
+    """A value of the file: what pymil takes for it, and the blob it lies in, if any."""
+
+    def __init__(self, value: Any, dtype: Any, file: WeightFile | None = None, blob: Blob | None = None) -> None:
+        self.value, self.dtype, self.file, self.blob = value, dtype, file, blob
+
+
+class ValueReader:
+    """Reads values: those in weight files as views or `LazyValue`s, the others as read-only arrays and scalars."""
+
+    def __init__(self, files: WeightFiles, type_reader: TypeReader) -> None:
+        self._files, self._types = files, type_reader
+
+    def read(self, value: Any) -> Loaded:
+        """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""
+        sym_type = self._types.read(value.type)
+        where = value.WhichOneof("value")
+        if types.is_list(sym_type) and where == "immediateValue":
+            elements = [self.read(element).value for element in value.immediateValue.list.values]
+            if not elements:
+                raise Unrepresentable("an empty list")
+            return Loaded(mil_list(elements), sym_type)
+        is_tensor = types.is_tensor(sym_type)
+        if where is None or not (is_tensor or types.is_scalar(sym_type)):
+            raise Unrepresentable(f"a value of type {sym_type.__name__}")
+        shape = sym_type.get_shape() if is_tensor else ()
+        dtype = sym_type.get_primitive() if is_tensor else sym_type
+        if not all(isinstance(size, int) for size in shape):
+            raise Unrepresentable("a value of unknown shape")
+        if where == "blobFileValue":
+            return self._from_file(value.blobFileValue, dtype, shape)
+        return Loaded(_immediate(value.immediateValue.tensor, dtype, shape, is_tensor), dtype)
+
+    def _from_file(self, ref: Any, dtype: Any, shape: tuple[int, ...]) -> Loaded:
+        count = int(np.prod(shape, dtype=np.int64))
+        file, blob = self._files.find(ref.fileName, ref.offset, dtype, count)
+        if types.is_sub_byte(dtype):
+            return Loaded(LazyValue(file.reader(blob, dtype, count), shape), dtype, file, blob)
+        return Loaded(file.view(blob, dtype).reshape(shape), dtype, file, blob)
+
+
+def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool) -> Any:
+    kind = tensor.WhichOneof("value")
+    stored = getattr(tensor, kind).values if kind else []
+    count = int(np.prod(shape, dtype=np.int64))
+    if dtype == types.str and not is_tensor:
+        _check_count(len(stored), 1, dtype)
+        return str(stored[0])
+    if isinstance(stored, bytes):
+        flat = _from_bytes(stored, dtype, count)
+    else:
+        flat = np.array(list(stored)).astype(types.nptype_from_builtin(dtype))
+    _check_count(flat.size, count, dtype)
+    array = flat.reshape(shape)
+    # What was loaded is the original of the const's bytes in the file: an edit must make a new const.
+    array.flags.writeable = False
+    return array if is_tensor else _scalar(dtype)(array.item())
+
+
+def _scalar(dtype: Any) -> Callable[[Any], Any]:
+    np_type = types.nptype_from_builtin(dtype)
+    return np_type.type if isinstance(np_type, np.dtype) else np_type
+
+
+def _from_bytes(stored: bytes, dtype: Any, count: int) -> Array:
+    np_type = types.nptype_from_builtin(dtype)
+    if types.is_sub_byte(dtype):
+        raw = np.frombuffer(stored, np.uint8)
+        flat = optimize_utils.restore_elements_from_packed_bits(
+            raw, dtype.get_bitwidth(), count, not dtype.is_unsigned()
+        )
+        return np.asarray(flat).astype(np_type)
+    if len(stored) % np.dtype(np_type).itemsize:
+        raise InputError(
+            f"an inline value of {len(stored)} bytes; expected {count} elements of {types.builtin_to_string(dtype)} "
+            "as declared; the package is damaged: take a fresh copy"
+        )
+    return np.frombuffer(stored, np_type)
+
+
+def _check_count(found: int, expected: int, dtype: Any) -> None:
+    if found != expected:
+        raise InputError(
+            f"an inline value of {found} elements; expected {expected} of {types.builtin_to_string(dtype)} as declared; "
+            "the package is damaged: take a fresh copy"
+        )

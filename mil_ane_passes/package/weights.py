@@ -1,0 +1,52 @@
+"""Weight files of a saved package: copied, appended to, or with the live blobs alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from coremltools.converters.mil.backend.mil import helper
+from coremltools.libmilstoragepython import _BlobStorageWriter
+
+from .blobs import ALIGN, DATA_OFFSET_AT, HEADER, VERSION, Blob, WeightFile
+from .files import copy_file, copy_range, write_all
+from .plan import NewBlob
+
+
+def write_weights(
+    source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None, added: list[NewBlob]
+) -> None:
+    """Writes weight file `target`: `source`, or only its `live` blobs when they are `moved`, then the `added` ones."""
+    if source is not None and moved is None:
+        copy_file(source.path, target)
+    elif source is not None:
+        _repack(source, target, live, moved or {})
+    _append(target, added, moved or {})
+
+
+def _repack(source: WeightFile, target: Path, live: list[Blob], moved: Mapping[int, int]) -> None:
+    with open(source.path, "rb") as src, open(target, "xb") as dst:
+        out = dst.fileno()
+        write_all(out, HEADER.pack(len(live), VERSION).ljust(ALIGN, b"\0"), 0)
+        for blob in live:
+            offset = moved[blob.offset]
+            metadata = bytearray(source.bytes[blob.offset : blob.offset + ALIGN].tobytes())
+            metadata[DATA_OFFSET_AT : DATA_OFFSET_AT + 8] = (offset + ALIGN).to_bytes(8, "little")
+            write_all(out, bytes(metadata), offset)
+            copy_range(src.fileno(), out, blob.data, offset + ALIGN, blob.nbytes)
+
+
+def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> None:
+    if not added:
+        return
+    if target.exists():
+        # Permissions are the source's only when all is written; a read-only source must not stop the writer.
+        target.chmod(0o600)
+    writer = _BlobStorageWriter(os.fspath(target), truncate_file=not target.exists())
+    for blob in added:
+        offset = helper._get_offset_by_writing_data(blob.source, writer)
+        expected = moved.get(blob.offset, blob.offset)
+        if offset != expected:
+            raise OSError(f"{target}: a blob was written at {offset}, {expected} expected")
+    del writer

@@ -1,0 +1,124 @@
+"""Protobuf at wire level: fields of a message as slices, and messages put together again from slices.
+
+Saving replaces the changed parts of a model file and keeps every other byte. Parsing and serializing would not:
+map entries lose their order there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+KEY, VALUE = 1, 2
+
+
+class Field(NamedTuple):
+    """One field of a message: `data[start:end]` is all of it, `data[body:end]` its payload."""
+
+    number: int
+    wire_type: int
+    start: int
+    body: int
+    end: int
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at `at` and the position behind it; ValueError when it is cut short or too long."""
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError(f"broken varint at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def varint(value: int) -> bytes:
+    """`value` as a varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(data: bytes) -> Iterator[Field]:
+    """The fields of message `data` in file order; ValueError when it is not a message."""
+    at, size = 0, len(data)
+    while at < size:
+        start = at
+        tag, at = read_varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        body = at
+        if wire_type == BYTES:
+            length, body = read_varint(data, at)
+            at = body + length
+        elif wire_type == VARINT:
+            _, at = read_varint(data, at)
+        elif wire_type in (FIXED64, FIXED32):
+            at += 8 if wire_type == FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {start}")
+        if at > size:
+            raise ValueError(f"field {number} at byte {start} is cut short")
+        yield Field(number, wire_type, start, body, at)
+
+
+def payloads(data: bytes, number: int) -> list[bytes]:
+    """The payloads of all length-delimited fields `number` of message `data`."""
+    return [data[f.body : f.end] for f in fields(data) if f.number == number and f.wire_type == BYTES]
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """`payload` as length-delimited field `number`."""
+    return varint(number << 3 | BYTES) + varint(len(payload)) + payload
+
+
+def entry_key(entry: bytes) -> str:
+    """The key of map entry `entry` (maps of the model format have string keys)."""
+    keys = payloads(entry, KEY)
+    return keys[-1].decode() if keys else ""
+
+
+def entry_value(entry: bytes) -> bytes:
+    """The message in map entry `entry`."""
+    values = payloads(entry, VALUE)
+    return values[-1] if values else b""
+
+
+def entry(key: str, value: bytes) -> bytes:
+    """A map entry."""
+    return field(KEY, key.encode()) + field(VALUE, value)
+
+
+def replace(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
+    """`data` with its fields `number` replaced by `new`, in the place of the first; the rest byte for byte."""
+    if payloads(data, number) == list(new):
+        return data
+    out: list[bytes] = []
+    written = False
+    for f in fields(data):
+        if f.number != number:
+            out.append(data[f.start : f.end])
+        elif not written:
+            out.extend(field(number, payload) for payload in new)
+            written = True
+    if not written:
+        out.extend(field(number, payload) for payload in new)
+    return b"".join(out)
+
+
+def edit(data: bytes, change: Callable[[Field, bytes], bytes | None]) -> bytes:
+    """`data` with each length-delimited payload that `change` gives another value for; the rest byte for byte."""
+    out: list[bytes] = []
+    changed = False
+    for f in fields(data):
+        new = change(f, data[f.body : f.end]) if f.wire_type == BYTES else None
+        changed = changed or new is not None
+        out.append(data[f.start : f.end] if new is None else field(f.number, new))
+    return b"".join(out) if changed else data

@@ -1,0 +1,163 @@
+"""Saving: a new package beside the old one, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from mil_ane_passes.core.errors import InputError
+
+from .blobs import Blob
+from .files import copy_file, copy_mode, sync
+from .model import Package
+from .plan import WeightPlan, live_blobs, moved_blobs
+from .refs import find_refs, move_refs
+from .weights import write_weights
+
+# Dead blobs are dropped when they are more than this part of a weight file.
+_DEAD_LIMIT = 0.01
+
+Writer = Callable[[Path], None]
+
+
+def save(package: Package, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Writes `package` to `path`: every byte as in the source, except for what changed in the program.
+
+    The package is complete when it appears; on any failure nothing is left. The source stays as it is.
+    Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
+    source changed on disk after it was loaded, when the interface changed, or when the disk refuses.
+    """
+    target = Path(os.path.abspath(path))
+    try:
+        check_destination(package.path, target, overwrite)
+        package.check_source()
+        writers = _writers(package)
+        with _staging(target) as temporary:
+            staged = temporary / target.name
+            _copy_folder(package.path, staged, package.path, writers)
+            for extra in writers:
+                (staged / extra).parent.mkdir(parents=True, exist_ok=True)
+                writers[extra](staged / extra)
+                sync(staged / extra)
+            sync(temporary)
+            _swap_in(staged, target, temporary)
+            sync(target.parent)
+    except OSError as error:
+        if isinstance(error, InputError):
+            raise
+        reason = error.strerror or str(error)
+        raise InputError(f"{target}: the package cannot be written ({reason}); nothing was left there") from error
+
+
+def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Raises InputError when `save` could not write a package loaded from `source` to `path`."""
+    target = Path(os.path.abspath(path))
+    if _overlap(os.path.realpath(source), os.path.realpath(target)):
+        raise InputError(
+            f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
+            "the source is never changed"
+        )
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if os.path.lexists(target) and not overwrite:
+        raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
+
+
+def _overlap(source: str, target: str) -> bool:
+    """Whether one of two real paths is the other, or inside it; by identity too, for names that differ in case."""
+    if os.path.commonpath([source, target]) in (source, target):
+        return True
+    around_target = [path for path in (target, *map(str, Path(target).parents)) if os.path.exists(path)]
+    if any(os.path.samefile(path, source) for path in around_target):
+        return True
+    around_source = map(str, Path(source).parents)
+    return os.path.exists(target) and any(os.path.samefile(path, target) for path in around_source)
+
+
+def _writers(package: Package) -> dict[Path, Writer]:
+    """What writes each file that is not a plain copy, by its path in the package."""
+    model, plan = package.emit()
+    if model == package.raw:
+        unchanged = package.layout.model.read_bytes() == model
+        return {} if unchanged else {_relative(package, package.layout.model): partial(_write_bytes, model)}
+    live = live_blobs(package.files, find_refs(model))
+    moves = moved_blobs(package.files, plan.added, plan.target, live, _DEAD_LIMIT)
+    model = move_refs(model, moves)
+    writers: dict[Path, Writer] = {_relative(package, package.layout.model): partial(_write_bytes, model)}
+    for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:
+        writers[_relative(package, package.files.path(name))] = _weight_writer(
+            package, plan, name, live.get(name, []), moves
+        )
+    return writers
+
+
+def _weight_writer(
+    package: Package, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]]
+) -> Writer:
+    added = plan.added if name == plan.target else []
+
+    def write(target: Path) -> None:
+        write_weights(package.files.files.get(name), target, live, moves.get(name), added)
+
+    return write
+
+
+def _relative(package: Package, path: Path) -> Path:
+    return path.relative_to(package.path)
+
+
+def _write_bytes(data: bytes, target: Path) -> None:
+    with open(target, "xb") as file:
+        file.write(data)
+
+
+def _copy_folder(source: Path, target: Path, root: Path, writers: dict[Path, Writer]) -> None:
+    """Copies a folder and all in it; files that have a writer are written by it, which is taken out of `writers`."""
+    target.mkdir()
+    with os.scandir(source) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            path, copy = Path(entry.path), target / entry.name
+            writer = writers.pop(path.relative_to(root), None)
+            if writer is not None:
+                writer(copy)
+            elif entry.is_symlink():
+                os.symlink(os.readlink(path), copy)
+                continue
+            elif entry.is_dir():
+                _copy_folder(path, copy, root, writers)
+                continue
+            else:
+                copy_file(path, copy)
+            copy_mode(path, copy)
+            sync(copy)
+    copy_mode(source, target)
+    sync(target)
+
+
+@contextmanager
+def _staging(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, gone afterwards."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap_in(staged: Path, target: Path, temporary: Path) -> None:
+    """Puts `staged` in the place of `target`; what was there goes to `temporary`, and comes back on a failure."""
+    if not os.path.lexists(target):
+        os.rename(staged, target)
+        return
+    aside = temporary / "replaced"
+    os.rename(target, aside)
+    try:
+        os.rename(staged, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise

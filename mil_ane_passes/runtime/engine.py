@@ -1,0 +1,144 @@
+"""`Runtime`: a program, checked once and then executed on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mil_ane_passes.core.errors import InputError, NotSupported, nearest
+from mil_ane_passes.runtime.feeds import check_feeds, check_state, split_inputs
+from mil_ane_passes.runtime.quirks import QUIRKS
+from mil_ane_passes.runtime.registry import load_kernels
+
+if TYPE_CHECKING:
+    from mil_ane_passes.runtime.machine import Machine, StateCell
+
+__all__ = ["PRECISIONS", "Runtime", "missing_ops"]
+
+#: float64: is the algebra the same; float32: floats in float32; float16: each value rounded to its declared dtype
+PRECISIONS = ("float64", "float32", "float16")
+
+#: how many places an error about missing ops names for each op type
+_PLACES = 3
+
+
+def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, str]]:
+    """(op type, value name) of each op that has no kernel, nested blocks included; of all functions by default."""
+    kernels = load_kernels()
+    functions = program.functions.values() if function is None else [_function(program, function)]
+    return [
+        (op.op_type, op.outputs[0].name if op.outputs else op.name)
+        for each in functions
+        for op in _walk(each)
+        if op.op_type not in kernels
+    ]
+
+
+class Runtime:
+    """Executes one function of `program`.
+
+    `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`).
+    """
+
+    def __init__(
+        self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = ()
+    ) -> None:
+        if precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise InputError(f"precision '{precision}': unknown{nearest(precision, PRECISIONS)} (known: {known})")
+        for quirk in quirks:
+            if quirk not in QUIRKS:
+                known = ", ".join(sorted(QUIRKS))
+                raise InputError(f"quirk '{quirk}': unknown{nearest(quirk, QUIRKS)} (known: {known})")
+        self.precision = precision
+        self.function = _function_name(program, function)
+        self._block = _function(program, self.function)
+        self._kernels = load_kernels()
+        _refuse_missing(missing_ops(program, self.function))
+        self._quirks = [QUIRKS[name]() for name in quirks]
+
+    def __call__(
+        self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. `state` is updated in place by state writes; states that are not given start as zeros."""
+        declared, states = split_inputs(self._block)
+        arrays = check_feeds(declared, feeds)
+        check_state(states, state or {})
+        machine = self._machine()
+        cells = self._state_cells(machine, states, state or {})
+        arguments = [
+            cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
+            for name, var in self._block.inputs.items()
+        ]
+        results = machine.run_block(self._block, arguments)
+        if state is not None:
+            for name, cell in cells.items():
+                if cell.written or name not in state:
+                    state[name] = machine.precision.numpy(cell.content, states[name].dtype)
+        outputs = zip(self._block.outputs, results)
+        return {var.name: self._leave(machine, var, value) for var, value in outputs}
+
+    def _machine(self) -> Machine:
+        from mil_ane_passes.runtime.machine import Machine
+        from mil_ane_passes.runtime.numeric import Precision
+
+        return Machine(self._kernels, Precision(self.precision), self._quirks)
+
+    @staticmethod
+    def _state_cells(machine: Machine, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:
+        from mil_ane_passes.runtime.machine import StateCell
+
+        cells = {}
+        for name, var in states.items():
+            content = given[name] if name in given else np.zeros(tuple(int(extent) for extent in var.shape))
+            stored = machine.precision.store(machine.precision.tensor(content), var.dtype)
+            cells[name] = StateCell(name, stored)
+        return cells
+
+    @staticmethod
+    def _leave(machine: Machine, var: Any, value: Any) -> Any:
+        import torch
+
+        return machine.precision.numpy(value, var.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _walk(block: Any) -> Iterable[Any]:
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from _walk(inner)
+
+
+def _function_name(program: Any, name: str | None) -> str:
+    """The function to run: the named one, else the program's default, else its only one."""
+    names = list(program.functions)
+    if name is None:
+        default = getattr(program, "default_function_name", "main")
+        if default in names:
+            return str(default)
+        if len(names) == 1:
+            return str(names[0])
+        raise InputError(f"the program has no default function; name one of: {', '.join(names)}")
+    if name not in names:
+        raise InputError(f"function '{name}': not in the program{nearest(name, names)} (functions: {', '.join(names)})")
+    return name
+
+
+def _function(program: Any, name: str) -> Any:
+    return program.functions[_function_name(program, name)]
+
+
+def _refuse_missing(missing: Sequence[tuple[str, str]]) -> None:
+    if not missing:
+        return
+    places: dict[str, list[str]] = {}
+    for op_type, name in missing:
+        places.setdefault(op_type, []).append(name)
+    listed = "; ".join(
+        f"{op_type} ({', '.join(repr(name) for name in names[:_PLACES])}"
+        + (f" and {len(names) - _PLACES} more)" if len(names) > _PLACES else ")")
+        for op_type, names in sorted(places.items())
+    )
+    raise NotSupported(f"the reference runtime has no kernel for: {listed}")

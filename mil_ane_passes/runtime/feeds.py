@@ -1,0 +1,95 @@
+"""Checks what the user feeds against what the function declares: names, dtypes, ranks and extents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from mil_ane_passes.core.errors import InputError, nearest
+
+__all__ = ["check_feeds", "check_state", "split_inputs"]
+
+
+def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A function's inputs by name: (those the user feeds, the states)."""
+    fed: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for name, var in function.inputs.items():
+        (states if types.is_state(var.sym_type) else fed)[name] = var
+    return fed, states
+
+
+def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The feeds as arrays, in declared order; raises `InputError` with who, found and expected."""
+    for name in feeds:
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise InputError(f"feed '{name}': no such input{nearest(name, declared)} (inputs: {known})")
+    symbols: dict[Any, tuple[int, str]] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, var in declared.items():
+        if name not in feeds:
+            raise InputError(f"input '{name}': not fed; expected {_describe(var)}")
+        array = np.asarray(feeds[name])
+        _check_dtype(f"feed '{name}'", array, var)
+        _check_shape(f"feed '{name}'", array.shape, var, symbols)
+        arrays[name] = array
+    return arrays
+
+
+def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a state that is not declared or does not fit."""
+    for name, value in state.items():
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise InputError(f"state '{name}': no such state{nearest(name, declared)} (states: {known})")
+        array = np.asarray(value)
+        _check_dtype(f"state '{name}'", array, declared[name])
+        _check_shape(f"state '{name}'", array.shape, declared[name], {})
+
+
+def _describe(var: Any) -> str:
+    extents = ", ".join(str(extent) for extent in var.shape)
+    return f"{types.builtin_to_string(var.dtype)} ({extents})"
+
+
+def _check_dtype(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
+    """Any float is accepted for a float, any integer that fits for an integer, and only bool for a bool."""
+    kind, dtype = array.dtype.kind, var.dtype
+    if types.is_float(dtype):
+        fits = kind == "f"
+    elif types.is_bool(dtype):
+        fits = kind == "b"
+    else:
+        fits = kind in "iu"
+        if fits and array.size:
+            bits, unsigned = int(dtype.get_bitwidth()), types.is_unsigned_int(dtype)
+            low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            found = int(array.min()), int(array.max())
+            if found[0] < low or found[1] > high:
+                raise InputError(f"{who}: found values {found[0]}..{found[1]}, expected {low}..{high}")
+    if not fits:
+        raise InputError(f"{who}: found dtype {array.dtype}, expected {types.builtin_to_string(dtype)}")
+
+
+def _check_shape(who: str, found: Sequence[int], var: Any, symbols: dict[Any, tuple[int, str]]) -> None:
+    expected = tuple(var.shape)
+    if any("*" in str(extent) and is_symbolic(extent) for extent in expected):
+        return  # variadic rank: any shape goes
+    if len(found) != len(expected):
+        raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe(var)}")
+    for axis, (size, extent) in enumerate(zip(found, expected)):
+        if not is_symbolic(extent):
+            if size != int(extent):
+                raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe(var)}; axis {axis} differs")
+            continue
+        known, where = symbols.setdefault(extent, (size, f"{who} axis {axis}"))
+        if known != size:
+            raise InputError(
+                f"{who}: found {size} on axis {axis}, expected {known}: "
+                f"the symbolic extent '{extent}' is {known} in {where}"
+            )

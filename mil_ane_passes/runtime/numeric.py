@@ -1,0 +1,105 @@
+"""How MIL values live in torch tensors under each precision.
+
+Floats: float64 everywhere, float32 everywhere, or (precision "float16") stored as declared and computed in float32.
+Integers of every width live in int32 (int64 for 64 bits and uint32) and are wrapped to their declared range when
+stored: torch lacks most kernels for the unsigned and the sub-byte types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from coremltools.converters.mil.mil import types
+
+__all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
+
+#: torch allocates on this boundary; vector libraries may round differently on another, so everything is brought to it.
+_ALIGNMENT = 64
+
+
+def tidy(x: torch.Tensor) -> torch.Tensor:
+    """`x` with the one canonical memory layout of its shape: dense, row-major, aligned."""
+    x = x.contiguous()
+    if x.data_ptr() % _ALIGNMENT:
+        x = x.clone()
+    # Axes of extent 1 may carry any stride and still count as contiguous; kernels look at strides to pick a layout.
+    return x.view(-1).view(x.shape) if x.dim() else x
+
+
+def bit_width(dtype: Any) -> int:
+    """Bits of an integer builtin type."""
+    return int(dtype.get_bitwidth())
+
+
+def is_tensor_value(value: object) -> bool:
+    """True for what `Precision.tensor` can turn into a tensor (not for strings, lists and states)."""
+    return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and not isinstance(value, np.str_)
+
+
+class Precision:
+    """One precision's rules for entering, computing, storing and leaving."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.compute = torch.float64 if name == "float64" else torch.float32
+
+    def tensor(self, value: Any) -> torch.Tensor:
+        """A numpy value as a tensor in the computing dtype, in memory that torch allocated (never shared)."""
+        array = np.asarray(value)
+        if array.dtype.kind == "f":
+            dtype = self.compute
+        elif array.dtype.kind == "b":
+            dtype = torch.bool
+        else:
+            wide = array.dtype.itemsize == 8 or array.dtype == np.uint32
+            dtype = torch.int64 if wide else torch.int32
+        out = torch.empty(array.shape, dtype=dtype)
+        np.copyto(out.numpy(), array, casting="unsafe")
+        return out
+
+    def operand(self, value: Any) -> Any:
+        """A stored value as the kernels see it: floats in the computing dtype."""
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.compute:
+            return value.to(self.compute)
+        return value
+
+    def store(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
+        """A kernel's result as it is kept for a variable declared as builtin type `dtype`."""
+        return tidy(value.to(self.storage(dtype)) if types.is_bool(dtype) else self._store_number(value, dtype))
+
+    def storage(self, dtype: Any) -> torch.dtype:
+        """The torch dtype that variables declared as builtin type `dtype` are kept in."""
+        if types.is_float(dtype):
+            return torch.float16 if self.name == "float16" and dtype == types.fp16 else self.compute
+        if types.is_bool(dtype):
+            return torch.bool
+        return torch.int64 if bit_width(dtype) == 64 or dtype == types.uint32 else torch.int32
+
+    def _store_number(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
+        if types.is_float(dtype):
+            return value.to(self.storage(dtype))
+        bits = bit_width(dtype)
+        value = value.to(self.storage(dtype))
+        if bits >= 64 or dtype == types.int32:
+            return value
+        value = value & ((1 << bits) - 1)
+        if types.is_unsigned_int(dtype):
+            return value
+        return torch.where(value >= 1 << (bits - 1), value - (1 << bits), value)
+
+    def numpy_dtype(self, dtype: Any) -> np.dtype[Any]:
+        """The dtype that results declared as builtin type `dtype` are returned in."""
+        if types.is_float(dtype):
+            half = self.name == "float16" and dtype == types.fp16
+            return np.dtype(np.float64 if self.name == "float64" else np.float16 if half else np.float32)
+        if types.is_bool(dtype):
+            return np.dtype(np.bool_)
+        # Sub-byte types carry metadata on their numpy dtype; users get the plain container type.
+        container: str = np.dtype(types.nptype_from_builtin(dtype)).str
+        return np.dtype(container)
+
+    def numpy(self, value: torch.Tensor, dtype: Any) -> np.ndarray[Any, Any]:
+        """A stored tensor as the numpy array handed to the user, in memory of its own."""
+        return np.array(value.numpy(), dtype=self.numpy_dtype(dtype))

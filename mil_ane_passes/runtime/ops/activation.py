@@ -1,0 +1,131 @@
+"""Activations. `alpha` and `beta` are scalars, or one value per channel for `prelu` and `softplus_parametric`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.numeric import tidy
+from mil_ane_passes.runtime.registry import kernel
+
+__all__ = ["apply_softmax", "by_name"]
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def softplus_of(x: torch.Tensor) -> torch.Tensor:
+    """`log(1 + e^x)` without overflow."""
+    return torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
+
+
+def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Along the last axis always, so that moving the axis does not change how the sum is rounded."""
+    if x.dim() == 0:
+        return torch.ones_like(x)
+    return torch.softmax(tidy(x.movedim(axis, -1)), dim=-1).movedim(-1, axis)
+
+
+_PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": relu,
+    "relu6": lambda x: torch.clamp(x, 0.0, 6.0),
+    "sigmoid": torch.sigmoid,
+    "silu": lambda x: x * torch.sigmoid(x),
+    "softplus": softplus_of,
+    "softsign": lambda x: x / (1.0 + torch.abs(x)),
+}
+
+#: the activations a recurrent op may name, with the constants coremltools' own op tests expect
+_RECURRENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "hard_sigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0.0, 1.0),
+    "linear": lambda x: x,
+    "relu": relu,
+    "scaled_tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "sigmoid_hard": lambda x: torch.clamp(0.2 * x + 0.5, 0.0, 1.0),
+    "tanh": torch.tanh,
+}
+
+
+def by_name(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation a recurrent op names."""
+    return _RECURRENT[name.lower()]
+
+
+@kernel(*_PLAIN)
+def plain(op: Any, ins: Any) -> torch.Tensor:
+    return _PLAIN[op.op_type](ins["x"])
+
+
+@kernel("softmax")
+def softmax(op: Any, ins: Any) -> torch.Tensor:
+    return apply_softmax(ins["x"], ins.value("axis"))
+
+
+@kernel("clamped_relu")
+def clamped_relu(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.minimum(torch.where(x >= 0, x, ins["alpha"] * x), ins["beta"])
+
+
+@kernel("elu")
+def elu(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.where(x > 0, x, ins["alpha"] * torch.expm1(x))
+
+
+@kernel("gelu")
+def gelu(op: Any, ins: Any) -> torch.Tensor:
+    x, mode = ins["x"], ins.value("mode")
+    if mode == "TANH_APPROXIMATION":
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    if mode == "SIGMOID_APPROXIMATION":
+        return x * torch.sigmoid(1.702 * x)
+    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+@kernel("leaky_relu")
+def leaky_relu(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.where(x < 0, ins["alpha"] * x, x)
+
+
+@kernel("linear_activation")
+def linear_activation(op: Any, ins: Any) -> torch.Tensor:
+    return ins["alpha"] * ins["x"] + ins["beta"]
+
+
+@kernel("prelu")
+def prelu(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.where(x > 0, x, _per_channel(ins["alpha"], x) * x)
+
+
+@kernel("scaled_tanh")
+def scaled_tanh(op: Any, ins: Any) -> torch.Tensor:
+    return ins["alpha"] * torch.tanh(ins["x"] * ins["beta"])
+
+
+@kernel("sigmoid_hard")
+def sigmoid_hard(op: Any, ins: Any) -> torch.Tensor:
+    return torch.clamp(ins["alpha"] * ins["x"] + ins["beta"], 0.0, 1.0)
+
+
+@kernel("softplus_parametric")
+def softplus_parametric(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return _per_channel(ins["alpha"], x) * softplus_of(x * _per_channel(ins["beta"], x))
+
+
+@kernel("thresholded_relu")
+def thresholded_relu(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.where(x < ins["alpha"], 0.0, x)
+
+
+def _per_channel(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return parameter.reshape(-1, *(1,) * (x.dim() - 2)) if parameter.dim() else parameter

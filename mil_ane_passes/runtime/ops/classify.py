@@ -1,0 +1,17 @@
+"""The classifier's head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mil_ane_passes.runtime.registry import kernel
+
+
+@kernel("classify")
+def classify(op: Any, ins: Any) -> tuple[Any, dict[Any, float]]:
+    """The label of the most probable class, and the probability of each."""
+    probabilities = ins["probabilities"].reshape(-1).tolist()
+    classes = getattr(ins["classes"], "ls", ins["classes"])
+    classes = [each.item() if hasattr(each, "item") else each for each in classes]
+    best = max(range(len(probabilities)), key=probabilities.__getitem__)
+    return classes[best], dict(zip(classes, probabilities))

@@ -1,0 +1,108 @@
+"""Constants, branches, loops and lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.registry import kernel
+
+
+class TensorList:
+    """A MIL list of tensors. Never changed: a write makes a new list, as in SSA."""
+
+    def __init__(self, items: list[torch.Tensor | None], dynamic: bool) -> None:
+        self.items = items
+        self.dynamic = dynamic
+
+    def written(self, index: int, value: torch.Tensor) -> TensorList:
+        """A copy with `value` at `index`; a list of dynamic length grows to take it."""
+        items = list(self.items)
+        if self.dynamic and index >= len(items):
+            items += [None] * (index + 1 - len(items))
+        items[index] = value
+        return TensorList(items, self.dynamic)
+
+    def read(self, index: int) -> torch.Tensor:
+        """The element at `index`; one that was never written reads as zeros, of the shape its neighbours have."""
+        item = self.items[index]
+        if item is not None:
+            return item
+        known = next((each for each in self.items if each is not None), None)
+        if known is None:
+            raise IndexError(f"list element {index} is read before any element is written")
+        return torch.zeros_like(known)
+
+
+@kernel("const", "_const_symbolic")
+def const(op: Any, ins: Any) -> Any:
+    """Constants are read when used and never executed; this only declares that they are supported."""
+    return ins.machine.operand(op.outputs[0])
+
+
+@kernel("select")
+def select(op: Any, ins: Any) -> torch.Tensor:
+    return torch.where(ins["cond"].bool(), ins["a"], ins["b"])
+
+
+@kernel("cond")
+def cond(op: Any, ins: Any) -> list[Any]:
+    taken = op.blocks[0] if ins.value("pred") else op.blocks[1]
+    return list(ins.machine.run_block(taken))
+
+
+@kernel("while_loop")
+def while_loop(op: Any, ins: Any) -> list[Any]:
+    proceeds, body = op.blocks
+    values = [ins.machine.keep(var, value) for var, value in zip(op.inputs["loop_vars"], ins["loop_vars"])]
+    while bool(ins.machine.run_block(proceeds, values)[0]):
+        values = ins.machine.run_block(body, values)
+    return values
+
+
+@kernel("make_list")
+def make_list(op: Any, ins: Any) -> TensorList:
+    shape = [extent for extent in ins["elem_shape"]]
+    items: list[torch.Tensor | None] = [None] * int(ins.value("init_length"))
+    if all(isinstance(extent, torch.Tensor) for extent in shape):
+        dtype = torch.int32 if ins.value("dtype") == "int32" else ins.compute
+        dtype = torch.bool if ins.value("dtype") == "bool" else dtype
+        items = [torch.zeros([int(extent) for extent in shape], dtype=dtype) for _ in items]
+    return TensorList(items, bool(ins.value("dynamic_length")))
+
+
+@kernel("list_length")
+def list_length(op: Any, ins: Any) -> torch.Tensor:
+    return torch.tensor(len(ins["ls"].items), dtype=torch.int32)
+
+
+@kernel("list_write")
+def list_write(op: Any, ins: Any) -> TensorList:
+    made: TensorList = ins["ls"].written(int(ins["index"]), _stored(ins, "value"))
+    return made
+
+
+@kernel("list_read")
+def list_read(op: Any, ins: Any) -> torch.Tensor:
+    return ins.machine.precision.operand(ins["ls"].read(int(ins["index"])))
+
+
+@kernel("list_gather")
+def list_gather(op: Any, ins: Any) -> torch.Tensor:
+    picked = [ins["ls"].read(index) for index in ins.values("indices")]
+    return ins.machine.precision.operand(torch.stack(picked))
+
+
+@kernel("list_scatter")
+def list_scatter(op: Any, ins: Any) -> TensorList:
+    made: TensorList = ins["ls"]
+    values = _stored(ins, "value")
+    for position, index in enumerate(ins.values("indices")):
+        made = made.written(index, values[position])
+    return made
+
+
+def _stored(ins: Any, name: str) -> torch.Tensor:
+    """An operand in the dtype its variable is stored in: lists hold stored values."""
+    return ins.machine.keep(ins.var(name), ins[name])

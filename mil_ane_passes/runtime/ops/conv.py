@@ -1,0 +1,156 @@
+"""Convolutions. A 1-D one and the same one lifted to 2-D run the very same kernel: see `_drop_trivial_axes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mil_ane_passes.runtime.numeric import tidy
+from mil_ane_passes.runtime.registry import kernel
+
+__all__ = ["add_bias", "convolved", "forward_pads", "transposed"]
+
+_CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
+_CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+
+
+@kernel("conv")
+def conv(op: Any, ins: Any) -> torch.Tensor:
+    return add_bias(convolved(ins, ins["weight"]), ins.get("bias"))
+
+
+@kernel("conv_transpose")
+def conv_transpose(op: Any, ins: Any) -> torch.Tensor:
+    return add_bias(transposed(ins), ins.get("bias"))
+
+
+@kernel("conv_quantized")
+def conv_quantized(op: Any, ins: Any) -> torch.Tensor:
+    """`W_float = W_quantized * scale + bias`, with scale and bias per output channel or one for all."""
+    weight = ins["weight"].to(ins.compute)
+    shape = (-1,) + (1,) * (weight.dim() - 1)
+    weight = weight * ins["quant_scale"].reshape(-1).view(shape) + ins["quant_bias"].reshape(-1).view(shape)
+    bias = ins.get("bias")
+    return add_bias(convolved(ins, weight), None if bias is None else bias.to(ins.compute))
+
+
+def same_pad(excess: int, lower: bool) -> tuple[int, int]:
+    """Padding `excess` elements split before and after; the odd one goes after, or before for `same_lower`."""
+    excess = max(excess, 0)
+    small, large = excess // 2, excess - excess // 2
+    return (large, small) if lower else (small, large)
+
+
+def forward_pads(ins: Any, extents: list[int], kernel_extents: list[int], strides: list[int]) -> list[tuple[int, int]]:
+    """(before, after) for each spatial axis of a convolution or a pooling."""
+    pad_type, pad = ins.value("pad_type"), ins.values("pad")
+    if pad_type == "custom":
+        return [(pad[2 * axis], pad[2 * axis + 1]) for axis in range(len(extents))]
+    if pad_type in ("same", "same_lower"):
+        return [
+            same_pad((-(-extent // stride) - 1) * stride + reach - extent, pad_type == "same_lower")
+            for extent, reach, stride in zip(extents, kernel_extents, strides)
+        ]
+    return [(0, 0)] * len(extents)
+
+
+def convolved(ins: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The convolution without its bias."""
+    x = ins["x"]
+    strides, dilations = ins.values("strides"), ins.values("dilations")
+    reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
+    pads = forward_pads(ins, list(x.shape[2:]), reach, strides)
+    rank = x.dim() - 2
+    trivial = [x.shape[2 + axis] == 1 == weight.shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
+    kept = _kept_axes(trivial)
+    # Padding is always explicit: padded zeros meet infinite weights the same way whatever the pads are.
+    flat = [amount for axis in reversed(kept) for amount in pads[axis]]
+    padded = functional.pad(_drop_trivial_axes(x, kept), flat)
+    y = _CONV[len(kept) - 1](
+        tidy(padded),
+        tidy(_drop_trivial_axes(weight, kept)),
+        None,
+        stride=[strides[axis] for axis in kept],
+        dilation=[dilations[axis] for axis in kept],
+        groups=ins.value("groups"),
+    )
+    return _restore_axes(y, rank, kept)
+
+
+def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
+    """The transposed convolution without its bias: computed in full, then cropped or extended with zeros.
+
+    `swap_pads` (for fault models) takes the custom pads before an axis for those after it.
+    """
+    x, weight = ins["x"], ins["weight"]
+    strides, dilations = ins.values("strides"), ins.values("dilations")
+    rank = x.dim() - 2
+    full = [
+        (x.shape[2 + axis] - 1) * strides[axis] + (weight.shape[2 + axis] - 1) * dilations[axis] + 1
+        for axis in range(rank)
+    ]
+    same = [x.shape[2 + axis] * strides[axis] for axis in range(rank)]
+    starts, lengths = _transposed_window(ins, full, same, swap_pads)
+    trivial = [
+        x.shape[2 + axis] == 1 == weight.shape[2 + axis] and starts[axis] == 0 and lengths[axis] == 1
+        for axis in range(rank)
+    ]
+    kept = _kept_axes(trivial)
+    y = _CONV_TRANSPOSE[len(kept) - 1](
+        tidy(_drop_trivial_axes(x, kept)),
+        tidy(_drop_trivial_axes(weight, kept)),
+        None,
+        stride=[strides[axis] for axis in kept],
+        dilation=[dilations[axis] for axis in kept],
+        groups=ins.value("groups"),
+    )
+    # A negative amount crops, a positive one extends with zeros.
+    crops = [(-starts[axis], starts[axis] + lengths[axis] - full[axis]) for axis in kept]
+    y = functional.pad(y, [amount for crop in reversed(crops) for amount in crop])
+    return _restore_axes(y, rank, kept)
+
+
+def _transposed_window(
+    ins: Any, full: list[int], same: list[int], swap_pads: bool
+) -> tuple[list[int], list[int]]:
+    """(first element kept, length) on each spatial axis of the full transposed convolution."""
+    pad_type, pad, shape = ins.value("pad_type"), ins.values("pad"), ins.values("output_shape")
+    rank = len(full)
+    if pad_type == "custom":
+        starts = [pad[2 * axis + swap_pads] for axis in range(rank)]
+        lengths = [full[axis] - pad[2 * axis] - pad[2 * axis + 1] for axis in range(rank)]
+        return starts, list(shape[2:]) if shape else lengths
+    if pad_type in ("same", "same_lower"):
+        lengths = list(shape[2:]) if shape else same
+        starts = [same_pad(full[axis] - lengths[axis], pad_type == "same_lower")[0] for axis in range(rank)]
+        return starts, lengths
+    return [0] * rank, list(shape[2:]) if shape else full
+
+
+def _kept_axes(trivial: list[bool]) -> list[int]:
+    """The spatial axes that take part; the last one when none does, so that there is something to convolve."""
+    return [axis for axis, drop in enumerate(trivial) if not drop] or [len(trivial) - 1]
+
+
+def _drop_trivial_axes(x: torch.Tensor, kept: list[int]) -> torch.Tensor:
+    """Without the spatial axes on which input, kernel and output have extent 1 and nothing is padded.
+
+    They do not change the sums, but a library may pick another algorithm for the other rank and round differently.
+    """
+    return x.reshape(*x.shape[:2], *(x.shape[2 + axis] for axis in kept))
+
+
+def _restore_axes(y: torch.Tensor, rank: int, kept: list[int]) -> torch.Tensor:
+    extents = [1] * rank
+    for axis, extent in zip(kept, y.shape[2:]):
+        extents[axis] = extent
+    return y.reshape(*y.shape[:2], *extents)
+
+
+def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Always one addition: no bias is bit for bit a zero bias (-0 becomes +0)."""
+    if bias is None:
+        return y + 0.0
+    return y + bias.reshape(1, -1, *(1,) * (y.dim() - 2))

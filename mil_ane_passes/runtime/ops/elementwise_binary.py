@@ -1,0 +1,70 @@
+"""Elementwise ops of two operands, with numpy broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.registry import kernel
+
+__all__ = ["same_kind"]
+
+_PLAIN = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "equal": torch.eq,
+    "not_equal": torch.ne,
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+    "pow": torch.pow,
+}
+
+
+@kernel(*_PLAIN)
+def plain(op: Any, ins: Any) -> torch.Tensor:
+    """Ops that torch has under the same meaning; int32 wraps."""
+    return _PLAIN[op.op_type](*same_kind(ins["x"], ins["y"]))
+
+
+@kernel("real_div")
+def real_div(op: Any, ins: Any) -> torch.Tensor:
+    """On integers the exact quotient, truncated when it is stored as an integer."""
+    x, y = ins["x"], ins["y"]
+    if x.is_floating_point() or y.is_floating_point():
+        return x / y
+    return torch.where(y == 0, 0.0, x.double() / y.double())
+
+
+@kernel("floor_div")
+def floor_div(op: Any, ins: Any) -> torch.Tensor:
+    x, y = same_kind(ins["x"], ins["y"])
+    if x.is_floating_point():
+        return torch.div(x, y, rounding_mode="floor")
+    # 64 bits hold the one quotient that int32 cannot (-2**31 // -1); dividing by zero gives 0, as numpy.
+    wide = torch.div(x.long(), torch.where(y == 0, 1, y).long(), rounding_mode="floor")
+    return torch.where(y == 0, 0, wide)
+
+
+@kernel("mod")
+def mod(op: Any, ins: Any) -> torch.Tensor:
+    """The remainder with the sign of the divisor."""
+    x, y = same_kind(ins["x"], ins["y"])
+    if x.is_floating_point():
+        return torch.remainder(x, y)
+    wide = torch.remainder(x.long(), torch.where(y == 0, 1, y).long())
+    return torch.where(y == 0, 0, wide)
+
+
+def same_kind(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch gives a 0-d operand no say in the result's dtype and `maximum` wants equal ones: promote first."""
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return x.to(dtype), y.to(dtype)

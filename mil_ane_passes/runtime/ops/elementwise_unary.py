@@ -1,0 +1,81 @@
+"""Elementwise ops of one operand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.registry import kernel
+
+_PLAIN = {
+    "abs": torch.abs,
+    "acos": torch.acos,
+    "asin": torch.asin,
+    "atan": torch.atan,
+    "atanh": torch.atanh,
+    "ceil": torch.ceil,
+    "cos": torch.cos,
+    "cosh": torch.cosh,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "floor": torch.floor,
+    "logical_not": torch.logical_not,
+    "round": torch.round,  # half to even, as numpy
+    "sin": torch.sin,
+    "sinh": torch.sinh,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+}
+
+
+@kernel(*_PLAIN)
+def plain(op: Any, ins: Any) -> torch.Tensor:
+    """Ops that torch has under the same meaning."""
+    return _PLAIN[op.op_type](ins["x"])
+
+
+@kernel("cast")
+def cast(op: Any, ins: Any) -> torch.Tensor:
+    """The declared dtype of the output says it all; storing truncates floats toward zero and wraps integers."""
+    return ins["x"]
+
+
+@kernel("clip")
+def clip(op: Any, ins: Any) -> torch.Tensor:
+    return torch.minimum(torch.maximum(ins["x"], ins["alpha"]), ins["beta"])
+
+
+@kernel("exp2")
+def exp2(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.exp2(x if x.is_floating_point() else x.double())
+
+
+@kernel("inverse")
+def inverse(op: Any, ins: Any) -> torch.Tensor:
+    return 1.0 / (ins["x"] + ins["epsilon"])
+
+
+@kernel("log")
+def log(op: Any, ins: Any) -> torch.Tensor:
+    return torch.log(ins["x"] + ins["epsilon"])
+
+
+@kernel("rsqrt")
+def rsqrt(op: Any, ins: Any) -> torch.Tensor:
+    return 1.0 / torch.sqrt(ins["x"] + ins["epsilon"])
+
+
+@kernel("sign")
+def sign(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    # torch says sign(NaN) is 0; numpy and IEEE keep it.
+    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+
+
+@kernel("threshold")
+def threshold(op: Any, ins: Any) -> torch.Tensor:
+    return torch.maximum(ins["x"], ins["alpha"].to(ins["x"].dtype))

@@ -1,0 +1,215 @@
+"""Resizing, cropping and resampling of images (the last two axes; `resize` takes any number of last axes)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.registry import kernel
+
+
+def grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
+    """`count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes."""
+    index = torch.arange(count, dtype=first.dtype)
+    span = last - first
+    if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
+        if count == 1:
+            return first + (span / 2 if mode == "ALIGN_CORNERS" else 0 * span) + 0 * index
+        return first + index * (span / (count - 1))
+    if mode == "OFFSET_CORNERS":
+        return first + (index + 0.5) * (span.clamp(min=1.0) / count)
+    spacing = (span + 1) / count
+    if mode == "UNALIGN_CORNERS":
+        return first + (index + 0.5) * spacing - 0.5
+    return first + index * spacing
+
+
+def _image_grid(extent: int, count: int, mode: str) -> torch.Tensor:
+    """The grid over a whole axis, kept inside. In float64: it must not depend on the precision of the image."""
+    ends = torch.tensor([0.0, extent - 1.0], dtype=torch.float64)
+    return grid(ends[0], ends[1], count, mode).clamp(0.0, extent - 1.0)
+
+
+def _linear(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
+    """`x` interpolated at `points` of one axis."""
+    low = points.floor().long()
+    high = (low + 1).clamp(max=x.shape[axis] - 1)
+    weight = (points - low).to(x.dtype).reshape([-1 if each == axis else 1 for each in range(x.dim())])
+    below, above = torch.index_select(x, axis, low), torch.index_select(x, axis, high)
+    # A point on an element takes it as it is: infinity times weight zero would be NaN.
+    return torch.where(weight == 0, below, below * (1 - weight) + above * weight)
+
+
+def _resized(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor:
+    """The last axes of `x` interpolated linearly to `sizes`."""
+    x = x if x.is_floating_point() else x.double()
+    for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
+        x = _linear(x, axis, _image_grid(x.shape[axis], size, mode))
+    return x
+
+
+def _nearest(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Element `floor(i * in / out)` of each axis, as torch and TensorFlow choose."""
+    for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
+        x = torch.index_select(x, axis, torch.arange(size) * x.shape[axis] // size)
+    return x
+
+
+def _scaled_sizes(ins: Any) -> list[int]:
+    x = ins["x"]
+    factors = ins.value("scale_factor_height"), ins.value("scale_factor_width")
+    return [math.floor(extent * factor) for extent, factor in zip(x.shape[-2:], factors)]
+
+
+@kernel("upsample_nearest_neighbor")
+def upsample_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
+    return _nearest(ins["x"], _scaled_sizes(ins))
+
+
+@kernel("resize_nearest_neighbor")
+def resize_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
+    return _nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")])
+
+
+@kernel("upsample_bilinear")
+def upsample_bilinear(op: Any, ins: Any) -> torch.Tensor:
+    mode = "STRICT_ALIGN_CORNERS" if ins.value("align_corners") else "UNALIGN_CORNERS"
+    if ins.accepts("half_pixel_centers") and ins.value("half_pixel_centers") is False and mode == "UNALIGN_CORNERS":
+        mode = "DEFAULT"
+    return _resized(ins["x"], _scaled_sizes(ins), mode)
+
+
+@kernel("resize_bilinear")
+def resize_bilinear(op: Any, ins: Any) -> torch.Tensor:
+    sizes = [ins.value("target_size_height"), ins.value("target_size_width")]
+    return _resized(ins["x"], sizes, ins.value("sampling_mode"))
+
+
+@kernel("resize")
+def resize(op: Any, ins: Any) -> torch.Tensor:
+    x, count = ins["x"], ins.value("resized_dims")
+    wanted = ins.values("shape")[-count:] if count else []
+    sizes = [size or extent for size, extent in zip(wanted, x.shape[x.dim() - count :])]
+    if ins.value("interpolation_mode") == "LINEAR":
+        return _resized(x, sizes, ins.value("sampling_mode"))
+    for axis, size in enumerate(sizes, start=x.dim() - count):
+        points = _image_grid(x.shape[axis], size, ins.value("sampling_mode"))
+        x = torch.index_select(x, axis, (points + 0.5).floor().long().clamp(max=x.shape[axis] - 1))
+    return x
+
+
+@kernel("crop")
+def crop(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    (top, bottom), (left, right) = ins.values("crop_height"), ins.values("crop_width")
+    return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
+
+
+def sampled(
+    image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None, nearest: bool = False
+) -> torch.Tensor:
+    """`image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None."""
+    if nearest:
+        return _picked(image, rows.round(), columns.round(), fill)
+    top, left = rows.floor(), columns.floor()
+    down, right = (rows - top).to(image.dtype), (columns - left).to(image.dtype)
+    upper = _picked(image, top, left, fill) * (1 - right) + _picked(image, top, left + 1, fill) * right
+    lower = _picked(image, top + 1, left, fill) * (1 - right) + _picked(image, top + 1, left + 1, fill) * right
+    return upper * (1 - down) + lower * down
+
+
+def _picked(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None) -> torch.Tensor:
+    height, width = image.shape[-2:]
+    found = image[:, rows.clamp(0, height - 1).long(), columns.clamp(0, width - 1).long()]
+    if fill is None:
+        return found
+    inside = (rows >= 0) & (rows <= height - 1) & (columns >= 0) & (columns <= width - 1)
+    return torch.where(inside, found, torch.tensor(fill, dtype=image.dtype))
+
+
+def _box(corners: list[float], ins: Any, height: int, width: int) -> list[torch.Tensor]:
+    """A box as [first row, first column, last row, last column], in elements."""
+    mode = ins.value("box_coordinate_mode")
+    a, b, c, d = (torch.tensor(float(each), dtype=torch.float64) for each in corners)
+    if mode.endswith("WIDTH_FIRST"):
+        a, b, c, d = b, a, d, c
+    if mode.startswith("CENTER_SIZE"):
+        a, b, c, d = a - c / 2, b - d / 2, a + c / 2, b + d / 2
+    scale = ins.value("spatial_scale")
+    if ins.value("normalized_coordinates"):
+        return [a * scale * (height - 1), b * scale * (width - 1), c * scale * (height - 1), d * scale * (width - 1)]
+    return [a * scale, b * scale, c * scale, d * scale]
+
+
+def _cropped(image: torch.Tensor, corners: list[float], ins: Any) -> torch.Tensor:
+    height, width = image.shape[-2:]
+    top, left, bottom, right = _box(corners, ins, height, width)
+    mode = ins.value("sampling_mode")
+    rows = grid(top, bottom, ins.value("target_height"), mode)[:, None]
+    columns = grid(left, right, ins.value("target_width"), mode)[None, :]
+    fill = ins.value("pad_value") if ins.accepts("pad_value") else 0.0
+    # A point outside the image takes the padding value; one inside never mixes with it.
+    y = sampled(image, rows, columns, None)
+    inside = (rows >= 0) & (rows <= height - 1) & (columns >= 0) & (columns <= width - 1)
+    return torch.where(inside, y, torch.tensor(fill, dtype=image.dtype))
+
+
+@kernel("crop_resize")
+def crop_resize(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    if ins.accepts("boxes"):
+        boxes = ins["boxes"].tolist()
+        indices = ins.values("box_indices") if ins.var("box_indices") is not None else range(len(boxes))
+        return torch.stack([_cropped(x[index], box, ins) for index, box in zip(indices, boxes)])
+    rois = ins["roi"].flatten(1).tolist()
+    if len(rois[0]) == 5:
+        return torch.stack([_cropped(x[int(roi[0])], roi[1:], ins)[None] for roi in rois])
+    return torch.stack([torch.stack([_cropped(image, roi, ins) for image in x]) for roi in rois])
+
+
+def _unnormalized(points: torch.Tensor, extent: int, mode: str, align_corners: bool) -> torch.Tensor:
+    """Coordinates counted in elements."""
+    if mode == "unnormalized":
+        return points
+    if mode == "normalized_minus_one_to_one":
+        points = (points + 1) / 2
+    return points * (extent - 1) if align_corners else points * extent - 0.5
+
+
+def _folded(points: torch.Tensor, extent: int, padding: str) -> torch.Tensor:
+    """Points outside mirrored back: at the edge elements' centres (reflection) or at their borders (symmetric)."""
+    low, span = (0.0, extent - 1.0) if padding == "reflection" else (-0.5, float(extent))
+    if span == 0:
+        return torch.zeros_like(points)
+    away = (points - low).abs() % (2 * span)
+    return torch.where(away > span, 2 * span - away, away) + low
+
+
+@kernel("resample")
+def resample(op: Any, ins: Any) -> torch.Tensor:
+    x, coordinates = ins["x"], ins["coordinates"].double()
+    padding, align = ins.value("padding_mode"), bool(ins.value("align_corners"))
+    points = []
+    for axis, extent in ((1, x.shape[-2]), (0, x.shape[-1])):
+        each = _unnormalized(coordinates[..., axis], extent, ins.value("coordinates_mode"), align)
+        points.append(_folded(each, extent, padding) if padding in ("reflection", "symmetric") else each)
+    fill = ins.value("padding_value") if padding == "constant" else None
+    nearest = ins.value("sampling_mode") == "nearest"
+    rows, columns = points
+    return torch.stack([sampled(x[each], rows[each], columns[each], fill, nearest) for each in range(x.shape[0])])
+
+
+@kernel("affine")
+def affine(op: Any, ins: Any) -> torch.Tensor:
+    x, height, width = ins["x"], ins.value("output_height"), ins.value("output_width")
+    matrices = ins["transform_matrix"].double().expand(x.shape[0], 6)
+    columns = torch.linspace(-1.0, 1.0, width, dtype=torch.float64)[None, :]
+    rows = torch.linspace(-1.0, 1.0, height, dtype=torch.float64)[:, None]
+    made = []
+    for image, (a0, a1, a2, b0, b1, b2) in zip(x, matrices):
+        across = _unnormalized(a0 * columns + a1 * rows + a2, x.shape[-1], "normalized_minus_one_to_one", True)
+        down = _unnormalized(b0 * columns + b1 * rows + b2, x.shape[-2], "normalized_minus_one_to_one", True)
+        made.append(sampled(image, down, across, ins.value("padding_value")))
+    return torch.stack(made)

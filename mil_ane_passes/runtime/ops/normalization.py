@@ -1,0 +1,67 @@
+"""Normalisations, as the formulas in coremltools' op documentation state them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mil_ane_passes.runtime.ops.reduction import reduce_over
+from mil_ane_passes.runtime.registry import kernel
+
+
+def _mean(x: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    return reduce_over(x, axes, lambda rows: rows.mean(-1))
+
+
+def _scaled(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
+    """`y * gamma + beta`, each optional and viewed as `shape`."""
+    gamma, beta = ins.get("gamma"), ins.get("beta")
+    if gamma is not None:
+        y = y * gamma.reshape(shape)
+    return y if beta is None else y + beta.reshape(shape)
+
+
+@kernel("batch_norm")
+def batch_norm(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    deviation = torch.sqrt(ins["variance"].reshape(shape) + ins["epsilon"])
+    return _scaled((x - ins["mean"].reshape(shape)) / deviation, ins, shape)
+
+
+@kernel("instance_norm")
+def instance_norm(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    axes = list(range(2, x.dim()))
+    centred = x - _mean(x, axes)
+    y = centred / torch.sqrt(_mean(centred.square(), axes) + ins["epsilon"])
+    return _scaled(y, ins, [1, -1] + [1] * len(axes))
+
+
+@kernel("layer_norm")
+def layer_norm(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    axes = ins.values("axes") if ins.has("axes") else list(range(x.dim()))
+    axes = sorted(axis % x.dim() for axis in axes)
+    centred = x - _mean(x, axes)
+    y = centred / torch.sqrt(_mean(centred.square(), axes) + ins["epsilon"])
+    return _scaled(y, ins, [x.shape[axis] if axis in axes else 1 for axis in range(x.dim())])
+
+
+@kernel("l2_norm")
+def l2_norm(op: Any, ins: Any) -> torch.Tensor:
+    """Over the last three axes."""
+    x = ins["x"]
+    squares = reduce_over(x, [-3, -2, -1], lambda rows: rows.square().sum(-1))
+    return x / torch.sqrt(squares + ins["epsilon"])
+
+
+@kernel("local_response_norm")
+def local_response_norm(op: Any, ins: Any) -> torch.Tensor:
+    """Each element by the squares of `size` neighbouring channels; an even window reaches further back, as torch."""
+    x, size = ins["x"], ins.value("size")
+    channels_last = functional.pad(x.square().movedim(1, -1), (size // 2, (size - 1) // 2))
+    sums = channels_last.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    return x / torch.pow(ins["k"] + ins["alpha"] / size * sums, ins["beta"])

@@ -1,0 +1,83 @@
+"""Poolings: the input is padded explicitly to exactly the windows there are, then pooled without padding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mil_ane_passes.runtime.ops.conv import forward_pads
+from mil_ane_passes.runtime.registry import kernel
+
+
+class _Windows:
+    """Where the windows of a pooling lie on each spatial axis."""
+
+    def __init__(self, ins: Any) -> None:
+        self.sizes: list[int] = ins.values("kernel_sizes")
+        self.strides: list[int] = ins.values("strides")
+        self.extents: list[int] = list(ins["x"].shape[2:])
+        self.pads: list[tuple[int, int]] = forward_pads(ins, self.extents, self.sizes, self.strides)
+        ceil = bool(ins.value("ceil_mode"))
+        self.counts = [self._count(axis, ceil) for axis in range(len(self.sizes))]
+
+    def _count(self, axis: int, ceil: bool) -> int:
+        before, after = self.pads[axis]
+        stride, extent = self.strides[axis], self.extents[axis]
+        free = extent + before + after - self.sizes[axis]
+        count: int = free // stride + 1
+        if not ceil:
+            return count
+        count = -(-free // stride) + 1
+        # A window that would start in the padding behind the input is dropped.
+        if (count - 1) * stride >= extent + before and before + after > 0:
+            count -= 1
+        return count
+
+    def padded(self, x: torch.Tensor, value: float) -> torch.Tensor:
+        """`x` padded (or cropped) to end with the last window."""
+        flat: list[int] = []
+        for axis in reversed(range(len(self.sizes))):
+            before = self.pads[axis][0]
+            covered = (self.counts[axis] - 1) * self.strides[axis] + self.sizes[axis]
+            flat += [before, covered - before - self.extents[axis]]
+        return functional.pad(x, flat, value=value)
+
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over each window, zeros around."""
+        x, sizes, strides = self.padded(x, 0.0), self.sizes, self.strides
+        if len(sizes) == 1:
+            return functional.avg_pool2d(x.unsqueeze(2), [1, *sizes], [1, *strides], divisor_override=1).squeeze(2)
+        pool = functional.avg_pool2d if len(sizes) == 2 else functional.avg_pool3d
+        return pool(x, sizes, strides, divisor_override=1)
+
+    def divisors(self, x: torch.Tensor, exclude_padding: bool) -> torch.Tensor:
+        """How many elements each window averages: those in the input, or in input and padding."""
+        total = torch.ones((), dtype=x.dtype)
+        for axis, size in enumerate(self.sizes):
+            before, after = self.pads[axis]
+            low, high = (0, self.extents[axis]) if exclude_padding else (-before, self.extents[axis] + after)
+            starts = [index * self.strides[axis] - before for index in range(self.counts[axis])]
+            inside = [min(start + size, high) - max(start, low) for start in starts]
+            total = total.unsqueeze(-1) * torch.tensor(inside, dtype=x.dtype)
+        return total
+
+
+@kernel("avg_pool")
+def avg_pool(op: Any, ins: Any) -> torch.Tensor:
+    windows = _Windows(ins)
+    return windows.sums(ins["x"]) / windows.divisors(ins["x"], bool(ins.value("exclude_padding_from_average")))
+
+
+@kernel("l2_pool")
+def l2_pool(op: Any, ins: Any) -> torch.Tensor:
+    return _Windows(ins).sums(ins["x"].square()).sqrt()
+
+
+@kernel("max_pool")
+def max_pool(op: Any, ins: Any) -> torch.Tensor:
+    windows = _Windows(ins)
+    pools = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+    return pools[len(windows.sizes) - 1](windows.padded(ins["x"], -math.inf), windows.sizes, windows.strides)

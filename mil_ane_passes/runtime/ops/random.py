@@ -1,0 +1,47 @@
+"""Random numbers: reproducible, since a reference that differs from run to run would compare nothing.
+
+The numbers are not those of any device; only distribution, shape and dtype are. A seed of -1 (none) counts as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mil_ane_passes.runtime.registry import kernel
+
+
+def _generator(ins: Any) -> torch.Generator:
+    return torch.Generator().manual_seed(max(int(ins.value("seed")), 0))
+
+
+def _uniform(ins: Any) -> torch.Tensor:
+    # Drawn in float64 whatever the precision, so that the precisions agree on what was drawn.
+    return torch.rand(ins.values("shape"), generator=_generator(ins), dtype=torch.float64).to(ins.compute)
+
+
+@kernel("random_uniform")
+def random_uniform(op: Any, ins: Any) -> torch.Tensor:
+    return ins["low"] + _uniform(ins) * (ins["high"] - ins["low"])
+
+
+@kernel("random_bernoulli")
+def random_bernoulli(op: Any, ins: Any) -> torch.Tensor:
+    return (_uniform(ins) < ins["prob"]).to(ins.compute)
+
+
+@kernel("random_normal")
+def random_normal(op: Any, ins: Any) -> torch.Tensor:
+    normal = torch.randn(ins.values("shape"), generator=_generator(ins), dtype=torch.float64).to(ins.compute)
+    return ins["mean"] + normal * ins["stddev"]
+
+
+@kernel("random_categorical")
+def random_categorical(op: Any, ins: Any) -> torch.Tensor:
+    """`size` draws with replacement from each row."""
+    x = ins["x"].double()
+    weights = torch.softmax(x, -1) if ins.value("mode") == "logits" else x
+    rows = weights.reshape(-1, x.shape[-1])
+    drawn = torch.multinomial(rows, ins.value("size"), replacement=True, generator=_generator(ins))
+    return drawn.reshape(*x.shape[:-1], -1).to(ins.compute)

@@ -1,0 +1,135 @@
+"""Gathers and scatters. A scatter gathers the positions of the elements it changes, then changes them in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.runtime.registry import kernel
+
+__all__ = ["positions", "scattered"]
+
+
+def positions(like: torch.Tensor) -> torch.Tensor:
+    """Each element's place in `like`, counted row by row."""
+    return torch.arange(like.numel()).reshape(like.shape)
+
+
+def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
+    """`data` with `updates` applied at `places`, one after the other: the last of several updates wins."""
+    flat = data.clone(memory_format=torch.contiguous_format).reshape(-1).numpy()
+    index, values = places.reshape(-1).numpy(), updates.broadcast_to(places.shape).reshape(-1).numpy()
+    if mode == "update":
+        flat[index] = values
+    elif mode == "div" and flat.dtype.kind == "i":
+        quotients = flat.astype(np.float64)
+        np.divide.at(quotients, index, values)
+        flat[...] = np.trunc(quotients)
+    else:
+        _UFUNCS[mode].at(flat, index, values)
+    return torch.from_numpy(flat).reshape(data.shape)
+
+
+_UFUNCS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _wrapped(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
+    """Indices with negative ones counted from the end; one that is outside is an error.
+
+    Where the op says that it does not validate its indices, such a result is undefined: nothing to compare.
+    """
+    indices = indices.long()
+    strict = ins.accepts("validate_indices") and bool(ins.value("validate_indices"))
+    low, high = 0 if strict else -extent, extent - 1
+    if indices.numel() and (int(indices.min()) < low or int(indices.max()) > high):
+        found = f"{int(indices.min())}..{int(indices.max())}"
+        raise InputError(f"{ins.op.op_type} '{ins.op.name}': found indices {found}, expected {low}..{high}")
+    return torch.where(indices < 0, indices + extent, indices)
+
+
+def _batch_grid(shape: tuple[int, ...], batch_dims: int) -> list[torch.Tensor]:
+    """Index tensors that pair each of the leading `batch_dims` axes with itself, broadcast to rank `len(shape)`."""
+    return [
+        torch.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))])
+        for axis in range(batch_dims)
+    ]
+
+
+def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, ins: Any) -> torch.Tensor:
+    axis %= x.dim()
+    indices = _wrapped(indices, x.shape[axis], ins)
+    if batch_dims == 0:
+        picked = torch.index_select(x, axis, indices.reshape(-1))
+        return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    grid = _batch_grid(tuple(indices.shape), batch_dims)
+    picked = x.movedim(axis, batch_dims)[(*grid, indices)]
+    # What stood between the batch axes and `axis` now stands behind the axes of the indices: back in front.
+    between = axis - batch_dims
+    moved = list(range(indices.dim(), indices.dim() + between))
+    rest = [each for each in range(batch_dims, picked.dim()) if each not in moved]
+    return picked.permute(*range(batch_dims), *moved, *rest)
+
+
+def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batch_dims: int, ins: Any) -> torch.Tensor:
+    grid = _batch_grid(tuple(indices.shape[:-1]), batch_dims)
+    columns = [
+        _wrapped(indices[..., each], x.shape[batch_dims + each], ins) for each in range(indices.shape[-1])
+    ]
+    return x[(*grid, *columns)]
+
+
+def _gather_along_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, ins: Any) -> torch.Tensor:
+    return torch.take_along_dim(x, _wrapped(indices, x.shape[axis], ins), axis)
+
+
+@kernel("gather")
+def gather(op: Any, ins: Any) -> torch.Tensor:
+    axis, batch_dims = ins.value("axis"), ins.value("batch_dims") if ins.accepts("batch_dims") else 0
+    table = ins.constant("x")
+    if table is not None and table.ndim and axis == 0 and batch_dims == 0:
+        # Rows of a mapped table: only those that are asked for are read and converted.
+        indices = _wrapped(ins["indices"], table.shape[0], ins)
+        rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
+        return rows.reshape(*indices.shape, *table.shape[1:])
+    return _gather(ins["x"], ins["indices"], axis, batch_dims, ins)
+
+
+@kernel("gather_along_axis")
+def gather_along_axis(op: Any, ins: Any) -> torch.Tensor:
+    return _gather_along_axis(ins["x"], ins["indices"], ins.value("axis"), ins)
+
+
+@kernel("gather_nd")
+def gather_nd(op: Any, ins: Any) -> torch.Tensor:
+    batch_dims = ins.value("batch_dims") if ins.accepts("batch_dims") else 0
+    return _gather_nd(ins["x"], ins["indices"], batch_dims, ins)
+
+
+@kernel("scatter")
+def scatter(op: Any, ins: Any) -> torch.Tensor:
+    data = ins["data"]
+    places = _gather(positions(data), ins["indices"], ins.value("axis"), 0, ins)
+    return scattered(data, places, ins["updates"], ins.value("mode"))
+
+
+@kernel("scatter_along_axis")
+def scatter_along_axis(op: Any, ins: Any) -> torch.Tensor:
+    data = ins["data"]
+    places = _gather_along_axis(positions(data), ins["indices"], ins.value("axis"), ins)
+    return scattered(data, places, ins["updates"], ins.value("mode"))
+
+
+@kernel("scatter_nd")
+def scatter_nd(op: Any, ins: Any) -> torch.Tensor:
+    data = ins["data"]
+    return scattered(data, _gather_nd(positions(data), ins["indices"], 0, ins), ins["updates"], ins.value("mode"))

@@ -1,0 +1,184 @@
+"""Ops that make, join, split, order and select."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mil_ane_passes.runtime.registry import kernel
+
+
+@kernel("identity")
+def identity(op: Any, ins: Any) -> Any:
+    return ins["x"]
+
+
+@kernel("shape")
+def shape(op: Any, ins: Any) -> torch.Tensor:
+    return torch.tensor(ins["x"].shape, dtype=torch.int32)
+
+
+@kernel("fill")
+def fill(op: Any, ins: Any) -> torch.Tensor:
+    return ins["value"].reshape(()).expand(ins.values("shape"))
+
+
+@kernel("fill_like")
+def fill_like(op: Any, ins: Any) -> torch.Tensor:
+    return ins["value"].reshape(()).expand(ins["ref_tensor"].shape)
+
+
+@kernel("range_1d")
+def range_1d(op: Any, ins: Any) -> torch.Tensor:
+    start, end, step = ins["start"], ins.value("end"), ins["step"]
+    count = max(math.ceil((end - start.item()) / step.item()), 0)
+    return start + torch.arange(count, dtype=start.dtype) * step
+
+
+@kernel("concat")
+def concat(op: Any, ins: Any) -> torch.Tensor:
+    values, axis = ins["values"], ins.value("axis")
+    if values[0].dim() == 0:
+        return torch.stack(values, axis)
+    if not ins.value("interleave"):
+        return torch.cat(values, axis)
+    axis %= values[0].dim()
+    return torch.stack(values, axis + 1).flatten(axis, axis + 1)
+
+
+@kernel("stack")
+def stack(op: Any, ins: Any) -> torch.Tensor:
+    return torch.stack(ins["values"], ins.value("axis"))
+
+
+@kernel("split")
+def split(op: Any, ins: Any) -> Any:
+    x, axis = ins["x"], ins.value("axis")
+    sizes = ins.values("split_sizes")
+    if not sizes:
+        count = ins.value("num_splits")
+        sizes = [x.shape[axis] // count] * count
+    return torch.split(x, sizes, axis)
+
+
+@kernel("flatten2d")
+def flatten2d(op: Any, ins: Any) -> torch.Tensor:
+    x, axis = ins["x"], ins.value("axis")
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+@kernel("tile")
+def tile(op: Any, ins: Any) -> torch.Tensor:
+    return ins["x"].repeat(ins.values("reps"))
+
+
+@kernel("pad")
+def pad(op: Any, ins: Any) -> torch.Tensor:
+    """Pads the last axes; modes other than `constant` are a choice of indices, as numpy makes it."""
+    x, amounts, mode = ins["x"], ins.values("pad"), ins.value("mode")
+    pairs = list(zip(amounts[::2], amounts[1::2]))
+    if mode == "constant":
+        value = ins.value("constant_val")
+        return functional.pad(x, [amount for pair in reversed(pairs) for amount in pair], value=value)
+    for axis, pair in enumerate(pairs, start=x.dim() - len(pairs)):
+        chosen = np.pad(np.arange(x.shape[axis]), pair, mode="edge" if mode == "replicate" else "reflect")
+        x = torch.index_select(x, axis, torch.from_numpy(chosen))
+    return x
+
+
+@kernel("band_part")
+def band_part(op: Any, ins: Any) -> torch.Tensor:
+    x, lower, upper = ins["x"], ins.value("lower"), ins.value("upper")
+    below = torch.arange(x.shape[-2])[:, None] - torch.arange(x.shape[-1])
+    inside = torch.ones_like(below, dtype=torch.bool)
+    if lower >= 0:
+        inside &= below <= lower
+    if upper >= 0:
+        inside &= -below <= upper
+    return torch.where(inside, x, torch.zeros((), dtype=x.dtype))
+
+
+@kernel("cumsum")
+def cumsum(op: Any, ins: Any) -> torch.Tensor:
+    x, axis = ins["x"], ins.value("axis")
+    if ins.value("reverse"):
+        x = x.flip(axis)
+    y = torch.cumsum(x, axis, dtype=x.dtype)
+    if ins.value("exclusive"):
+        zeros = torch.zeros_like(y.narrow(axis, 0, min(1, y.shape[axis])))
+        y = torch.cat([zeros, y.narrow(axis, 0, max(y.shape[axis] - 1, 0))], axis)
+    return y.flip(axis) if ins.value("reverse") else y
+
+
+@kernel("argsort")
+def argsort(op: Any, ins: Any) -> torch.Tensor:
+    """Stable: equal elements keep their order."""
+    return torch.argsort(ins["x"], dim=ins.value("axis"), descending=not ins.value("ascending"), stable=True)
+
+
+@kernel("topk")
+def topk(op: Any, ins: Any) -> Any:
+    x, axis, k = ins["x"], ins.value("axis"), ins.value("k")
+    count = x.shape[axis] if k == -1 else k
+    ordered, indices = torch.sort(x, dim=axis, descending=not ins.value("ascending"), stable=True)
+    return (ordered.narrow(axis, 0, count), indices.narrow(axis, 0, count))[: len(op.outputs)]
+
+
+@kernel("non_zero")
+def non_zero(op: Any, ins: Any) -> torch.Tensor:
+    return torch.nonzero(ins["x"])
+
+
+@kernel("one_hot")
+def one_hot(op: Any, ins: Any) -> torch.Tensor:
+    """An index outside the vector gives a vector without a hot element."""
+    indices, axis = ins["indices"], ins.value("axis")
+    axis %= indices.dim() + 1
+    places = torch.arange(int(ins.value("one_hot_vector_size")))
+    places = places.reshape([-1 if each == axis else 1 for each in range(indices.dim() + 1)])
+    return torch.where(indices.unsqueeze(axis) == places, ins["on_value"], ins["off_value"])
+
+
+@kernel("non_maximum_suppression")
+def non_maximum_suppression(op: Any, ins: Any) -> Any:
+    """Boxes in descending order of their best score, without those that overlap an earlier one too much."""
+    boxes, scores = ins["boxes"], ins["scores"]
+    boxes_last = not ins.accepts("score_threshold")  # since iOS17, boxes are on the last axis
+    if boxes_last:
+        boxes, scores = boxes.mT, scores.mT
+    threshold = -math.inf if boxes_last else ins.value("score_threshold")
+    count = ins.value("max_boxes")
+    kept_boxes = torch.zeros(boxes.shape[0], count, 4, dtype=boxes.dtype)
+    kept_scores = torch.zeros(scores.shape[0], count, scores.shape[2], dtype=scores.dtype)
+    kept_indices = torch.full((boxes.shape[0], count), -1, dtype=torch.int32)
+    numbers = torch.zeros(boxes.shape[0], dtype=torch.int32)
+    for batch in range(boxes.shape[0]):
+        kept = _survivors(boxes[batch], scores[batch], threshold, ins)[:count]
+        numbers[batch] = len(kept)
+        kept_boxes[batch, : len(kept)] = boxes[batch, kept]
+        kept_scores[batch, : len(kept)] = scores[batch, kept]
+        kept_indices[batch, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
+    if boxes_last:
+        return kept_boxes.mT, kept_scores.mT, kept_indices
+    return kept_boxes, kept_scores, kept_indices, numbers
+
+
+def _survivors(boxes: torch.Tensor, scores: torch.Tensor, score_threshold: float, ins: Any) -> list[int]:
+    best, classes = scores.max(-1)
+    corners = torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], -1)
+    areas = boxes[:, 2] * boxes[:, 3]
+    kept: list[int] = []
+    for index in torch.argsort(best, descending=True, stable=True).tolist():
+        if best[index] < score_threshold:
+            continue
+        rivals = [each for each in kept if not ins.value("per_class_suppression") or classes[each] == classes[index]]
+        low = torch.maximum(corners[rivals, :2], corners[index, :2])
+        high = torch.minimum(corners[rivals, 2:], corners[index, 2:])
+        shared = (high - low).clamp(min=0).prod(-1)
+        if not bool((shared / (areas[rivals] + areas[index] - shared) > ins.value("iou_threshold")).any()):
+            kept.append(index)
+    return kept

@@ -1,0 +1,174 @@
+"""Ops that only move elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mil_ane_passes.runtime.ops.scatter_gather import positions, scattered
+from mil_ane_passes.runtime.registry import kernel
+
+
+@kernel("expand_dims")
+def expand_dims(op: Any, ins: Any) -> torch.Tensor:
+    x, axes = ins["x"], ins.values("axes")
+    rank = x.dim() + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+@kernel("squeeze")
+def squeeze(op: Any, ins: Any) -> torch.Tensor:
+    """Axes whose extent is not 1 stay, as in torch."""
+    x = ins["x"]
+    return torch.squeeze(x, tuple(ins.values("axes"))) if ins.has("axes") else torch.squeeze(x)
+
+
+@kernel("reshape")
+def reshape(op: Any, ins: Any) -> torch.Tensor:
+    """A 0 takes the extent of `x` at the same place counted from the right, or 1 when there is none."""
+    x, shape = ins["x"], ins.values("shape")
+    for place in range(1, len(shape) + 1):
+        if shape[-place] == 0:
+            shape[-place] = x.shape[-place] if place <= x.dim() else 1
+    return x.reshape(shape)
+
+
+@kernel("reshape_like")
+def reshape_like(op: Any, ins: Any) -> torch.Tensor:
+    shape: list[int] = []
+    for reference, begin, end, masked in zip(ins["ref_tensors"], ins["begins"], ins["ends"], ins["end_masks"]):
+        shape += reference.shape[int(begin) : None if bool(masked) else int(end)]
+    return ins["x"].reshape(shape)
+
+
+@kernel("transpose")
+def transpose(op: Any, ins: Any) -> torch.Tensor:
+    return ins["x"].permute(ins.values("perm"))
+
+
+@kernel("reverse")
+def reverse(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    return torch.flip(x, ins.values("axes") if ins.has("axes") else list(range(x.dim())))
+
+
+@kernel("reverse_sequence")
+def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
+    """For each batch element, the first `lengths[i]` steps in reverse order."""
+    x, lengths = ins["x"], ins["lengths"].long()
+    batch_axis, seq_axis = ins.value("batch_axis") % x.dim(), ins.value("seq_axis") % x.dim()
+    steps = torch.arange(x.shape[seq_axis])
+    order = torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
+    moved = x.movedim((batch_axis, seq_axis), (0, 1))
+    return moved[torch.arange(moved.shape[0])[:, None], order].movedim((0, 1), (batch_axis, seq_axis))
+
+
+def _slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
+    """(one slice per axis, axes to squeeze), with Python's meaning of negative and out-of-range bounds."""
+    rank = len(shape)
+    strides = ins.values("stride") or [1] * rank
+    begin_mask, end_mask, squeeze_mask = (
+        ins.values(name) or [False] * rank for name in ("begin_mask", "end_mask", "squeeze_mask")
+    )
+    slices = []
+    for axis, (begin, end) in enumerate(zip(ins.values("begin"), ins.values("end"))):
+        first = None if begin_mask[axis] else begin
+        if squeeze_mask[axis]:
+            # One element; a stride beyond any extent, since "end" is ignored.
+            slices.append(slice(first, None, 2**31 - 1))
+        else:
+            slices.append(slice(first, None if end_mask[axis] else end, strides[axis]))
+    return slices, [axis for axis in range(rank) if squeeze_mask[axis]]
+
+
+def _sliced(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
+    for axis, each in enumerate(slices):
+        start, stop, step = each.indices(x.shape[axis])
+        # torch cannot slice backwards.
+        x = torch.index_select(x, axis, torch.tensor(range(start, stop, step), dtype=torch.int64))
+    return x
+
+
+@kernel("slice_by_index")
+def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    slices, squeezed = _slices(ins, x.shape)
+    y = _sliced(x, slices)
+    return y.reshape([extent for axis, extent in enumerate(y.shape) if axis not in squeezed])
+
+
+@kernel("slice_by_size")
+def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    slices = []
+    for axis, (begin, size) in enumerate(zip(ins.values("begin"), ins.values("size"))):
+        first = begin + x.shape[axis] if begin < 0 else begin
+        slices.append(slice(first, first + size if size > 0 else None))
+    return _sliced(x, slices)
+
+
+@kernel("slice_update")
+def slice_update(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    places = _sliced(positions(x), _slices(ins, x.shape)[0])
+    return scattered(x, places, ins["update"].reshape(places.shape), "update")
+
+
+@kernel("sliding_windows")
+def sliding_windows(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    axis = ins.value("axis") % x.dim()
+    return x.unfold(axis, ins.value("size"), ins.value("stride")).movedim(-1, axis + 1)
+
+
+@kernel("pixel_shuffle")
+def pixel_shuffle(op: Any, ins: Any) -> torch.Tensor:
+    return functional.pixel_shuffle(ins["x"], ins.value("upscale_factor"))
+
+
+@kernel("pixel_unshuffle")
+def pixel_unshuffle(op: Any, ins: Any) -> torch.Tensor:
+    return functional.pixel_unshuffle(ins["x"], ins.value("downscale_factor"))
+
+
+@kernel("depth_to_space")
+def depth_to_space(op: Any, ins: Any) -> torch.Tensor:
+    """The block offset is the outer part of the channel, unlike in `pixel_shuffle`."""
+    x, block = ins["x"], ins.value("block_size")
+    n, c, h, w = x.shape
+    y = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(n, c // block**2, h * block, w * block)
+
+
+@kernel("space_to_depth")
+def space_to_depth(op: Any, ins: Any) -> torch.Tensor:
+    x, block = ins["x"], ins.value("block_size")
+    n, c, h, w = x.shape
+    y = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    return y.reshape(n, c * block**2, h // block, w // block)
+
+
+@kernel("space_to_batch")
+def space_to_batch(op: Any, ins: Any) -> torch.Tensor:
+    (top, bottom), (left, right) = ins.value("paddings")
+    rows, columns = ins.values("block_shape")
+    x = functional.pad(ins["x"], (left, right, top, bottom))
+    n, c, h, w = x.shape
+    y = x.reshape(n, c, h // rows, rows, w // columns, columns).permute(3, 5, 0, 1, 2, 4)
+    return y.reshape(n * rows * columns, c, h // rows, w // columns)
+
+
+@kernel("batch_to_space")
+def batch_to_space(op: Any, ins: Any) -> torch.Tensor:
+    (top, bottom), (left, right) = ins.value("crops")
+    rows, columns = ins.values("block_shape")
+    x = ins["x"]
+    n, c, h, w = x.shape
+    batch = n // math.prod((rows, columns))
+    y = x.reshape(rows, columns, batch, c, h, w).permute(2, 3, 4, 0, 5, 1).reshape(batch, c, h * rows, w * columns)
+    return y[:, :, top : h * rows - bottom, left : w * columns - right]

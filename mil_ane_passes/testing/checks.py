@@ -1,0 +1,234 @@
+"""What every rule is held to, whoever wrote it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Program, types
+from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.clone import clone
+from ..core.contract import Example, Exactness, Rewrite, Rule
+from ..core.engine import PassTrace, find, run
+from ..core.printer import body_text, program_text
+from ..core.query import all_ops
+from ..package import load, save
+from ..runtime import Runtime
+from ..verify.compare import differences
+from . import variants
+
+__all__ = ["CHECKS", "Check"]
+
+Check = Callable[[type[Rule], Path], None]
+_EXTENT = 8
+
+
+def _examples(rule: type[Rule], fires: bool | None = None) -> Iterator[tuple[Rule, Example]]:
+    for example in rule().examples():
+        if fires is None or fires == (example.reason is None):
+            yield rule.configured(**example.options), example
+
+
+def _firing(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example]]:
+    for configured, example in _examples(rule, fires=True):
+        if isinstance(configured, Rewrite):
+            yield configured, example
+
+
+def page_shows_the_first_example(rule: type[Rule], tmp_path: Path) -> None:
+    """The docstring's before and after are what the first example prints."""
+    for configured, example in list(_firing(rule))[:1]:
+        program = example.build()
+        before = body_text(program.functions["main"])
+        run(configured, program)
+        after = body_text(program.functions["main"])
+        block = f"before\n{textwrap.indent(before, '    ')}\nafter\n{textwrap.indent(after, '    ')}"
+        assert block in (inspect.getdoc(rule) or ""), f"paste into the docstring of {rule.__name__}:\n{block}"
+
+
+def examples_fire_or_say_why_not(rule: type[Rule], tmp_path: Path) -> None:
+    """A firing example fires; a near miss gives its exact reason; an empty reason means it is no candidate at all."""
+    count = Counter(example.reason is None for _, example in _examples(rule))
+    assert count[True] and count[False], "give at least one example that fires and one that does not"
+    for configured, example in _examples(rule):
+        program = example.build()
+        if example.reason is None:
+            assert find(configured, program).fired, f"example '{example.name}' does not fire"
+        else:
+            assert not find(configured, program).fired, f"near miss '{example.name}' fires"
+            reasons = _reasons(configured, program)
+            assert (example.reason in reasons) if example.reason else not reasons, (example.name, reasons)
+
+
+def _reasons(rule: Rule, program: Program) -> list[str]:
+    from ..core.contract import BlockRule, Miss
+    from ..core.query import all_blocks
+
+    answers: list[Any] = []
+    for _, block in all_blocks(program):
+        if isinstance(rule, BlockRule):
+            answers += rule.match_block(block)
+        else:
+            answers += [rule.match(op) for op in block.operations if op.op_type in rule.roots]
+    return [answer.reason for answer in answers if isinstance(answer, Miss)]
+
+
+def finding_and_fixing_agree(rule: type[Rule], tmp_path: Path) -> None:
+    """What `find` reports is where `run` acts first."""
+    for configured, example in _firing(rule):
+        program = example.build()
+        found = {hit.value for hit in find(configured, program).fired}
+        acted = {hit.value for hit in run(configured, program).fired}
+        assert found <= acted, (example.name, found, acted)
+
+
+def twice_is_once(rule: type[Rule], tmp_path: Path) -> None:
+    for configured, example in _firing(rule):
+        program = example.build()
+        run(configured, program)
+        text = program_text(program)
+        assert not run(configured, program).fired, f"'{example.name}' fires again on its own result"
+        assert program_text(program) == text
+
+
+def values_hold(rule: type[Rule], tmp_path: Path) -> None:
+    """Equal outputs at the declared exactness, on ordinary and on extreme inputs."""
+    for configured, example in _firing(rule):
+        _rewritten(configured, example.build(), example.name)
+
+
+def values_hold_when_observed(rule: type[Rule], tmp_path: Path) -> None:
+    """Every intermediate value has another reader."""
+    for configured, example in _firing(rule):
+        _rewritten(configured, variants.observed(example.build()), example.name, fires=False)
+
+
+def values_hold_when_nested(rule: type[Rule], tmp_path: Path) -> None:
+    for configured, example in _firing(rule):
+        trace = _rewritten(configured, variants.nested(example.build()), example.name)
+        assert len(trace.fired) >= 2, "expected a hit in each branch"
+
+
+def values_hold_when_repeated(rule: type[Rule], tmp_path: Path) -> None:
+    """Three copies that share their consts: all are rewritten and none duplicates a weight."""
+    for configured, example in _firing(rule):
+        single = example.build()
+        run(configured, single)
+        program = variants.repeated(example.build())
+        trace = _rewritten(configured, program, example.name)
+        assert len(trace.fired) >= 3, (example.name, len(trace.fired))
+
+
+def values_hold_when_symbolic(rule: type[Rule], tmp_path: Path) -> None:
+    """Batch, last axis, or both symbolic; a rule may refuse, but not break."""
+    for configured, example in _firing(rule):
+        for axes in ((0,), (-1,), (0, -1)):
+            program = variants.symbolic(example.build(), axes)
+            if program is not None:
+                _rewritten(configured, program, f"{example.name}, axes {axes}", fires=False)
+
+
+def weights_stay_compressed(rule: type[Rule], tmp_path: Path) -> None:
+    for configured, example in _firing(rule):
+        for kind in variants.COMPRESSIONS:
+            program = variants.compressed(example.build(), kind)
+            if program is None:
+                continue
+            before = _constexprs(program)
+            _rewritten(configured, program, f"{example.name}, {kind}", fires=False)
+            assert _constexprs(program) == before, f"'{example.name}': compressed weights changed in number or kind"
+
+
+def _constexprs(program: Program) -> Counter[str]:
+    return Counter(op.op_type for _, op in all_ops(program) if op.op_type.startswith("constexpr_"))
+
+
+def lives_with_the_host(rule: type[Rule], tmp_path: Path) -> None:
+    """Before and after a run of coremltools' default pipeline the program stays right."""
+    for configured, example in _firing(rule):
+        program = example.build()
+        before = clone(program)
+        PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
+        _rewritten(configured, program, example.name, fires=False)
+        PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
+        program.validate()
+        _equal(before, program, Exactness.ROUNDING, f"{example.name}, after the host's pipeline")
+
+
+def survives_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
+    """A package rewritten, saved and loaded again holds the program that was saved."""
+    for number, (configured, example) in enumerate(_firing(rule)):
+        program = example.build()
+        model = ct.convert(program, convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
+                           minimum_deployment_target=program.functions["main"].opset_version)
+        source = tmp_path / f"{number}.mlpackage"
+        model.save(str(source))
+        package = load(source)
+        before = clone(package.program)
+        if not run(configured, package.program).fired:  # the host's conversion may have taken the pattern apart
+            continue
+        target = tmp_path / f"{number}_rewritten.mlpackage"
+        save(package, target)
+        again = load(target)
+        assert program_text(again.program) == program_text(package.program), example.name
+        _equal(before, again.program, configured.exactness, example.name)
+
+
+def _rewritten(rule: Rewrite, program: Program, name: str, fires: bool = True) -> PassTrace:
+    """Run `rule` in place and hold the result against the program before."""
+    before = clone(program)
+    trace = run(rule, program)
+    program.validate()
+    assert trace.fired or not fires, f"'{name}' does not fire"
+    _equal(before, program, trace.strength or Exactness.BITWISE, name)
+    return trace
+
+
+def _equal(before: Program, after: Program, exactness: Exactness, name: str) -> None:
+    truth_of = Runtime(before, precision="float64")
+    for label, feeds in _draws(before):
+        truth = truth_of(feeds)
+        for precision in ("float64", "float16"):
+            old = truth if precision == "float64" else Runtime(before, precision=precision)(feeds)
+            new = Runtime(after, precision=precision)(feeds)
+            found = differences(old, new, exactness, None if precision == "float64" else truth)
+            wrong = [str(difference) for difference in found if not difference.passed]
+            assert not wrong, f"'{name}', {label} at {precision}: {'; '.join(wrong)}\n{program_text(after)}"
+
+
+def _draws(program: Program) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
+    """Ordinary numbers, zeros of both signs, infinities, NaN, and the ends of fp16."""
+    random = np.random.default_rng(0)
+    special = {
+        "zeros": [0.0], "signed zeros": [0.0, -0.0], "infinities": [np.inf, -np.inf, 1.0], "nan": [np.nan, 1.0],
+        "fp16 extremes": [65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5],
+    }
+    yield "normal draws", {name: _cast(var, random.standard_normal(_shape(var)))
+                           for name, var in program.functions["main"].inputs.items()}
+    for label, values in special.items():
+        yield label, {name: _cast(var, random.choice(values, _shape(var)))
+                      for name, var in program.functions["main"].inputs.items()}
+
+
+def _shape(var: Any) -> tuple[int, ...]:
+    return tuple(_EXTENT if is_symbolic(extent) else int(extent) for extent in var.shape)
+
+
+def _cast(var: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    dtype = types.nptype_from_builtin(var.dtype)
+    return values.astype(dtype) if types.is_float(var.dtype) else np.nan_to_num(np.abs(values)).clip(0, 1).astype(dtype)
+
+
+CHECKS: tuple[Check, ...] = (
+    page_shows_the_first_example, examples_fire_or_say_why_not, finding_and_fixing_agree, twice_is_once, values_hold,
+    values_hold_when_observed, values_hold_when_nested, values_hold_when_repeated, values_hold_when_symbolic,
+    weights_stay_compressed, lives_with_the_host, survives_save_and_load,
+)
