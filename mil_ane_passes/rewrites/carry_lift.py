@@ -90,9 +90,10 @@ class CarryLift(BlockRewrite):
         yield Example("scalar", lambda: _chain(lambda v: Builder.add(x=v, y=np.float16(0.5))))
         yield Example("residual", lambda: _chain(lambda v: Builder.add(x=Builder.relu(x=v), y=v)))
         yield Example("replicate pad and slice", lambda: _chain(lambda v: Builder.slice_by_index(
-            x=Builder.pad(x=v, pad=[2, 1], mode="replicate"), begin=[0, 0, 1], end=[0, 0, -2],
+            x=Builder.pad(x=v, pad=[2, 1], mode="replicate", constant_val=np.float16(0)), begin=[0, 0, 1], end=[0, 0, -2],
             begin_mask=[True, True, False], end_mask=[True, True, False])))
-        yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(x=v, pad=[0, 0, 1, 1, 2, 0])))
+        yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(
+            x=v, pad=[0, 0, 1, 1, 2, 0], constant_val=np.float16(0.5))))
         yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
         yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
         yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
