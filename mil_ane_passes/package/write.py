@@ -146,7 +146,14 @@ def _staging(target: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder with all in it, also where folders in it are read-only."""
+    for inner, _, _ in os.walk(folder):
+        os.chmod(inner, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _swap_in(staged: Path, target: Path, temporary: Path) -> None:

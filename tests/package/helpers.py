@@ -22,7 +22,8 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def make(path: Path, program: Program, target: Any = ct.target.iOS15, **options: Any) -> Path:
-    """Converts a program and saves it as a package."""
+    """Converts a program and saves it as a package; in fp32 unless told, so that names stay as written."""
+    options.setdefault("compute_precision", ct.precision.FLOAT32)
     model = ct.convert(
         program, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True, **options
     )
@@ -164,7 +165,15 @@ def facts(program: Program) -> list[Any]:
         found.append([value(v) for v in b.outputs])
 
     for name, function in program.functions.items():
-        found.append((name, [(n, str(v.shape), v.dtype) for n, v in function.inputs.items()]))
+        found.append(
+            (
+                name,
+                [
+                    (n, [d if isinstance(d, int) else None for d in v.shape], v.dtype)
+                    for n, v in function.inputs.items()
+                ],
+            )
+        )
         block(function)
     return found
 
@@ -176,6 +185,6 @@ def replace(op: Operation, build: Any, name: str | None = None) -> Any:
         new = build()
     if name is not None:
         new.name = name
-    block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new)
+    block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new, force_replace=True)
     block.remove_ops([op])
     return new

@@ -98,7 +98,10 @@ def compressed(path, kind):
     if kind == "sparse18":
         # Pruned and then palettized: ops with two outputs, and ops over ops.
         model = compress(model, cto.coreml.OptimizationConfig(config))
-        compress, config = cto.coreml.palettize_weights, cto.coreml.OpPalettizerConfig("uniform", 4, weight_threshold=100)
+        compress, config = (
+            cto.coreml.palettize_weights,
+            cto.coreml.OpPalettizerConfig("uniform", 4, weight_threshold=100),
+        )
         model = compress(model, cto.coreml.OptimizationConfig(config), joint_compression=True)
     else:
         model = compress(model, cto.coreml.OptimizationConfig(config))
@@ -119,6 +122,7 @@ def multifunction(path):
 BUILDERS = {
     **{target.name: (lambda path, t=target: make(path, conv_program(t), t)) for target in OPSETS},
     **{kind: (lambda path, k=kind: compressed(path, k)) for kind in COMPRESSIONS},
+    "float16": lambda path: make(path, conv_program(), compute_precision=ct.precision.FLOAT16),
     "control_flow": lambda path: make(path, control_flow()),
     "state": lambda path: make(path, with_state(), ct.target.iOS18),
     "classifier": classifier,

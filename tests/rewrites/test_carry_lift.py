@@ -1,0 +1,96 @@
+"""ANE102: a vocoder is expanded where its 1-D part starts and squeezed where it ends, and computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.contract import Exactness
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.verify.compare import differences
+from mil_ane_passes.verify.prove import compare_programs
+from tests.models import vocoder
+from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
+
+
+@pytest.fixture(scope="module", params=["hifigan", "bigvgan"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["static", "flexible"])
+def converted(request, kind):
+    return vocoder.convert(kind=kind, flexible=request.param == "flexible")._mil_program
+
+
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
+    after = clone(converted)
+    options = {name: {"axis": axis} for name in ("lift_conv_1d", "lift_conv_transpose_1d")}
+    run_all(selected("full", options=options), after)
+    assert kinds(after)["expand_dims"] == kinds(after)["squeeze"] == 1
+    assert all(op.x.rank == 4 for op in after.functions["main"].find_ops(op_type="conv_transpose"))
+    report = compare_programs(converted, after, precisions=("float64", "float16"), seeds=2,
+                              exactness=Exactness.BITWISE)
+    assert report.equal, str(report)
+
+
+def test_deeper_vocoders_have_no_more_layout_ops(kind):
+    model = dict(channels=64, rates=(2, 2, 2, 2), kernels=(3, 5, 7), dilations=(1, 3, 5), frames=4)
+    deep = vocoder.convert(kind=kind, model=model)._mil_program
+    run_all(selected("full"), deep)
+    assert kinds(deep)["expand_dims"] == kinds(deep)["squeeze"] == 1
+
+
+def test_the_pipeline_twice_is_once(converted):
+    once = clone(converted)
+    run_all(selected("full"), once)
+    assert not any(trace.fired for trace in run_all(selected("full"), once))
+
+
+@pytest.mark.parametrize("preset", ["safe", "full"])
+def test_is_still_what_pytorch_computes(kind, preset):
+    """The package stores fp16 weights and coremltools folds scales into them in fp16, so at double precision it is
+    within a few fp16 roundings of the module; the rewrite must not move it at all, the module must be recognisable."""
+    module, example = vocoder.torch_model(kind)
+    before = vocoder.convert(kind=kind)._mil_program
+    after = clone(before)
+    run_all(selected(preset), after)
+    expected = torch_outputs(half(module), example)
+    old = only_output(before, example.numpy(), "float64")
+    new = only_output(after, example.numpy(), "float64")
+    assert np.array_equal(old, new)
+    error = np.abs(new - expected).max()
+    assert error <= 2.0**-9 * np.abs(expected).max(), error
+    typed = [only_output(each, example.numpy(), "float16") for each in (before, after)]
+    (found,) = differences({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
+    assert found.equal_bits
+
+
+def test_a_value_read_outside_the_region_keeps_one_squeeze():
+    bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
+
+    def body(x):
+        first = mb.relu(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias))
+        second = mb.conv_transpose(x=first, weight=weight(4, 4, 3), bias=bias, name="y")
+        return [second, mb.softmax(x=first, axis=-1, name="z")]
+
+    built = program(body, x=(1, 4, 8))
+    run_all(selected("full"), built)
+    assert kinds(built)["expand_dims"] == 1 and kinds(built)["squeeze"] == 2
+
+
+def test_nothing_is_moved_across_a_norm_over_the_length():
+    bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
+
+    def body(x):
+        first = mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias)
+        return mb.conv_transpose(x=mb.softmax(x=first, axis=-1), weight=weight(4, 4, 3), bias=bias, name="y")
+
+    built = program(body, x=(1, 4, 8))
+    run_all(selected("full"), built)
+    assert layout_ops(built) == 4
+    assert built.functions["main"].find_ops(op_type="softmax")[0].x.rank == 3

@@ -1,0 +1,46 @@
+"""The vocoders of the transformers package, random weights, at the size they are shipped in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.contract import Exactness
+from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.verify.prove import compare_programs
+from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["hifigan", "bigvgan"])
+def builder(request):
+    pytest.importorskip("transformers", reason="the real vocoders come from the transformers package")
+    import importlib
+
+    return importlib.import_module(f"tests.models.{request.param}")
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["small", "as shipped"])
+def test_one_lift_for_the_whole_vocoder(builder, full):
+    before = builder.convert(full=full)._mil_program
+    after = clone(before)
+    run_all(selected("full"), after)
+    assert kinds(after)["expand_dims"] - kinds(before)["expand_dims"] == 1
+    assert kinds(after)["squeeze"] - kinds(before)["squeeze"] == 1
+    report = compare_programs(before, after, precisions=("float64", "float16"), seeds=1, exactness=Exactness.BITWISE)
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize("preset", ["safe", "full"])
+def test_is_still_what_pytorch_computes(builder, preset):
+    module, example = builder.torch_model()
+    before = builder.convert()._mil_program
+    after = clone(before)
+    run_all(selected(preset), after)
+    expected = torch_outputs(half(module), example).reshape(-1)
+    old = only_output(before, example.numpy(), "float64")
+    new = only_output(after, example.numpy(), "float64")
+    assert np.array_equal(old, new)
+    assert np.abs(new.reshape(-1) - expected).max() <= 2.0**-8 * np.abs(expected).max()
