@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Var, types
+from coremltools.converters.mil.mil import Builder, InternalVar, Operation, Var, types
+from coremltools.converters.mil.mil.block import curr_block
+from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
+from coremltools.converters.mil.mil.scope import SCOPE_STACK
 
 __all__ = ["BlobRef", "LazyValue", "blob_of", "lazy_const", "reshaped_const"]
 
@@ -74,15 +77,36 @@ def blob_of(var: Var) -> BlobRef | None:
 
 
 def reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Operation | None = None) -> Var:
-    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied."""
-    lazy = var._sym_val
-    if isinstance(lazy, LazyValue):
-        view = lazy_const(lazy.reshaped(shape), var.dtype, name, before_op)
-    else:
-        view = Builder.const(val=np.asarray(var.val).reshape(shape), name=name, before_op=before_op)
+    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied.
+
+    It is put into the current block. Built from the const it shows rather than by pymil's builder: the type is known,
+    nothing is inferred or looked at, and with thousands of weights that is most of the cost.
+    """
+    source = var.op
+    op = type(source).__new__(type(source))
+    op._input_types, op._type_domains, op.blocks, op._weight_id = source._input_types, source._type_domains, [], None
+    op.name, op.enclosing_block, op.scopes = name, curr_block(), SCOPE_STACK.get_curr_scopes()
     blob = blob_of(var)
     if blob is not None:
-        view.op.blob = blob
-    if var.op.weight_id is not None:
-        view.op.weight_id = f"{var.op.weight_id}:{'x'.join(map(str, shape))}"
+        op.blob = blob
+    sym_type = types.tensor(var.dtype, shape)
+    held = var._sym_val
+    if isinstance(held, LazyValue):
+        value: Any = held.reshaped(shape)
+    else:
+        value = sym_type()
+        value.val = np.asarray(held.val).reshape(shape)
+    inner = InternalVar(None, name=f"{name}_val")
+    inner.add_child_op(op)
+    op._input_vars, op.val = {"val": inner}, inner
+    view = Var(name, sym_type, None, op=op, op_output_idx=0)
+    op._output_vars = [view]
+    inner._sym_val = view._sym_val = value
+    view.is_descendant_of_const = True
+    op.enclosing_block.add_internal_var(inner)
+    if before_op is None and _BEFORE_OP_STACK:
+        before_op = _BEFORE_OP_STACK[-1]
+    op.enclosing_block._insert_op_before(op, before_op=before_op)
+    if source.weight_id is not None:
+        op.weight_id = f"{source.weight_id}:{'x'.join(map(str, shape))}"
     return view

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +72,25 @@ def run(rule: Rewrite, program: Program, *, target: str = "all") -> PassTrace:
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
-        for name, function in program.functions.items():
-            _Walk(rule, name, function, trace).go()
+        with _no_collection():
+            for name, function in program.functions.items():
+                _Walk(rule, name, function, trace).go()
     trace.ops_after = op_count(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause Python's cycle collector: a walk makes many objects and drops few, and each full collection would look at
+    the whole graph again, which makes the cost grow faster than the program."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
@@ -182,7 +198,7 @@ class _Walk:
 
     def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
         """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
-        if not types.is_compatible_type(new.sym_type, old.sym_type):
+        if new.sym_type is not old.sym_type and not types.is_compatible_type(new.sym_type, old.sym_type):
             raise RuleError(f"{_where(self.rule)} replaced {old} by {new}; expected the same dtype and shape")
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):

@@ -11,7 +11,7 @@ from mil_ane_passes.core.errors import InputError
 
 from . import wire
 from .export import Exporter, is_embedded, message
-from .names import unique_names, walk
+from .names import check_order, unique_names, walk
 from .origin import (
     ATTRIBUTES,
     BLOCKS,
@@ -39,7 +39,7 @@ def emit_model(
     """The model file for `program`, whose source is `raw`.
 
     Raises InputError when functions were added or removed, or function inputs changed: the model's description,
-    which is kept, would not fit.
+    which is kept, would not fit. RuleError when an op uses what is made behind it.
     """
     if list(program.functions) != list(origins):
         raise InputError(
@@ -77,6 +77,7 @@ def _function(function: Function, origin: FunctionOrigin, version: int, plan: We
             f"the function has the inputs {[name for name, _ in now]}; expected {[name for name, _ in origin.inputs]} with "
             "their types as loaded: the interface of a package cannot be changed when it is saved"
         )
+    check_order(function, emitter.written)
     with unique_names(function, emitter.written):
         return emitter.block(function, origin.data)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -135,12 +134,8 @@ def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool)
     array = flat.reshape(shape)
     # What was loaded is the original of the const's bytes in the file: an edit must make a new const.
     array.flags.writeable = False
-    return array if is_tensor else _scalar(dtype)(array.item())
-
-
-def _scalar(dtype: Any) -> Callable[[Any], Any]:
-    np_type = types.nptype_from_builtin(dtype)
-    return np_type.type if isinstance(np_type, np.dtype) else np_type
+    # A numpy scalar cannot carry a sub-byte type; an array without dimensions can.
+    return array if is_tensor or types.is_sub_byte(dtype) else types.nptype_from_builtin(dtype)(array.item())
 
 
 def _from_bytes(stored: bytes, dtype: Any, count: int) -> Array:

@@ -30,7 +30,8 @@ def save(package: Package, path: str | os.PathLike[str], *, overwrite: bool = Fa
 
     The package is complete when it appears; on any failure nothing is left. The source stays as it is.
     Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
-    source changed on disk after it was loaded, when the interface changed, or when the disk refuses.
+    source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
+    when the program's ops are out of order.
     """
     target = Path(os.path.abspath(path))
     try:
@@ -48,8 +49,6 @@ def save(package: Package, path: str | os.PathLike[str], *, overwrite: bool = Fa
             _swap_in(staged, target, temporary)
             sync(target.parent)
     except OSError as error:
-        if isinstance(error, InputError):
-            raise
         reason = error.strerror or str(error)
         raise InputError(f"{target}: the package cannot be written ({reason}); nothing was left there") from error
 
@@ -72,6 +71,8 @@ def _overlap(source: str, target: str) -> bool:
     """Whether one of two real paths is the other, or inside it; by identity too, for names that differ in case."""
     if os.path.commonpath([source, target]) in (source, target):
         return True
+    if not os.path.exists(source):
+        return False
     around_target = [path for path in (target, *map(str, Path(target).parents)) if os.path.exists(path)]
     if any(os.path.samefile(path, source) for path in around_target):
         return True

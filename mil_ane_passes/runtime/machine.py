@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from coremltools.converters.mil.mil import types
 
+from mil_ane_passes.core.errors import AnePassesError, InputError
 from mil_ane_passes.runtime.inputs import Inputs
 from mil_ane_passes.runtime.numeric import Precision, is_tensor_value
 from mil_ane_passes.runtime.registry import Kernel
@@ -114,7 +115,12 @@ class Machine:
 
     def _evaluate(self, op: Any) -> Sequence[Any]:
         inputs = Inputs(op, self)
-        results = self.kernels[op.op_type](op, inputs)
+        try:
+            results = self.kernels[op.op_type](op, inputs)
+        except AnePassesError:
+            raise  # already says what is wrong, and in which op of a nested block
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}") from error
         outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         for quirk in self.quirks:
             if op.op_type in quirk.op_types:

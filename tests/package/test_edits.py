@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -32,9 +35,14 @@ from .helpers import (
 from .test_unchanged import classifier, compressed, control_flow, multifunction, with_state
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
+
+
 @pytest.fixture
-def source(tmp_path):
-    return make(tmp_path / "source.mlpackage", conv_program())
+def source(built, tmp_path):
+    return Path(shutil.copytree(built, tmp_path / "source.mlpackage"))
 
 
 @pytest.fixture
@@ -125,7 +133,7 @@ def test_reshaped_view_keeps_its_blob(source, target):
     package = load(source)
     conv = op_named(package.program, "conv")
     with package.program.functions["main"], mb.set_before_op(conv):
-        view = reshaped_const(conv.weight, (16, 8, 9), "view")
+        view = reshaped_const(conv.weight, (16, 8, 9), "view", before_op=conv)
         flat = mb.const(val=np.asarray(conv.weight.val).reshape(-1), name="plain_view")
         extra = mb.slice_by_size(x=view, begin=[0, 0, 0], size=[1, 1, 1], name="extra")
         other = mb.slice_by_size(x=flat, begin=[0], size=[1], name="other")
@@ -332,3 +340,39 @@ def test_symbolic_shapes_stay_flexible(tmp_path, target):
     saved(package, target)
     assert changed_ops(source, target) == {"relu"}
     assert types.is_tensor(package.program.functions["main"].inputs["x"].sym_type)
+
+
+def test_opaque_ops_can_have_any_input_name(source, target):
+    spec = spec_of(source)
+    for op in main_block(spec).operations:
+        if op.type == "relu":
+            op.type = "relu_of_tomorrow"
+            for name in ("name", "outputs", "op_type"):
+                op.inputs[name].CopyFrom(op.inputs["x"])
+    write_spec(source, spec)
+    package = load(source)
+    future = op_named(package.program, "relu")
+    assert future.op_type == "relu_of_tomorrow" and future.name == "relu"
+    with package.program.functions["main"], mb.set_before_op(future):
+        doubled = mb.add(x=future.x, y=future.x, name="doubled")
+    future.set_inputs(x=doubled, no_check_var_types=True)
+    save(package, target)
+    op = next(op for op in main_block(spec_of(target)).operations if op.type == "relu_of_tomorrow")
+    bound = {key: argument.arguments[0].name for key, argument in op.inputs.items()}
+    assert bound == {"x": "doubled", "name": "conv", "outputs": "conv", "op_type": "conv"}
+
+
+def test_inline_sub_byte_and_scalar_values_load_and_stay(tmp_path, target):
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS18)
+    def program(x):
+        data = np.array([[1, -2, 3, -4]]).astype(types.nptype_from_builtin(types.int4))
+        weight = mb.constexpr_blockwise_shift_scale(data=data, scale=np.float32([[0.5]]), name="weight")
+        return mb.mul(x=mb.relu(x=x, name="relu"), y=weight, name="out")
+
+    source = make(tmp_path / "s.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY)
+    package = load(source)
+    assert op_named(package.program, "weight").data.val.tolist() == [[1, -2, 3, -4]]
+    relu = op_named(package.program, "relu")
+    replace(relu, lambda: mb.sigmoid(x=relu.x), name="relu")
+    saved(package, target)
+    assert changed_ops(source, target) == {"relu"}

@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.package import check_destination, load, package_of_mlmodel, save, write
 
 from .helpers import (
@@ -29,10 +30,14 @@ from .helpers import (
 )
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
+
+
 @pytest.fixture
-def source(tmp_path):
-    (tmp_path / "in").mkdir()
-    return make(tmp_path / "in" / "source.mlpackage", conv_program())
+def source(built, tmp_path):
+    return Path(shutil.copytree(built, tmp_path / "in" / "source.mlpackage"))
 
 
 def edited(source):
@@ -343,3 +348,18 @@ def test_package_without_a_place_for_weights_gets_them_inline(tmp_path):
     save(package, tmp_path / "saved.mlpackage")
     assert not (tmp_path / "saved.mlpackage" / WEIGHTS).exists()
     assert ct.utils.load_spec(str(tmp_path / "saved.mlpackage"))
+
+
+def test_destination_is_checked_before_the_source_is_known(tmp_path):
+    check_destination(tmp_path / "absent.mlpackage", tmp_path / "free.mlpackage", False)
+
+
+def test_ops_out_of_order_are_refused(source, tmp_path):
+    package = load(source)
+    relu = op_named(package.program, "relu")
+    with package.program.functions["main"]:
+        late = mb.add(x=relu.x, y=relu.x, name="late")
+    relu.set_inputs(x=late)
+    with pytest.raises(RuleError, match="op 'relu' uses 'late', which no op before it makes"):
+        save(package, tmp_path / "saved.mlpackage")
+    assert os.listdir(tmp_path) == ["in"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import coremltools as ct
 import coremltools.optimize as cto
 import numpy as np
@@ -130,9 +133,14 @@ BUILDERS = {
 }
 
 
-@pytest.fixture(params=BUILDERS)
-def source(request, tmp_path):
-    return BUILDERS[request.param](tmp_path / "source.mlpackage")
+@pytest.fixture(scope="module", params=BUILDERS)
+def built(request, tmp_path_factory):
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param) / "source.mlpackage")
+
+
+@pytest.fixture
+def source(built, tmp_path):
+    return Path(shutil.copytree(built, tmp_path / "source.mlpackage"))
 
 
 def test_unchanged_package_is_copied_byte_for_byte(source, tmp_path):

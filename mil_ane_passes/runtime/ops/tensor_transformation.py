@@ -89,8 +89,11 @@ def _slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
 def _sliced(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
     for axis, each in enumerate(slices):
         start, stop, step = each.indices(x.shape[axis])
-        # torch cannot slice backwards.
-        x = torch.index_select(x, axis, torch.tensor(range(start, stop, step), dtype=torch.int64))
+        if step > 0:
+            x = x.narrow(axis, start, max(stop - start, 0))[(slice(None),) * axis + (slice(None, None, step),)]
+        else:
+            # torch cannot slice backwards.
+            x = torch.index_select(x, axis, torch.tensor(range(start, stop, step), dtype=torch.int64))
     return x
 
 

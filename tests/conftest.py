@@ -1,0 +1,30 @@
+"""Paths and states that several folders of tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """The folder of small packages."""
+    return FIXTURES
+
+
+@pytest.fixture
+def clean_registry():
+    """Rules that a test adds are forgotten afterwards, by us and by coremltools."""
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    from mil_ane_passes.core.registry import all_rules
+
+    known = dict(PASS_REGISTRY.passes)
+    all_rules.cache_clear()
+    yield
+    all_rules.cache_clear()
+    PASS_REGISTRY.passes.clear()
+    PASS_REGISTRY.passes.update(known)
