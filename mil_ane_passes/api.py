@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Program
@@ -20,13 +21,9 @@ from .core.pipeline import run_all, selected
 from .core.printer import program_diff, program_text
 from .core.query import op_count
 from .core.targets import parse_target
-from .package import Package, load, package_of_mlmodel, save
-from .package import check_destination
+from .package import Package, check_destination, load, package_of_mlmodel, save
 from .report.rewrite import RewriteReport
 from .verify.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
-
-if TYPE_CHECKING:
-    import coremltools as ct
 
 __all__ = ["rewrite", "run", "verify"]
 
@@ -138,11 +135,13 @@ def _rewrite(
 
 
 def _copy(opened: _Opened) -> _Opened:
-    """A second program of the same source: loaded again where weights are mapped, which costs no memory."""
+    """A second program of the same source, to be rewritten; it shares the weights, which stay mapped."""
+    twin = clone(opened.program)
     if opened.package is None:
-        return _Opened(clone(opened.program), None, opened.name)
-    again = load(opened.package.path)
-    return _Opened(again.program, again, opened.name)
+        return _Opened(twin, None, opened.name)
+    package = copy.copy(opened.package)
+    package.program = twin
+    return _Opened(twin, package, opened.name)
 
 
 def _prove(before: _Opened, after: _Opened, exactness: Exactness, seeds: int, progress: Progress) -> VerifyReport:

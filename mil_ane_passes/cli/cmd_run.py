@@ -27,12 +27,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..api import run as execute
+    from ..verify.compare import as_arrays
 
     target = Path(arguments.output)
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
     feeds = read_feeds(arguments.feeds) or {}
-    outputs = execute(arguments.input, feeds, function=arguments.function, precision=arguments.precision)
+    outputs = as_arrays(execute(arguments.input, feeds, function=arguments.function, precision=arguments.precision))
     handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, suffix=".npz")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -82,8 +82,8 @@ def reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Opera
     It is put into the current block. Built from the const it shows rather than by pymil's builder: the type is known,
     nothing is inferred or looked at, and with thousands of weights that is most of the cost.
     """
-    source = var.op
-    op = type(source).__new__(type(source))
+    source: Any = var.op
+    op: Any = object.__new__(type(source))
     op._input_types, op._type_domains, op.blocks, op._weight_id = source._input_types, source._type_domains, [], None
     op.name, op.enclosing_block, op.scopes = name, curr_block(), SCOPE_STACK.get_curr_scopes()
     blob = blob_of(var)

@@ -1,4 +1,4 @@
-"""The only graph walk: asks rules about ops, applies fixes, keeps the invariants of `contract`, and writes the trace."""
+"""The only graph walk: asks rules about ops, applies fixes, keeps the invariants of `contract`, writes the trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .build import Names, RewriteBuilder
 from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
-from .query import all_blocks, op_count
+from .query import all_blocks, is_opaque, op_count
 from .targets import applies
 
 __all__ = ["MAX_ROUNDS", "PassTrace", "find", "run"]
@@ -60,7 +60,7 @@ def find(rule: Rule, program: Program, *, target: str = "all") -> PassTrace:
     for function, block in all_blocks(program):
         answers = (
             rule.match_block(block) if isinstance(rule, BlockRule)
-            else (rule.match(op) for op in block.operations if op.op_type in rule.roots)
+            else (rule.match(op) for op in block.operations if op.op_type in rule.roots and not is_opaque(op))
         )
         for answer in answers:
             _note(trace, rule, function, answer)
@@ -136,7 +136,8 @@ class _Walk:
         return self._names
 
     def _ops(self, block: Block) -> None:
-        work = deque((op, 0) for op in block.operations if op.op_type in self.rule.roots)
+        work = deque((op, 0) for op in block.operations
+                     if op.op_type in self.rule.roots and not is_opaque(op))
         with ExitStack() as stack:
             editor = stack.enter_context(BlockEditor())
             mb: RewriteBuilder | None = None

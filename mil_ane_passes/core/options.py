@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import InputError, nearest
@@ -76,7 +77,7 @@ def _field_docs(cls: type) -> dict[str, str]:
         return {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}
-    for field, text in zip(body, body[1:]):
+    for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) \
                 and isinstance(text.value, ast.Constant):
             docs[field.target.id] = " ".join(str(text.value.value).split())

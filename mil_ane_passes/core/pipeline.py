@@ -57,11 +57,11 @@ def selected(
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
     chosen: dict[str, dict[str, Any]] = {}
-    for name, given in ({preset: {}} if passes is None else _pass_table(passes)).items():
+    for name, settings in ({preset: {}} if passes is None else _pass_table(passes)).items():
         if name in PRESETS:
             chosen.update((member, chosen.get(member, {})) for member in _members(name))
         else:
-            chosen.setdefault(by_name(name).name, {}).update(given)
+            chosen.setdefault(by_name(name).name, {}).update(settings)
     for name, given in (options or {}).items():
         short = by_name(name).name
         if short not in chosen:

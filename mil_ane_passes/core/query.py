@@ -11,7 +11,8 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbo
 
 __all__ = [
     "all_blocks", "all_ops", "consumers", "flat_inputs", "is_all_zero", "is_block_output",
-    "is_compressed", "is_const", "is_default", "is_symbolic", "itemsize", "op_count", "static_shape", "used", "value",
+    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "op_count", "static_shape",
+    "used", "value",
 ]
 
 
@@ -40,6 +41,11 @@ def is_all_zero(var: Var | None) -> bool:
 def static_shape(var: Var) -> tuple[int, ...] | None:
     """The shape, or None when a dimension is symbolic."""
     return None if any_symbolic(var.shape) else tuple(int(d) for d in var.shape)
+
+
+def is_opaque(op: Operation) -> bool:
+    """Whether the loader could not make out `op` (newer opset, custom layer): it is kept, and no rule sees it."""
+    return bool(getattr(op, "opaque", False))
 
 
 def itemsize(var: Var) -> int:

@@ -56,7 +56,8 @@ def parse_target(name: str) -> tuple[Generation, ...]:
         if wanted in generation.chips:
             return (generation,)
     chips = [chip for generation in GENERATIONS for chip in generation.chips]
-    raise InputError(f"target '{name}' is not known; expected all, {', '.join(chips)}{nearest(wanted, [*chips, 'all'])}")
+    near = nearest(wanted, [*chips, "all"])
+    raise InputError(f"target '{name}' is not known; expected all, {', '.join(chips)}{near}")
 
 
 def applies(gate: Gate, target: str) -> bool:

@@ -37,8 +37,8 @@ class Catalogue:
         rows = self.rows()
         width = max(len(row["pass"]) for row in rows) + len("ane::")
         return "\n".join(
-            f"{row['code']}  {'ane::' + row['pass']:<{width}}  {row['preset'] or '-':<5}  {row['exactness'] or '-':<8}  "
-            f"{row['summary']}" for row in rows)
+            f"{row['code']}  {'ane::' + row['pass']:<{width}}  {row['preset'] or '-':<5}  "
+            f"{row['exactness'] or '-':<8}  {row['summary']}" for row in rows)
 
 
 @dataclass(frozen=True)

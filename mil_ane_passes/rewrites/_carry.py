@@ -9,24 +9,27 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.query import is_const, value
+from ..core.query import is_const, is_opaque, value
 from ._lift import HEIGHT, WIDTH, cannot_lift, lifted_conv, same_op
 
 __all__ = ["carried", "cannot_carry", "main_inputs"]
 
-_UNARY = frozenset("""
-    abs acos asin atan atanh ceil clip cos cosh erf exp exp2 floor inverse log logical_not round rsqrt sign sin sinh
-    sqrt square tan tanh threshold cast identity
-    clamped_relu elu gelu leaky_relu linear_activation prelu relu relu6 scaled_tanh sigmoid sigmoid_hard silu softplus
-    softplus_parametric softsign thresholded_relu batch_norm
-""".split())
+_UNARY = (
+    "abs", "acos", "asin", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "exp2", "floor", "inverse",
+    "log", "logical_not", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "threshold", "cast",
+    "identity", "clamped_relu", "elu", "gelu", "leaky_relu", "linear_activation", "prelu", "relu", "relu6",
+    "scaled_tanh", "sigmoid", "sigmoid_hard", "silu", "softplus", "softplus_parametric", "softsign",
+    "thresholded_relu", "batch_norm",
+)
 "Element by element, or with parameters per channel (axis 1, which no dummy axis moves)."
-_BINARY = frozenset("add sub mul real_div floor_div maximum minimum mod pow".split())
-_CONVS = frozenset({"conv", "conv_transpose"})
+_BINARY = ("add", "sub", "mul", "real_div", "floor_div", "maximum", "minimum", "mod", "pow")
+_CONVS = ("conv", "conv_transpose")
 
 
 def main_inputs(op: Operation) -> list[Var]:
     """The values that must have the dummy axis for `op` to be carried; consts are not among them."""
+    if is_opaque(op):
+        return []
     if op.op_type in _BINARY:
         return [var for var in (op.x, op.y) if not is_const(var)]
     if op.op_type == "concat":
@@ -36,7 +39,7 @@ def main_inputs(op: Operation) -> list[Var]:
 
 def cannot_carry(op: Operation, at: int) -> str | None:
     """Why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
-    if op.op_type not in _KINDS:
+    if op.op_type not in _KINDS or is_opaque(op):
         return f"{op.op_type} is not known to be the same with a dummy axis"
     if any(var.rank != 3 for var in [*main_inputs(op), *op.outputs]) or not main_inputs(op):
         return "not every value has rank 3"
@@ -96,7 +99,7 @@ def _pad(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int)
 
 
 def _full_pad(op: Operation) -> list[int]:
-    given = value(op.pad)
+    given: list[int] = value(op.pad)
     return [0] * (6 - len(given)) + given
 
 
@@ -141,9 +144,9 @@ def _inserted(numbers: list[int], at: int, extra: list[int]) -> list[int]:
 _Reason = Callable[[Operation, int], "str | None"]
 _Build = Callable[[RewriteBuilder, Operation, Callable[[Var], Var], int], Var]
 _KINDS: dict[str, tuple[_Reason, _Build]] = {
-    **{kind: (_always, _on_x) for kind in _UNARY},
-    **{kind: (_always, _binary) for kind in _BINARY},
-    **{kind: (_conv_reason, _conv) for kind in _CONVS},
+    **dict.fromkeys(_UNARY, (_always, _on_x)),
+    **dict.fromkeys(_BINARY, (_always, _binary)),
+    **dict.fromkeys(_CONVS, (_conv_reason, _conv)),
     "pad": (_pad_reason, _pad),
     "slice_by_index": (_slice_reason, _slice),
     "slice_by_size": (_slice_reason, _slice),

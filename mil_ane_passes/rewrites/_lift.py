@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.build import RewriteBuilder
 from ..core.compressed import cannot_insert_axis, with_unit_axis
 from ..core.layout import padded_bytes, size_text
-from ..core.query import is_default, itemsize, static_shape, value
+from ..core.query import is_default, is_opaque, itemsize, static_shape, value
 
 __all__ = ["HEIGHT", "WIDTH", "WIDEST", "axis_of", "cannot_lift", "lift_note", "lifted_conv", "lowered", "position",
            "raised", "same_op"]
@@ -27,7 +27,7 @@ def position(axis: int) -> int:
 
 def axis_of(op: Operation) -> int | None:
     """The position of the one axis (2 or 3, of 4) a squeeze drops from rank 4 or an expand_dims adds to rank 3."""
-    if op.op_type not in ("squeeze", "expand_dims") or op.axes is None:
+    if op.op_type not in ("squeeze", "expand_dims") or is_opaque(op) or op.axes is None:
         return None
     wide = op.x if op.op_type == "squeeze" else op.outputs[0]
     axes = value(op.axes)
@@ -72,10 +72,10 @@ def lowered(mb: RewriteBuilder, y: Var, axis: int) -> Var:
 
 
 def lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> Var:
-    """`op` (conv or conv_transpose of rank 3) on rank-4 `x`; every parameter gets its neutral element at the dummy axis.
+    """`op` (conv or conv_transpose of rank 3) on rank-4 `x`.
 
-    Weights and bias keep their bytes; the dummy axis has kernel 1, stride 1, dilation 1 and no padding, so each output
-    is the same sum of the same products.
+    Every parameter gets its neutral element at the dummy axis: kernel 1, stride 1, dilation 1, no padding, so each
+    output is the same sum of the same products. Weights and bias keep their bytes.
     """
     at = position(axis) - 2
     inputs: dict[str, Any] = {"x": x, "weight": with_unit_axis(mb, op.weight, at + 2)}

@@ -1,4 +1,4 @@
-"""Finds the regions of a block that are cheaper in layout ops when they keep the dummy axis of the lifts around them."""
+"""Finds the regions of a block that need fewer layout ops when they keep the dummy axis of the lifts around them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Evidence, Example, Exactness, Hit, Miss, Rewrite, Vendor
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ..core.examples import program
 from ._lift import axis_of
 
@@ -35,7 +35,7 @@ class CancelLiftPairs(Rewrite):
     exactness = Exactness.BITWISE
     preset = "safe"
     roots = ("expand_dims",)
-    evidence: tuple[Evidence, ...] = (
+    evidence = (
         Vendor("avoid reshape and transpose between ops: each is a pass over the data",
                source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
     )

@@ -8,10 +8,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Evidence, Example, Exactness, Hit, Miss, Vendor
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ..core.examples import program, weight
 from ..core.query import consumers
-from ._carry import carried, main_inputs
+from ._carry import carried
 from ._lift import HEIGHT, WIDTH, axis_of, lowered, raised
 from ._regions import Region, regions
 
@@ -43,7 +43,7 @@ class CarryLift(BlockRewrite):
     after = ("lift_conv_transpose_1d", "lift_conv_1d", "cancel_lift_pairs")
     exactness = Exactness.BITWISE
     preset = "full"
-    evidence: tuple[Evidence, ...] = (
+    evidence = (
         Vendor("avoid reshape and transpose between ops: each is a pass over the data",
                source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
     )
@@ -90,8 +90,8 @@ class CarryLift(BlockRewrite):
         yield Example("scalar", lambda: _chain(lambda v: Builder.add(x=v, y=np.float16(0.5))))
         yield Example("residual", lambda: _chain(lambda v: Builder.add(x=Builder.relu(x=v), y=v)))
         yield Example("replicate pad and slice", lambda: _chain(lambda v: Builder.slice_by_index(
-            x=Builder.pad(x=v, pad=[2, 1], mode="replicate", constant_val=np.float16(0)), begin=[0, 0, 1], end=[0, 0, -2],
-            begin_mask=[True, True, False], end_mask=[True, True, False])))
+            x=Builder.pad(x=v, pad=[2, 1], mode="replicate", constant_val=np.float16(0)),
+            begin=[0, 0, 1], end=[0, 0, -2], begin_mask=[True, True, False], end_mask=[True, True, False])))
         yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(
             x=v, pad=[0, 0, 1, 1, 2, 0], constant_val=np.float16(0.5))))
         yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))

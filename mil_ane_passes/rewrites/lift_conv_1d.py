@@ -8,7 +8,7 @@ from typing import Literal
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Example, Exactness, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ..core.examples import program, weight
 from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
 

@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Example, Exactness, Hit, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
 from ..core.query import is_all_zero, is_const
 from ._lift import same_op

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.clone import clone
-from ..core.contract import Example, Exactness, Rewrite, Rule
+from ..core.contract import Exactness, Example, Rewrite, Rule
 from ..core.engine import PassTrace, find, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops

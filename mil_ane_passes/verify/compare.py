@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.contract import Exactness
 
-__all__ = ["ALGEBRA", "OutputDifference", "differences"]
+__all__ = ["ALGEBRA", "OutputDifference", "as_arrays", "differences"]
 
 Array = np.ndarray[Any, Any]
 
@@ -72,12 +72,27 @@ def differences(
             for name, value in before.items()]
 
 
+def as_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Outputs as arrays only: a classifier's label becomes an array of one, its probabilities two arrays (in `NAME`
+    the numbers, in `NAME labels` what they belong to)."""
+    arrays: dict[str, Array] = {}
+    for name, value in outputs.items():
+        if isinstance(value, Mapping):
+            arrays[name] = np.asarray(list(value.values()))
+            arrays[f"{name} labels"] = np.asarray(list(value))
+        else:
+            arrays[name] = np.asarray(value)
+    return arrays
+
+
 def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array | None) -> OutputDifference:
-    if old.shape != new.shape or old.dtype != new.dtype:
+    if old.shape != new.shape or old.dtype != new.dtype and old.dtype.kind not in "US":
         return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
                                                            f"{new.dtype}{list(new.shape)}")
     if _same_bits(old, new):
         return OutputDifference(name, True, True)
+    if old.dtype.kind in "US":
+        return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
     if old.dtype.kind != "f":
         return _worst(name, old, new, np.zeros(old.shape), False)
     if exactness is Exactness.BITWISE:

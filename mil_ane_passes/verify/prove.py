@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
-from .compare import OutputDifference, differences
+from .compare import OutputDifference, as_arrays, differences
 from .feeds import ShapeChoice, make_feeds, shape_choices
 
 __all__ = ["Case", "Outputs", "VerifyReport", "compare_programs", "judged", "outputs_of"]
@@ -113,7 +113,7 @@ def outputs_of(program: Program, runs: Sequence[Plan], precisions: Sequence[str]
             for plan, results in found:
                 if plan.function == function:
                     progress(f"{function}, {plan.label}, {precision}")
-                    results[precision] = dict(runtime(plan.feeds))
+                    results[precision] = as_arrays(runtime(plan.feeds))
     return found
 
 

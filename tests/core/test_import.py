@@ -1,0 +1,229 @@
+"""What importing the package does and does not do, and which way imports run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mil_ane_passes as ane
+
+HOME = Path(ane.__file__).parent
+NAME = "mil_ane_passes"
+PUBLIC = {"AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
+          "rewrite", "run", "save", "verify"}
+
+WITHOUT_TORCH = """
+import importlib, json, sys
+
+class NoTorch:
+    importers = []
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" or name.startswith("torch."):
+            frame = sys._getframe(1)
+            while frame.f_globals.get("__name__", "").startswith("importlib"):
+                frame = frame.f_back
+            self.importers.append(frame.f_globals.get("__name__"))
+            raise ImportError("no torch here", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+import coremltools as ct
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+host = dict(PASS_REGISTRY.passes)
+NoTorch.importers.clear()
+import mil_ane_passes as ane
+registered = sorted(set(PASS_REGISTRY.passes) - set(host))
+replaced = sorted(name for name in host if PASS_REGISTRY.passes[name] is not host[name])
+public = {name: getattr(ane, name) is not None for name in ane.__all__}
+pipeline = ane.pipeline(preset="full").passes
+asked = list(NoTorch.importers)
+lacking = []
+for module in sys.argv[1].split():
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        assert error.name == "torch", (module, error)
+        lacking.append(module)
+import mil_ane_passes as ane
+try:
+    ane.run(sys.argv[2], {})
+except ane.InputError as error:
+    run = str(error)
+print(json.dumps({"registered": registered, "replaced": replaced, "public": public, "pipeline": pipeline,
+                  "asked": asked, "lacking": lacking, "run": run}))
+"""
+
+FRONTEND = """
+import json
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY as table
+before = dict(table.name_to_func_mapping)
+import mil_ane_passes as ane
+ane.pipeline(), ane.rewrite, ane.run
+same = all(table.name_to_func_mapping[name] is before[name] for name in before)
+print(json.dumps([len(before), len(table.name_to_func_mapping), same]))
+"""
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for file in sorted(HOME.rglob("*.py")):
+        parts = file.relative_to(HOME).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join((NAME, *parts))] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+MODULES = modules()
+
+
+def base_of(module: str, level: int) -> str:
+    """The package that `level` dots in `module` stand for."""
+    parts = module.split(".")
+    is_package = any(name.startswith(f"{module}.") for name in MODULES) or (HOME / Path(*parts[1:]) / "__init__.py").exists()
+    return ".".join(parts[:len(parts) - level + is_package])
+
+
+def imports(module: str, lazy: bool) -> set[str]:
+    """Full names a module imports; without `lazy` only when it is imported itself. Never those for type checkers."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not lazy:
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, [base_of(module, node.level) if node.level else "", node.module or ""]))
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.add(full if full in MODULES else base)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(MODULES[module])
+    return found
+
+
+def part_of(module: str) -> str:
+    """`core`, `runtime`, ...; a top-level module is its own part, the package itself is "public"."""
+    return module.split(".")[1] if "." in module else "public"
+
+
+PARTS = sorted({part_of(module) for module in MODULES})
+ALLOWED = {
+    "core": {"core"}, "rewrites": {"rewrites", "core"}, "rules": {"rules", "core"}, "package": {"package", "core"},
+    "runtime": {"runtime", "core"}, "verify": {"verify", "runtime", "core"}, "_version": set(),
+    "report": {"report", "verify", "core", "_version"}, "public": {"core", "_version"},
+    "testing": {"testing", "core", "package", "runtime", "verify"},
+    "api": {"core", "package", "report", "runtime", "verify"},
+    "cli": {"cli", "api", "report", "core", "_version"}, "__main__": {"cli"},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_run_one_way(part):
+    for module in (name for name in MODULES if part_of(name) == part):
+        reached = {part_of(name) for name in imports(module, lazy=True) if name.split(".")[0] == NAME}
+        assert reached <= ALLOWED[part], f"{module} imports from {sorted(reached - ALLOWED[part])}"
+
+
+def test_the_check_of_arrows_sees_imports():
+    assert f"{NAME}.core.errors" in imports(f"{NAME}.cli.main", lazy=False)
+    assert f"{NAME}.runtime" in imports(f"{NAME}.api", lazy=True) - imports(f"{NAME}.api", lazy=False)
+    assert f"{NAME}.package" in imports(f"{NAME}.api", lazy=False)
+    assert f"{NAME}.runtime.inputs" not in imports(f"{NAME}.runtime.engine", lazy=True)
+
+
+def test_torch_is_imported_in_the_runtime_only():
+    users = {module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=True))}
+    assert users and {part_of(module) for module in users} == {"runtime"}
+
+
+def test_no_module_needs_itself_to_be_imported():
+    graph = {module: imports(module, lazy=False) & set(MODULES) - {module} for module in MODULES}
+    done: set[str] = set()
+    while ready := {module for module, needs in graph.items() if module not in done and needs <= done}:
+        done |= ready
+    assert not set(graph) - done, f"circular: {sorted(set(graph) - done)}"
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory):
+    command = [sys.executable, "-c", WITHOUT_TORCH, " ".join(MODULES), str(HOME.parent / "fixtures/nothing_to_do.mlpackage")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=HOME.parent, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_importing_needs_no_torch_and_asks_for_none(without_torch):
+    assert without_torch["asked"] == []
+    assert without_torch["public"] == dict.fromkeys(ane.__all__, True)
+
+
+def test_importing_registers_our_passes_and_replaces_none(without_torch):
+    from mil_ane_passes.core.registry import rewrites
+
+    assert without_torch["registered"] == sorted(f"ane::{name}" for name in rewrites())
+    assert without_torch["replaced"] == []
+    assert set(without_torch["registered"]) >= {name for name in without_torch["pipeline"] if name.startswith("ane::")}
+
+
+def test_every_module_can_be_the_first_one_imported(without_torch):
+    """All but the kernels also without torch."""
+    needing = {module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=False))}
+    assert set(without_torch["lacking"]) >= needing
+    assert {part_of(module) for module in without_torch["lacking"]} == {"runtime"}
+    assert not {f"{NAME}.runtime", f"{NAME}.runtime.engine"} & set(without_torch["lacking"])
+
+
+def test_running_without_torch_says_what_to_install(without_torch):
+    assert without_torch["run"] == ("the reference runtime needs PyTorch, which is not installed: "
+                                    "pip install 'mil-ane-passes[verify]'")
+
+
+def test_importing_leaves_the_torch_frontend_alone():
+    result = subprocess.run([sys.executable, "-c", FRONTEND], capture_output=True, text=True, cwd=HOME.parent, check=True)
+    before, after, same = json.loads(result.stdout.splitlines()[-1])
+    assert before > 100 and after == before and same
+
+
+def test_public_names():
+    assert set(ane.__all__) == PUBLIC
+    assert all(getattr(ane, name) is not None for name in PUBLIC)
+    assert set(dir(ane)) >= PUBLIC
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'mil_ane_passes' has no attribute 'pipelines'"):
+        ane.pipelines  # noqa: B018
+
+
+@pytest.mark.parametrize(("argv", "orig", "ours"), [
+    ("/usr/bin/mil-ane-passes", ["mil-ane-passes", "passes"], True),
+    ("-m", ["python", "-m", "mil_ane_passes", "passes"], True),
+    ("/lib/mil_ane_passes/__main__.py", ["python", "-m", "mil_ane_passes", "passes"], True),
+    ("/lib/pytest/__main__.py", ["python", "-m", "pytest"], False),
+    ("-m", ["python", "-m", "pytest"], False), ("train.py", ["python", "train.py"], False), ("", ["python"], False),
+])
+def test_only_the_command_quietens_coremltools(monkeypatch, argv, orig, ours):
+    import logging
+
+    from mil_ane_passes.core.host import register_quietly
+
+    added = []
+    logger = logging.getLogger("coremltools")
+    filters = list(logger.filters)
+    monkeypatch.setattr(sys, "argv", [argv])
+    monkeypatch.setattr(sys, "orig_argv", orig)
+    monkeypatch.setattr(logger, "addFilter", added.append)
+    register_quietly()
+    assert bool(added) == ours
+    assert logger.filters == filters

@@ -1,0 +1,217 @@
+"""Rules are found where they lie: in our folders, in a newcomer's file, in another distribution."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+import mil_ane_passes as ane
+import mil_ane_passes.rewrites as folder
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.contract import BlockRewrite, Rewrite
+from mil_ane_passes.core.errors import InputError, RuleError
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.pipeline import register_passes, run_all, selected
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.registry import all_rules, by_name, explainable, rewrites
+
+SOURCE = '''
+"""Square by mul."""
+from mil_ane_passes.core.contract import Community, Example, Hit, Rewrite
+
+class {name}(Rewrite):
+    """Write square(x) as mul(x, x)."""
+    code, slug = "{code}", "square"
+    preset = "{preset}"
+    roots = ("square",)
+    {evidence}
+    scale: int = 1
+    "An option."
+    def match(self, op):
+        return Hit(op, note="squared")
+    def rewrite(self, hit, mb):
+        return mb.mul(x=hit.op.x, y=hit.op.x)
+'''
+EVIDENCE = 'evidence = (Community("shown here", source="https://example.org"),)'
+
+
+def source(name="SquareByMul", code="ANE901", preset="safe", evidence=EVIDENCE) -> str:
+    return SOURCE.format(name=name, code=code, preset=preset, evidence=evidence)
+
+
+@pytest.fixture
+def newcomer(tmp_path, monkeypatch, clean_registry):
+    """Writes a file beside our rewrites, as somebody who adds one would."""
+
+    def write(stem: str, text: str) -> Path:
+        file = tmp_path / f"{stem}.py"
+        file.write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, f"mil_ane_passes.rewrites.{stem}", raising=False)
+        return file
+
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    yield write
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(f"mil_ane_passes.rewrites.{file.stem}", None)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch, clean_registry):
+    """Installs a distribution that names a module or class under our entry point."""
+    site = tmp_path / "site"
+
+    def install(target: str, text: str) -> Path:
+        (site / "newcomer-1.0.dist-info").mkdir(parents=True)
+        (site / "newcomer-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: newcomer\nVersion: 1.0\n")
+        (site / "newcomer-1.0.dist-info" / "entry_points.txt").write_text(f"[mil_ane_passes.rules]\nmine = {target}\n")
+        (site / "newcomer_rules.py").write_text(text)
+        monkeypatch.syspath_prepend(str(site))
+        return site
+
+    yield install
+    sys.modules.pop("newcomer_rules", None)
+
+
+def squares():
+    return program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
+
+
+def test_every_file_of_the_folders_is_a_rule():
+    files = {file.stem for base in ("rules", "rewrites") for file in (Path(ane.__file__).parent / base).glob("*.py")
+             if not file.stem.startswith("_")}
+    assert files and set(all_rules()) == files
+    assert all(rule.name == name for name, rule in all_rules().items())
+
+
+def test_rules_are_in_order_of_their_names_and_codes_are_unique():
+    assert list(all_rules()) == sorted(all_rules())
+    assert len({rule.code for rule in all_rules().values()}) == len(all_rules())
+
+
+def test_one_new_file_is_all_it_takes(newcomer, capsys):
+    newcomer("square_by_mul", source())
+    register_passes()
+    assert "ane::square_by_mul" in PASS_REGISTRY
+    assert "ane::square_by_mul" in ane.pipeline().passes
+    assert main(["passes"]) == 0
+    assert "ANE901  ane::square_by_mul" in capsys.readouterr().out
+    assert main(["explain", "square"]) == 0
+    assert "scale=1  An option." in capsys.readouterr().out
+    prog = squares()
+    PASS_REGISTRY["ane::square_by_mul"](prog)
+    assert [op.op_type for _, op in all_ops(prog) if op.op_type != "const"] == ["mul", "mul"]
+
+
+def test_a_new_file_runs_in_the_command(newcomer, fixtures, capsys):
+    newcomer("square_by_mul", source().replace('"square"', '"relu"').replace("mb.mul(x=hit.op.x, y=hit.op.x)",
+                                                                             "mb.abs(x=hit.op.x)"))
+    assert main(["rewrite", str(fixtures / "nothing_to_do.mlpackage"), "--dry-run", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "square_by_mul" in report["passes"]
+    assert [trace["pass"] for trace in report["traces"] if trace["fired"]] == ["square_by_mul"]
+
+
+def test_files_with_an_underscore_are_no_rules(newcomer):
+    newcomer("_helper", source())
+    assert "_helper" not in all_rules()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence"),
+    (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence"),
+    (source().replace('"square"', '""', 1), "SquareByMul in {file} has no slug; every rule states code, slug and evidence"),
+    (source() + source("Other", "ANE902"), "{file} defines 2 rules; expected exactly one a file"),
+    ("x = 1", "{file} defines 0 rules; expected exactly one a file"),
+])
+def test_a_rule_that_is_not_whole_is_refused(newcomer, text, message):
+    file = newcomer("square_by_mul", text)
+    with pytest.raises(RuleError) as error:
+        all_rules()
+    assert str(error.value) == message.format(file=file)
+
+
+def test_a_code_that_is_taken_is_refused_with_both_files(newcomer):
+    file = newcomer("square_by_mul", source(code="ANE301"))
+    with pytest.raises(RuleError) as error:
+        all_rules()
+    text = str(error.value)
+    assert text.startswith("code 'ANE301' is claimed by ") and text.endswith("expected one rule for each code")
+    assert str(file) in text and "lift_conv_transpose_1d.py" in text
+
+
+def test_a_name_that_is_taken_is_refused_with_both_files(plugin):
+    site = plugin("newcomer_rules", source().replace('preset = ', 'name = "lift_conv_1d"\n    preset = '))
+    with pytest.raises(RuleError) as error:
+        all_rules()
+    text = str(error.value)
+    assert text.startswith("name 'lift_conv_1d' is claimed by ") and text.endswith("expected one rule for each name")
+    assert str(site / "newcomer_rules.py") in text and "lift_conv_1d.py" in text
+
+
+@pytest.mark.parametrize(("target", "names"), [
+    ("newcomer_rules:SquareByMul", ["newcomer_rules"]), ("newcomer_rules:named", ["squares"]),
+])
+def test_another_distributions_class_is_found(plugin, target, names):
+    text = source() + "class named(SquareByMul):\n    name, code, slug = 'squares', 'X1', 'squares'\n"
+    plugin(target, text)
+    assert set(names) <= set(rewrites())
+    register_passes()
+    assert {f"ane::{name}" for name in names} <= set(PASS_REGISTRY.passes)
+
+
+def test_another_distributions_module_is_found(plugin):
+    plugin("newcomer_rules", source() + source("Other", "ANE902").replace('preset = ', 'name = "other"\n    preset = '))
+    assert {"newcomer_rules", "other"} <= set(rewrites())
+    prog = squares()
+    (trace,) = run_all(selected(passes="newcomer_rules"), prog)
+    assert len(trace.fired) == 2
+
+
+FIRST = """
+import sys
+sys.modules["torch"] = None
+{first}
+import mil_ane_passes
+import newcomer_rules
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
+"""
+
+
+@pytest.mark.parametrize("target", ["newcomer_rules", "newcomer_rules:SquareByMul"])
+@pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])
+def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
+    site = plugin(target, textwrap.dedent(source()))
+    result = subprocess.run(
+        [sys.executable, "-c", FIRST.format(first=first)], capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": f"{site}:{Path(ane.__file__).parent.parent}", "PATH": ""})
+    assert result.returncode == 0, result.stderr[-600:]
+
+
+def test_names_are_taken_with_and_without_the_namespace():
+    assert by_name("ane::lift_conv_1d") is by_name("lift_conv_1d")
+    assert issubclass(by_name("carry_lift"), BlockRewrite) and issubclass(by_name("lift_conv_1d"), Rewrite)
+
+
+@pytest.mark.parametrize("key", ["ANE301", "ane301", "conv-transpose-1d-bias", "lift_conv_transpose_1d",
+                                 "ane::lift_conv_transpose_1d", "LIFT_CONV_TRANSPOSE_1D"])
+def test_a_rule_is_found_by_code_slug_and_name(key):
+    assert explainable(key) is by_name("lift_conv_transpose_1d")
+
+
+@pytest.mark.parametrize(("key", "ending"), [
+    ("ANE3001", "; did you mean 'ane301'?"), ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
+    ("zzz", "lists codes and names"),
+])
+def test_an_unknown_rule_has_a_suggestion(key, ending):
+    with pytest.raises(InputError) as error:
+        explainable(key)
+    assert str(error.value).startswith(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names")
+    assert str(error.value).endswith(ending)
