@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,7 +22,7 @@ from .core.pipeline import run_all, selected
 from .core.printer import program_diff, program_text
 from .core.query import op_count
 from .core.targets import parse_target
-from .package import Package, check_destination, load, package_of_mlmodel, save
+from .package import CopyAhead, Package, check_destination, load, package_of_mlmodel, save
 from .report.rewrite import RewriteReport
 from .verify.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
 
@@ -89,26 +90,29 @@ def rewrite(
     if path is not None and isinstance(src, Program):
         raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
                          "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
-    if path is not None and not dry_run:
-        source_path = _open_path(src)
-        if source_path is not None:
-            check_destination(source_path, path, overwrite)
     report = RewriteReport(
         source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
         passes=[rule.name for rule in rules])
-    _rewrite(report, rules, src, verify and not dry_run, seeds, diff, progress)
-    if dry_run:
-        report.status = "dry run" if report.changed else "unchanged"
-    elif report.status != "not proved":
-        _deliver(report, rules, src if in_place else None, path, overwrite)
+    with _copying_ahead(src, None if dry_run else path, overwrite) as ahead:
+        _rewrite(report, rules, src, verify and not dry_run, seeds, diff, progress)
+        if dry_run:
+            report.status = "dry run" if report.changed else "unchanged"
+        elif report.status != "not proved":
+            _deliver(report, rules, src if in_place else None, path, overwrite, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _open_path(src: Any) -> Path | None:
-    if isinstance(src, Package):
-        return src.path
-    return Path(fspath(src)) if isinstance(src, (str, PathLike)) else None
+def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractContextManager[CopyAhead | None]:
+    """Start copying what will be copied anyway. Raises InputError when `path` could not be written in the end."""
+    if isinstance(src, (str, PathLike)):
+        source = Path(fspath(src))
+    else:
+        source = src.path if isinstance(src, Package) else getattr(src, "package_path", None)
+    if path is None or source is None:
+        return nullcontext()
+    check_destination(source, path, overwrite)
+    return CopyAhead(Path(source), path)
 
 
 def _rewrite(
@@ -160,13 +164,14 @@ def _weakest(traces: Sequence[PassTrace]) -> Exactness:
 
 
 def _deliver(
-    report: RewriteReport, rules: Sequence[Rewrite], in_place: Program | None, path: Path | None, overwrite: bool
+    report: RewriteReport, rules: Sequence[Rewrite], in_place: Program | None, path: Path | None, overwrite: bool,
+    ahead: CopyAhead | None,
 ) -> None:
     if in_place is not None:
         run_all(rules, in_place, target=report.target)
         report.package = in_place
     if path is not None:
-        save(report.package, path, overwrite=overwrite)
+        save(report.package, path, overwrite=overwrite, ahead=ahead)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
 

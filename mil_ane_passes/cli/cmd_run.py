@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ HELP = "execute a package on any machine"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     parser.add_argument("--feeds", metavar="F.npz", required=True, help="inputs by name")
-    parser.add_argument("-o", "--output", metavar="OUT.npz", required=True, help="where the outputs go")
+    parser.add_argument("-o", "--output", metavar="OUT.npz", required=True, help="where the outputs go; replaced if it exists")
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float32",
                         help="float16 rounds each value to its declared dtype; default float32")
     parser.add_argument("--function", help="the function to run (default: the package's default function)")
@@ -34,14 +36,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
     feeds = read_feeds(arguments.feeds) or {}
     outputs = as_arrays(execute(arguments.input, feeds, function=arguments.function, precision=arguments.precision))
-    handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, suffix=".npz")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **outputs)  # type: ignore[arg-type]
+        with open(temporary, "xb") as file:
+            _write_npz(file, outputs)
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
     for name, value in outputs.items():
         print(f"{name}: {value.dtype}{list(value.shape)}")
     return 0
+
+
+def _write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """What `np.savez` writes, for any names: an output may be called `file`, which is a parameter there."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, InternalVar, Operation, Var, types
+from coremltools.converters.mil.mil import InternalVar, Operation, Var, types
 from coremltools.converters.mil.mil.block import curr_block
 from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
 
-__all__ = ["BlobRef", "LazyValue", "blob_of", "lazy_const", "reshaped_const"]
+__all__ = ["BlobRef", "LazyValue", "array_const", "blob_of", "reshaped_const"]
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,35 @@ class LazyValue:
         return LazyValue(self._read, shape)
 
 
-def lazy_const(value: LazyValue, dtype: Any, name: str, before_op: Operation | None = None) -> Var:
-    """A const of MIL builtin type `dtype` (e.g. `types.int4`) that holds `value` without reading it.
+def array_const(
+    value: np.ndarray[Any, Any] | LazyValue, dtype: Any, name: str, before_op: Operation | None = None
+) -> Var:
+    """A const of MIL builtin type `dtype` in the current block that holds `value` without looking at it or copying it.
 
-    pymil looks at a value when it creates a const, so the const is created on a view of one zero that has the
-    right shape and dtype, and `value` takes its place at once.
+    Built here rather than by pymil's builder: the type is known, nothing has to be inferred or read, and with
+    thousands of weights that is most of the cost.
     """
-    one = np.zeros((), dtype=types.nptype_from_builtin(dtype))
-    var = Builder.const(val=np.broadcast_to(one, value.shape), name=name, before_op=before_op)
-    var._sym_val = value
-    var.op.val._sym_val = value
+    kind: Any = SSAOpRegistry._get_core_op_cls("const")
+    op: Any = object.__new__(kind)
+    op._input_types, op._type_domains = kind.input_spec.input_types, kind.type_domains
+    op.name, op.blocks, op._weight_id = name, [], None
+    op.enclosing_block, op.scopes = curr_block(), SCOPE_STACK.get_curr_scopes()
+    inner = InternalVar(None, name=f"{name}_val")
+    inner.add_child_op(op)
+    op._input_vars, op.val = {"val": inner}, inner
+    sym_type = types.tensor(dtype, value.shape)
+    var = Var(name, sym_type, None, op=op, op_output_idx=0)
+    op._output_vars = [var]
+    held: Any = value
+    if not isinstance(value, LazyValue):
+        held = sym_type()
+        held.val = value
+    inner._sym_val = var._sym_val = held
+    var.is_descendant_of_const = True
+    op.enclosing_block.add_internal_var(inner)
+    if before_op is None and _BEFORE_OP_STACK:
+        before_op = _BEFORE_OP_STACK[-1]
+    op.enclosing_block._insert_op_before(op, before_op=before_op)
     return var
 
 
@@ -77,36 +97,13 @@ def blob_of(var: Var) -> BlobRef | None:
 
 
 def reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Operation | None = None) -> Var:
-    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied.
-
-    It is put into the current block. Built from the const it shows rather than by pymil's builder: the type is known,
-    nothing is inferred or looked at, and with thousands of weights that is most of the cost.
-    """
-    source: Any = var.op
-    op: Any = object.__new__(type(source))
-    op._input_types, op._type_domains, op.blocks, op._weight_id = source._input_types, source._type_domains, [], None
-    op.name, op.enclosing_block, op.scopes = name, curr_block(), SCOPE_STACK.get_curr_scopes()
+    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied."""
+    held = var._sym_val
+    value = held.reshaped(shape) if isinstance(held, LazyValue) else np.asarray(held.val).reshape(shape)
+    view = array_const(value, var.dtype, name, before_op)
     blob = blob_of(var)
     if blob is not None:
-        op.blob = blob
-    sym_type = types.tensor(var.dtype, shape)
-    held = var._sym_val
-    if isinstance(held, LazyValue):
-        value: Any = held.reshaped(shape)
-    else:
-        value = sym_type()
-        value.val = np.asarray(held.val).reshape(shape)
-    inner = InternalVar(None, name=f"{name}_val")
-    inner.add_child_op(op)
-    op._input_vars, op.val = {"val": inner}, inner
-    view = Var(name, sym_type, None, op=op, op_output_idx=0)
-    op._output_vars = [view]
-    inner._sym_val = view._sym_val = value
-    view.is_descendant_of_const = True
-    op.enclosing_block.add_internal_var(inner)
-    if before_op is None and _BEFORE_OP_STACK:
-        before_op = _BEFORE_OP_STACK[-1]
-    op.enclosing_block._insert_op_before(op, before_op=before_op)
-    if source.weight_id is not None:
-        op.weight_id = f"{source.weight_id}:{'x'.join(map(str, shape))}"
+        view.op.blob = blob
+    if var.op.weight_id is not None:
+        view.op.weight_id = f"{var.op.weight_id}:{'x'.join(map(str, shape))}"
     return view

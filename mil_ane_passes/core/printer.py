@@ -6,7 +6,8 @@ pymil's own text carries names from a counter of the process, so two builds of o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,19 @@ from .query import is_default
 
 __all__ = ["body_text", "op_text", "program_diff", "program_text", "type_text"]
 
+_PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
 _INLINE = 12
 "Elements up to which a const is printed by value."
 
 
-def type_text(var: Var) -> str:
-    """`fp16[1, 384, is0]`; a scalar is its dtype alone."""
+def type_text(var: Var, dim: Callable[[Any], str] = str) -> str:
+    """`fp16[1, 384, is0]`; a scalar is its dtype alone. `dim` writes one dimension."""
     if types.is_list(var.sym_type):
         return "list"
     name = types.builtin_to_string(var.dtype)
     if types.is_state(var.sym_type):
         name = f"state {name}"
-    return f"{name}[{', '.join(map(str, var.shape))}]" if var.rank else str(name)
+    return f"{name}[{', '.join(map(dim, var.shape))}]" if var.rank else str(name)
 
 
 def program_text(program: Program, *, names: bool = False) -> str:
@@ -53,7 +55,7 @@ def program_diff(before: str, after: str) -> str:
 
 def _function_text(name: str, function: Function, names: bool) -> str:
     namer = _Namer(function, names)
-    inputs = ", ".join(f"%{key}: {type_text(var)}" for key, var in function.inputs.items())
+    inputs = ", ".join(f"%{key}: {namer.type(var)}" for key, var in function.inputs.items())
     body = list(namer.lines(function, "    "))
     outputs = ", ".join(namer.ref(var) for var in function.outputs)
     return "\n".join([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
@@ -69,6 +71,14 @@ class _Namer:
             self._numbers.update((var, f"%{name}") for name, var in function.inputs.items())
             self._numbers.update((var, f"%{var.name}") for var in function.outputs)
         self._count = 0
+        self._symbols: dict[str, str] = {}
+
+    def type(self, var: Var) -> str:
+        return type_text(var, self._dim)
+
+    def _dim(self, extent: Any) -> str:
+        """A symbol that pymil numbered is numbered anew, in the order in which this function shows them."""
+        return _PYMIL_SYMBOL.sub(lambda found: self._symbols.setdefault(found[0], f"s{len(self._symbols)}"), str(extent))
 
     def ref(self, var: Var) -> str:
         if self._keep:
@@ -85,10 +95,10 @@ class _Namer:
 
     def op_lines(self, op: Operation, indent: str) -> Iterator[str]:
         arguments = ", ".join(self._arguments(op))
-        results = ", ".join(f"{self.ref(var)}: {type_text(var)}" for var in op.outputs)
+        results = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in op.outputs)
         yield f"{indent}{results} = {op.op_type}({arguments})"
         for block in op.blocks:
-            inputs = ", ".join(f"{self.ref(var)}: {type_text(var)}" for var in block.inputs)
+            inputs = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in block.inputs)
             yield f"{indent}  ({inputs}) {{"
             yield from self.lines(block, indent + "    ")
             yield f"{indent}  }} -> ({', '.join(self.ref(var) for var in block.outputs)})"

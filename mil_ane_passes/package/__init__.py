@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .ahead import CopyAhead
 from .model import Package, load, package_of_mlmodel
 from .write import check_destination, save
 
-__all__ = ["Package", "check_destination", "load", "package_of_mlmodel", "save"]
+__all__ = ["CopyAhead", "Package", "check_destination", "load", "package_of_mlmodel", "save"]

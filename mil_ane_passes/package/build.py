@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.scope import SCOPE_STACK
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
-from mil_ane_passes.core.consts import LazyValue, blob_of, lazy_const
+from mil_ane_passes.core.consts import LazyValue, array_const, blob_of
 
 from .opaque import attribute_of, opaque_class
 from .origin import vars_of
@@ -45,8 +45,8 @@ class OpBuilder:
 
     def const(self, loaded: Loaded, name: str) -> Var:
         """A const of a value of the file; its bytes are neither read nor copied when they lie in a weight file."""
-        if isinstance(loaded.value, LazyValue):
-            var = lazy_const(loaded.value, loaded.dtype, name)
+        if isinstance(loaded.value, LazyValue) or loaded.blob is not None:
+            var = array_const(loaded.value, loaded.dtype, name)
         else:
             var = Builder.const(val=loaded.value, name=name)
         if loaded.file is not None and loaded.blob is not None:

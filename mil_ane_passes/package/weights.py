@@ -9,17 +9,20 @@ from pathlib import Path
 from coremltools.converters.mil.backend.mil import helper
 from coremltools.libmilstoragepython import _BlobStorageWriter
 
+from .ahead import CopyAhead
 from .blobs import ALIGN, DATA_OFFSET_AT, HEADER, VERSION, Blob, WeightFile
 from .files import copy_file, copy_range, write_all
 from .plan import NewBlob
 
 
 def write_weights(
-    source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None, added: list[NewBlob]
+    source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None,
+    added: list[NewBlob], ahead: CopyAhead | None = None,
 ) -> None:
     """Writes weight file `target`: `source`, or only its `live` blobs when they are `moved`, then the `added` ones."""
     if source is not None and moved is None:
-        copy_file(source.path, target)
+        if ahead is None or not ahead.take(source.path, target):
+            copy_file(source.path, target)
     elif source is not None:
         _repack(source, target, live, moved or {})
     _append(target, added, moved or {})

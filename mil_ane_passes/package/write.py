@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mil_ane_passes.core.errors import InputError
 
+from .ahead import CopyAhead
 from .blobs import Blob
 from .files import copy_file, copy_mode, sync
 from .model import Package
@@ -25,10 +26,13 @@ _DEAD_LIMIT = 0.01
 Writer = Callable[[Path], None]
 
 
-def save(package: Package, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+def save(
+    package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, ahead: CopyAhead | None = None
+) -> None:
     """Writes `package` to `path`: every byte as in the source, except for what changed in the program.
 
-    The package is complete when it appears; on any failure nothing is left. The source stays as it is.
+    The package is complete when it appears; on any failure nothing is left. The source stays as it is. `ahead` holds
+    copies of the source's large files that were started earlier.
     Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
     source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
     when the program's ops are out of order.
@@ -37,10 +41,10 @@ def save(package: Package, path: str | os.PathLike[str], *, overwrite: bool = Fa
     try:
         check_destination(package.path, target, overwrite)
         package.check_source()
-        writers = _writers(package)
+        writers = _writers(package, ahead)
         with _staging(target) as temporary:
             staged = temporary / target.name
-            _copy_folder(package.path, staged, package.path, writers)
+            _copy_folder(package.path, staged, package.path, writers, ahead)
             for extra in writers:
                 (staged / extra).parent.mkdir(parents=True, exist_ok=True)
                 writers[extra](staged / extra)
@@ -80,7 +84,7 @@ def _overlap(source: str, target: str) -> bool:
     return os.path.exists(target) and any(os.path.samefile(path, target) for path in around_source)
 
 
-def _writers(package: Package) -> dict[Path, Writer]:
+def _writers(package: Package, ahead: CopyAhead | None) -> dict[Path, Writer]:
     """What writes each file that is not a plain copy, by its path in the package."""
     model, plan = package.emit()
     if model == package.raw:
@@ -92,18 +96,19 @@ def _writers(package: Package) -> dict[Path, Writer]:
     writers: dict[Path, Writer] = {_relative(package, package.layout.model): partial(_write_bytes, model)}
     for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:
         writers[_relative(package, package.files.path(name))] = _weight_writer(
-            package, plan, name, live.get(name, []), moves
+            package, plan, name, live.get(name, []), moves, ahead
         )
     return writers
 
 
 def _weight_writer(
-    package: Package, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]]
+    package: Package, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]],
+    ahead: CopyAhead | None,
 ) -> Writer:
     added = plan.added if name == plan.target else []
 
     def write(target: Path) -> None:
-        write_weights(package.files.files.get(name), target, live, moves.get(name), added)
+        write_weights(package.files.files.get(name), target, live, moves.get(name), added, ahead)
 
     return write
 
@@ -117,7 +122,9 @@ def _write_bytes(data: bytes, target: Path) -> None:
         file.write(data)
 
 
-def _copy_folder(source: Path, target: Path, root: Path, writers: dict[Path, Writer]) -> None:
+def _copy_folder(
+    source: Path, target: Path, root: Path, writers: dict[Path, Writer], ahead: CopyAhead | None
+) -> None:
     """Copies a folder and all in it; files that have a writer are written by it, which is taken out of `writers`."""
     target.mkdir()
     with os.scandir(source) as entries:
@@ -130,9 +137,9 @@ def _copy_folder(source: Path, target: Path, root: Path, writers: dict[Path, Wri
                 os.symlink(os.readlink(path), copy)
                 continue
             elif entry.is_dir():
-                _copy_folder(path, copy, root, writers)
+                _copy_folder(path, copy, root, writers, ahead)
                 continue
-            else:
+            elif ahead is None or not ahead.take(path, copy):
                 copy_file(path, copy)
             copy_mode(path, copy)
             sync(copy)

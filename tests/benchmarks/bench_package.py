@@ -36,6 +36,7 @@ def median(command: list[str], runs: int, clean: Path | None = None) -> tuple[fl
     for _ in range(runs):
         if clean is not None:
             shutil.rmtree(clean, ignore_errors=True)
+        os.sync()  # what an earlier run left to write must not slow this one
         results.append(measured(command))
     return statistics.median(each[0] for each in results), max(each[1] for each in results)
 

@@ -26,7 +26,9 @@ def convs(count: int) -> Program:
     def body(x):
         shared = mb.const(val=weight(4, 4, 3)), mb.const(val=np.array([1, 2, 3, 4], np.float16))
         for number in range(count):
-            x = mb.conv_transpose(x=x, weight=shared[0], bias=shared[1], pad=[1, 1], pad_type="custom", name=f"c{number}")
+            x = mb.conv_transpose(
+                x=x, weight=shared[0], bias=shared[1], pad=[1, 1], pad_type="custom", name=f"c{number}"
+            )
         return x
 
     return program(body, x=(1, 4, 8))
@@ -40,7 +42,8 @@ def test_shared_consts_stay_shared_after_many_hits():
     for parameter in ("weight", "bias", "strides", "pad", "dilations"):
         assert len({op.inputs[parameter] for op in used}) == 1, parameter
     assert [op.outputs[0].shape for _, op in all_ops(prog) if op.op_type == "const" and op.outputs[0].rank == 4] == [
-        (4, 4, 3, 1)]
+        (4, 4, 3, 1)
+    ]
     check(prog)
 
 
@@ -63,13 +66,20 @@ def test_consts_nobody_reads_any_more_are_gone_and_others_stay():
     check(prog)
 
 
-@pytest.mark.parametrize("body", [
-    lambda x, c: mb.concat(values=[mb.relu(x=x), c, c], axis=0), lambda x, c: mb.add(x=mb.relu(x=x), y=mb.add(x=x, y=c)),
-    lambda x, c: mb.add(x=(r := mb.relu(x=x)), y=r), lambda x, c: mb.concat(values=[r := mb.relu(x=x), r, c], axis=0),
-], ids=["const twice in a tuple", "const once", "value twice", "value twice in a tuple"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, c: mb.concat(values=[mb.relu(x=x), c, c], axis=0),
+        lambda x, c: mb.add(x=mb.relu(x=x), y=mb.add(x=x, y=c)),
+        lambda x, c: mb.add(x=(r := mb.relu(x=x)), y=r),
+        lambda x, c: mb.concat(values=[r := mb.relu(x=x), r, c], axis=0),
+    ],
+    ids=["const twice in a tuple", "const once", "value twice", "value twice in a tuple"],
+)
 @pytest.mark.parametrize("roots", [("relu",), ("concat", "add"), ("relu", "concat", "add")])
 def test_operands_that_are_read_twice(body, roots):
     """Whichever op is replaced, the books of readers stay right."""
+
     def again(hit, mb):
         op = hit.op
         inputs = {name: list(bound) if isinstance(bound, (list, tuple)) else bound for name, bound in op.inputs.items()}
@@ -93,8 +103,9 @@ def test_operands_that_are_read_twice(body, roots):
 
 def stateful() -> Program:
     placeholder = mb.state_tensor_placeholder(shape=(2, 3), dtype=types.fp16)
-    with Function({"x": mb.placeholder(shape=(2, 3), dtype=types.fp16), "memory": placeholder},
-                  opset_version=ct.target.iOS18) as function:
+    with Function(
+        {"x": mb.placeholder(shape=(2, 3), dtype=types.fp16), "memory": placeholder}, opset_version=ct.target.iOS18
+    ) as function:
         x, memory = function.inputs["x"], function.inputs["memory"]
         total = mb.relu(x=mb.add(x=mb.read_state(input=memory), y=x))
         mb.coreml_update_state(state=memory, value=total)
@@ -123,8 +134,12 @@ def test_a_state_op_that_a_rewrite_left_unread_stays():
 
 def test_new_names_are_free_of_those_in_nested_blocks_and_inputs():
     def body(x):
-        inside = mb.cond(pred=mb.greater(x=mb.reduce_sum(x=x, axes=[0], keep_dims=False), y=np.float16(0)),
-                         _true_fn=lambda: mb.abs(x=x, name="taken"), _false_fn=lambda: mb.exp(x=x), name="y")
+        inside = mb.cond(
+            pred=mb.greater(x=mb.reduce_sum(x=x, axes=[0], keep_dims=False), y=np.float16(0)),
+            _true_fn=lambda: mb.abs(x=x, name="taken"),
+            _false_fn=lambda: mb.exp(x=x),
+            name="y",
+        )
         return inside
 
     names = Names(program(body, x=(3,)).functions["main"])
@@ -142,9 +157,18 @@ def test_plain_values_become_one_const_each():
     with block:
         builder = RewriteBuilder(block, Names(block))
         with builder.at(op):
-            made = [builder.mul(x=op.x, y=value) for value in (
-                np.float16(2), np.float16(2), np.float16(-0.0), np.float16(0.0), np.ones(3, np.float16),
-                np.ones(3, np.float16), np.ones(100, np.float16)[:3])]
+            made = [
+                builder.mul(x=op.x, y=value)
+                for value in (
+                    np.float16(2),
+                    np.float16(2),
+                    np.float16(-0.0),
+                    np.float16(0.0),
+                    np.ones(3, np.float16),
+                    np.ones(3, np.float16),
+                    np.ones(100, np.float16)[:3],
+                )
+            ]
     assert len({var.op.y for var in made}) == 4
     assert not hasattr(builder, "_no_such_thing")
 

@@ -14,8 +14,20 @@ import mil_ane_passes as ane
 
 HOME = Path(ane.__file__).parent
 NAME = "mil_ane_passes"
-PUBLIC = {"AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
-          "rewrite", "run", "save", "verify"}
+PUBLIC = {
+    "AnePassesError",
+    "InputError",
+    "NotSupported",
+    "Package",
+    "RuleError",
+    "__version__",
+    "load",
+    "pipeline",
+    "rewrite",
+    "run",
+    "save",
+    "verify",
+}
 
 WITHOUT_TORCH = """
 import importlib, json, sys
@@ -38,7 +50,7 @@ NoTorch.importers.clear()
 import mil_ane_passes as ane
 registered = sorted(set(PASS_REGISTRY.passes) - set(host))
 replaced = sorted(name for name in host if PASS_REGISTRY.passes[name] is not host[name])
-public = {name: getattr(ane, name) is not None for name in ane.__all__}
+public = {name: callable(getattr(ane, name)) for name in ane.__all__ if name != "__version__"}
 pipeline = ane.pipeline(preset="full").passes
 asked = list(NoTorch.importers)
 lacking = []
@@ -51,12 +63,23 @@ for module in sys.argv[1].split():
         assert error.name == "torch", (module, error)
         lacking.append(module)
 import mil_ane_passes as ane
+order = {}
+for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.verify.compare')",
+              "importlib.import_module('mil_ane_passes.api')", "importlib.import_module('mil_ane_passes.cli.main')"):
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
+        del sys.modules[loaded]
+    import mil_ane_passes as ane
+    try:
+        eval(first)
+    except ModuleNotFoundError:
+        continue
+    order[first] = callable(ane.verify)
 try:
     ane.run(sys.argv[2], {})
 except ane.InputError as error:
     run = str(error)
 print(json.dumps({"registered": registered, "replaced": replaced, "public": public, "pipeline": pipeline,
-                  "asked": asked, "lacking": lacking, "run": run}))
+                  "asked": asked, "lacking": lacking, "run": run, "order": order}))
 """
 
 FRONTEND = """
@@ -85,8 +108,10 @@ MODULES = modules()
 def base_of(module: str, level: int) -> str:
     """The package that `level` dots in `module` stand for."""
     parts = module.split(".")
-    is_package = any(name.startswith(f"{module}.") for name in MODULES) or (HOME / Path(*parts[1:]) / "__init__.py").exists()
-    return ".".join(parts[:len(parts) - level + is_package])
+    is_package = (
+        any(name.startswith(f"{module}.") for name in MODULES) or (HOME / Path(*parts[1:]) / "__init__.py").exists()
+    )
+    return ".".join(parts[: len(parts) - level + is_package])
 
 
 def imports(module: str, lazy: bool) -> set[str]:
@@ -119,12 +144,19 @@ def part_of(module: str) -> str:
 
 PARTS = sorted({part_of(module) for module in MODULES})
 ALLOWED = {
-    "core": {"core"}, "rewrites": {"rewrites", "core"}, "rules": {"rules", "core"}, "package": {"package", "core"},
-    "runtime": {"runtime", "core"}, "verify": {"verify", "runtime", "core"}, "_version": set(),
-    "report": {"report", "verify", "core", "_version"}, "public": {"core", "_version"},
+    "core": {"core"},
+    "rewrites": {"rewrites", "core"},
+    "rules": {"rules", "core"},
+    "package": {"package", "core"},
+    "runtime": {"runtime", "core"},
+    "verify": {"verify", "runtime", "core"},
+    "_version": set(),
+    "report": {"report", "verify", "core", "_version"},
+    "public": {"core", "_version"},
     "testing": {"testing", "core", "package", "runtime", "verify"},
     "api": {"core", "package", "report", "runtime", "verify"},
-    "cli": {"cli", "api", "report", "core", "_version"}, "__main__": {"cli"},
+    "cli": {"cli", "api", "report", "verify", "package", "core", "_version"},
+    "__main__": {"cli"},
 }
 
 
@@ -157,7 +189,13 @@ def test_no_module_needs_itself_to_be_imported():
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory):
-    command = [sys.executable, "-c", WITHOUT_TORCH, " ".join(MODULES), str(HOME.parent / "fixtures/nothing_to_do.mlpackage")]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_TORCH,
+        " ".join(MODULES),
+        str(HOME.parent / "fixtures/nothing_to_do.mlpackage"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, cwd=HOME.parent, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
@@ -165,7 +203,13 @@ def without_torch(tmp_path_factory):
 
 def test_importing_needs_no_torch_and_asks_for_none(without_torch):
     assert without_torch["asked"] == []
-    assert without_torch["public"] == dict.fromkeys(ane.__all__, True)
+
+
+def test_public_names_are_functions_and_classes_whatever_was_used_first(without_torch):
+    """A submodule that is imported later must not take the place of a function of the same name."""
+    assert without_torch["public"] == dict.fromkeys(PUBLIC - {"__version__"}, True)
+    assert len(without_torch["order"]) >= 5
+    assert without_torch["order"] == dict.fromkeys(without_torch["order"], True)
 
 
 def test_importing_registers_our_passes_and_replaces_none(without_torch):
@@ -178,19 +222,24 @@ def test_importing_registers_our_passes_and_replaces_none(without_torch):
 
 def test_every_module_can_be_the_first_one_imported(without_torch):
     """All but the kernels also without torch."""
-    needing = {module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=False))}
+    needing = {
+        module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=False))
+    }
     assert set(without_torch["lacking"]) >= needing
     assert {part_of(module) for module in without_torch["lacking"]} == {"runtime"}
     assert not {f"{NAME}.runtime", f"{NAME}.runtime.engine"} & set(without_torch["lacking"])
 
 
 def test_running_without_torch_says_what_to_install(without_torch):
-    assert without_torch["run"] == ("the reference runtime needs PyTorch, which is not installed: "
-                                    "pip install 'mil-ane-passes[verify]'")
+    assert without_torch["run"] == (
+        "the reference runtime needs PyTorch, which is not installed: pip install 'mil-ane-passes[verify]'"
+    )
 
 
 def test_importing_leaves_the_torch_frontend_alone():
-    result = subprocess.run([sys.executable, "-c", FRONTEND], capture_output=True, text=True, cwd=HOME.parent, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", FRONTEND], capture_output=True, text=True, cwd=HOME.parent, check=True
+    )
     before, after, same = json.loads(result.stdout.splitlines()[-1])
     assert before > 100 and after == before and same
 
@@ -206,13 +255,18 @@ def test_an_unknown_name_is_an_attribute_error():
         ane.pipelines  # noqa: B018
 
 
-@pytest.mark.parametrize(("argv", "orig", "ours"), [
-    ("/usr/bin/mil-ane-passes", ["mil-ane-passes", "passes"], True),
-    ("-m", ["python", "-m", "mil_ane_passes", "passes"], True),
-    ("/lib/mil_ane_passes/__main__.py", ["python", "-m", "mil_ane_passes", "passes"], True),
-    ("/lib/pytest/__main__.py", ["python", "-m", "pytest"], False),
-    ("-m", ["python", "-m", "pytest"], False), ("train.py", ["python", "train.py"], False), ("", ["python"], False),
-])
+@pytest.mark.parametrize(
+    ("argv", "orig", "ours"),
+    [
+        ("/usr/bin/mil-ane-passes", ["mil-ane-passes", "passes"], True),
+        ("-m", ["python", "-m", "mil_ane_passes", "passes"], True),
+        ("/lib/mil_ane_passes/__main__.py", ["python", "-m", "mil_ane_passes", "passes"], True),
+        ("/lib/pytest/__main__.py", ["python", "-m", "pytest"], False),
+        ("-m", ["python", "-m", "pytest"], False),
+        ("train.py", ["python", "train.py"], False),
+        ("", ["python"], False),
+    ],
+)
 def test_only_the_command_quietens_coremltools(monkeypatch, argv, orig, ours):
     import logging
 

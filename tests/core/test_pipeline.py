@@ -27,8 +27,10 @@ def ours(pipeline: ct.PassPipeline) -> list[str]:
 
 
 def options(pipeline: ct.PassPipeline) -> dict[str, dict[str, object]]:
-    return {name: {option.option_name: option.option_val for option in given}
-            for name, given in pipeline.get_all_options().items()}
+    return {
+        name: {option.option_name: option.option_val for option in given}
+        for name, given in pipeline.get_all_options().items()
+    }
 
 
 def kinds(prog) -> Counter:
@@ -37,21 +39,27 @@ def kinds(prog) -> Counter:
 
 def upsampler():
     bias = np.array([0.5, -1.0], dtype=np.float16)
-    return program(lambda x: mb.conv_transpose(x=x, weight=weight(4, 2, 5), bias=bias, strides=[3], name="y"),
-                   x=(1, 4, 8))
+    return program(
+        lambda x: mb.conv_transpose(x=x, weight=weight(4, 2, 5), bias=bias, strides=[3], name="y"), x=(1, 4, 8)
+    )
 
 
 def converted(pipeline: ct.PassPipeline):
-    return ct.convert(upsampler(), convert_to="mlprogram", pass_pipeline=pipeline, skip_model_load=True,
-                      minimum_deployment_target=ct.target.iOS17)._mil_program
+    return ct.convert(
+        upsampler(),
+        convert_to="mlprogram",
+        pass_pipeline=pipeline,
+        skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS17,
+    )._mil_program
 
 
 def test_ours_follow_all_of_the_hosts_passes():
     host = ct.PassPipeline.DEFAULT.passes
     passes = ane.pipeline(preset="full").passes
-    assert passes[:len(host)] == host
+    assert passes[: len(host)] == host
     assert "common::fuse_conv_bias" in host
-    assert len(passes) > len(host) and all(name.startswith("ane::") for name in passes[len(host):])
+    assert len(passes) > len(host) and all(name.startswith("ane::") for name in passes[len(host) :])
 
 
 def test_a_base_that_ends_in_our_passes_keeps_its_own():
@@ -75,14 +83,20 @@ def test_order_does_not_depend_on_the_order_asked_for():
 
 def test_a_circle_of_after_is_refused(monkeypatch):
     monkeypatch.setattr(rewrites()["lift_conv_1d"], "after", ("carry_lift",))
-    with pytest.raises(RuleError, match="the 'after' fields of .*carry_lift.*lift_conv_1d.* form a circle"):
+    with pytest.raises(RuleError, match=r"the 'after' fields of .*carry_lift.*lift_conv_1d.* form a circle"):
         ordered(rewrites())
 
 
-@pytest.mark.parametrize("asked", [
-    {}, {"preset": "full"}, {"target": "m1"}, {"passes": "safe,split_conv_transpose_bias{any_rank=true}"},
-    {"options": {"lift_conv_transpose_1d": {"axis": 2}}, "target": "a13"},
-])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"preset": "full"},
+        {"target": "m1"},
+        {"passes": "safe,split_conv_transpose_bias{any_rank=true}"},
+        {"options": {"lift_conv_transpose_1d": {"axis": 2}}, "target": "a13"},
+    ],
+)
 def test_twice_is_once(asked):
     once = ane.pipeline(**asked)
     twice = ane.pipeline(once, **asked)
@@ -119,20 +133,29 @@ def test_safe_is_within_full_and_named_is_in_neither():
     assert ours(ane.pipeline()) == ours(ane.pipeline(preset="safe"))
 
 
-@pytest.mark.parametrize("passes", [
-    "safe,split_conv_transpose_bias", ["safe", "ane::split_conv_transpose_bias"],
-    {"safe": None, "split_conv_transpose_bias": {}},
-])
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "safe,split_conv_transpose_bias",
+        ["safe", "ane::split_conv_transpose_bias"],
+        {"safe": None, "split_conv_transpose_bias": {}},
+    ],
+)
 def test_a_presets_name_stands_for_its_members(passes):
     assert set(ours(ane.pipeline(passes=passes))) == {*ours(ane.pipeline()), SPLIT}
 
 
-@pytest.mark.parametrize("asked", [
-    {"passes": "lift_conv_transpose_1d{axis=2}"}, {"passes": ["ane::lift_conv_transpose_1d{ axis=2 }"]},
-    {"passes": {"lift_conv_transpose_1d": {"axis": "2"}}}, {"passes": {LIFT: {"axis": 2}}},
-    {"passes": "lift_conv_transpose_1d", "options": {"lift_conv_transpose_1d": {"axis": 2}}},
-    {"passes": "lift_conv_transpose_1d{axis=-1}", "options": {LIFT: {"axis": "2"}}},
-])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"passes": "lift_conv_transpose_1d{axis=2}"},
+        {"passes": ["ane::lift_conv_transpose_1d{ axis=2 }"]},
+        {"passes": {"lift_conv_transpose_1d": {"axis": "2"}}},
+        {"passes": {LIFT: {"axis": 2}}},
+        {"passes": "lift_conv_transpose_1d", "options": {"lift_conv_transpose_1d": {"axis": 2}}},
+        {"passes": "lift_conv_transpose_1d{axis=-1}", "options": {LIFT: {"axis": "2"}}},
+    ],
+)
 def test_options_in_every_form(asked):
     pipeline = ane.pipeline(**asked)
     assert ours(pipeline) == [LIFT]
@@ -150,26 +173,39 @@ def test_target_is_handed_to_every_pass():
     assert options(pipeline) == {name: {"target": "m1"} for name in ours(pipeline)}
 
 
-@pytest.mark.parametrize(("asked", "message"), [
-    ({"preset": "saef"}, "no preset 'saef'; expected safe or full; did you mean 'safe'?"),
-    ({"passes": "lift_conv_transpose1d"}, "no pass 'lift_conv_transpose1d'; `mil-ane-passes passes` lists them; "
-                                          "did you mean 'lift_conv_transpose_1d'?"),
-    ({"passes": "lift_conv_1d{axes=2}"}, "ane::lift_conv_1d: no option 'axes'; it has axis; did you mean 'axis'?"),
-    ({"passes": "cancel_lift_pairs{axis=2}"}, "ane::cancel_lift_pairs: no option 'axis'; it has none"),
-    ({"passes": "lift_conv_1d{axis=1}"}, "ane::lift_conv_1d: option 'axis' is '1'; expected -1 or 2"),
-    ({"passes": "lift_conv_1d{axis=wide}"}, "ane::lift_conv_1d: option 'axis' is 'wide'; expected -1 or 2"),
-    ({"passes": "split_conv_transpose_bias{any_rank=2}"},
-     "ane::split_conv_transpose_bias: option 'any_rank' is '2'; expected a value of type bool"),
-    ({"passes": "lift_conv_1d axis=2"}, "passes: cannot read 'lift_conv_1d axis=2'; expected names like"),
-    ({"passes": "lift_conv_1d{axis}"}, "passes: cannot read option 'axis' of 'lift_conv_1d'; expected option=value"),
-    ({"options": {"lift_conv_1d": {"axis": 2}}}, "options for 'ane::lift_conv_1d', which is not among the passes "),
-    ({"options": {"lift": {"axis": 2}}}, "no pass 'lift'; "),
-    ({"passes": {"lift_conv_1d": {"axis": True}}}, "ane::lift_conv_1d: option 'axis' is True; expected -1 or 2"),
-    ({"passes": {"lift_conv_1d": {"axis": 2.5}}}, "ane::lift_conv_1d: option 'axis' is 2.5; expected -1 or 2"),
-    ({"passes": {"lift_conv_1d": {"axis": float("inf")}}},
-     "ane::lift_conv_1d: option 'axis' is inf; expected -1 or 2"),
-    ({"target": "m44"}, "target 'm44' is not known; expected all, a11, "),
-])
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"preset": "saef"}, "no preset 'saef'; expected safe or full; did you mean 'safe'?"),
+        (
+            {"passes": "lift_conv_transpose1d"},
+            "no pass 'lift_conv_transpose1d'; `mil-ane-passes passes` lists them; "
+            "did you mean 'lift_conv_transpose_1d'?",
+        ),
+        ({"passes": "lift_conv_1d{axes=2}"}, "ane::lift_conv_1d: no option 'axes'; it has axis; did you mean 'axis'?"),
+        ({"passes": "cancel_lift_pairs{axis=2}"}, "ane::cancel_lift_pairs: no option 'axis'; it has none"),
+        ({"passes": "lift_conv_1d{axis=1}"}, "ane::lift_conv_1d: option 'axis' is '1'; expected -1 or 2"),
+        ({"passes": "lift_conv_1d{axis=wide}"}, "ane::lift_conv_1d: option 'axis' is 'wide'; expected -1 or 2"),
+        (
+            {"passes": "split_conv_transpose_bias{any_rank=2}"},
+            "ane::split_conv_transpose_bias: option 'any_rank' is '2'; expected a value of type bool",
+        ),
+        ({"passes": "lift_conv_1d axis=2"}, "passes: cannot read 'lift_conv_1d axis=2'; expected names like"),
+        (
+            {"passes": "lift_conv_1d{axis}"},
+            "passes: cannot read option 'axis' of 'lift_conv_1d'; expected option=value",
+        ),
+        ({"options": {"lift_conv_1d": {"axis": 2}}}, "options for 'ane::lift_conv_1d', which is not among the passes "),
+        ({"options": {"lift": {"axis": 2}}}, "no pass 'lift'; "),
+        ({"passes": {"lift_conv_1d": {"axis": True}}}, "ane::lift_conv_1d: option 'axis' is True; expected -1 or 2"),
+        ({"passes": {"lift_conv_1d": {"axis": 2.5}}}, "ane::lift_conv_1d: option 'axis' is 2.5; expected -1 or 2"),
+        (
+            {"passes": {"lift_conv_1d": {"axis": float("inf")}}},
+            "ane::lift_conv_1d: option 'axis' is inf; expected -1 or 2",
+        ),
+        ({"target": "m44"}, "target 'm44' is not known; expected all, a11, "),
+    ],
+)
 def test_what_is_wrong_is_said_at_once(asked, message):
     with pytest.raises(InputError) as error:
         ane.pipeline(**asked)
@@ -193,9 +229,13 @@ def test_the_pass_itself_checks_its_options():
         converted(pipeline)
 
 
-@pytest.mark.parametrize(("asked", "shape"), [
-    ({}, (1, 4, 8, 1)), ({"options": {"lift_conv_transpose_1d": {"axis": 2}}}, (1, 4, 1, 8)),
-])
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        ({}, (1, 4, 8, 1)),
+        ({"options": {"lift_conv_transpose_1d": {"axis": 2}}}, (1, 4, 1, 8)),
+    ],
+)
 def test_options_reach_the_pass_in_ct_convert(asked, shape):
     found = [op for _, op in all_ops(converted(ane.pipeline(**asked))) if op.op_type == "conv_transpose"]
     assert [op.x.shape for op in found] == [shape]

@@ -69,7 +69,9 @@ def plugin(tmp_path, monkeypatch, clean_registry):
 
     def install(target: str, text: str) -> Path:
         (site / "newcomer-1.0.dist-info").mkdir(parents=True)
-        (site / "newcomer-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: newcomer\nVersion: 1.0\n")
+        (site / "newcomer-1.0.dist-info" / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: newcomer\nVersion: 1.0\n"
+        )
         (site / "newcomer-1.0.dist-info" / "entry_points.txt").write_text(f"[mil_ane_passes.rules]\nmine = {target}\n")
         (site / "newcomer_rules.py").write_text(text)
         monkeypatch.syspath_prepend(str(site))
@@ -84,8 +86,12 @@ def squares():
 
 
 def test_every_file_of_the_folders_is_a_rule():
-    files = {file.stem for base in ("rules", "rewrites") for file in (Path(ane.__file__).parent / base).glob("*.py")
-             if not file.stem.startswith("_")}
+    files = {
+        file.stem
+        for base in ("rules", "rewrites")
+        for file in (Path(ane.__file__).parent / base).glob("*.py")
+        if not file.stem.startswith("_")
+    }
     assert files and set(all_rules()) == files
     assert all(rule.name == name for name, rule in all_rules().items())
 
@@ -110,8 +116,10 @@ def test_one_new_file_is_all_it_takes(newcomer, capsys):
 
 
 def test_a_new_file_runs_in_the_command(newcomer, fixtures, capsys):
-    newcomer("square_by_mul", source().replace('"square"', '"relu"').replace("mb.mul(x=hit.op.x, y=hit.op.x)",
-                                                                             "mb.abs(x=hit.op.x)"))
+    newcomer(
+        "square_by_mul",
+        source().replace('"square"', '"relu"').replace("mb.mul(x=hit.op.x, y=hit.op.x)", "mb.abs(x=hit.op.x)"),
+    )
     assert main(["rewrite", str(fixtures / "nothing_to_do.mlpackage"), "--dry-run", "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert "square_by_mul" in report["passes"]
@@ -123,13 +131,19 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
     assert "_helper" not in all_rules()
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence"),
-    (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence"),
-    (source().replace('"square"', '""', 1), "SquareByMul in {file} has no slug; every rule states code, slug and evidence"),
-    (source() + source("Other", "ANE902"), "{file} defines 2 rules; expected exactly one a file"),
-    ("x = 1", "{file} defines 0 rules; expected exactly one a file"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence"),
+        (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence"),
+        (
+            source().replace('"square"', '""', 1),
+            "SquareByMul in {file} has no slug; every rule states code, slug and evidence",
+        ),
+        (source() + source("Other", "ANE902"), "{file} defines 2 rules; expected exactly one a file"),
+        ("x = 1", "{file} defines 0 rules; expected exactly one a file"),
+    ],
+)
 def test_a_rule_that_is_not_whole_is_refused(newcomer, text, message):
     file = newcomer("square_by_mul", text)
     with pytest.raises(RuleError) as error:
@@ -147,7 +161,7 @@ def test_a_code_that_is_taken_is_refused_with_both_files(newcomer):
 
 
 def test_a_name_that_is_taken_is_refused_with_both_files(plugin):
-    site = plugin("newcomer_rules", source().replace('preset = ', 'name = "lift_conv_1d"\n    preset = '))
+    site = plugin("newcomer_rules", source().replace("preset = ", 'name = "lift_conv_1d"\n    preset = '))
     with pytest.raises(RuleError) as error:
         all_rules()
     text = str(error.value)
@@ -155,9 +169,13 @@ def test_a_name_that_is_taken_is_refused_with_both_files(plugin):
     assert str(site / "newcomer_rules.py") in text and "lift_conv_1d.py" in text
 
 
-@pytest.mark.parametrize(("target", "names"), [
-    ("newcomer_rules:SquareByMul", ["newcomer_rules"]), ("newcomer_rules:named", ["squares"]),
-])
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("newcomer_rules:SquareByMul", ["newcomer_rules"]),
+        ("newcomer_rules:named", ["squares"]),
+    ],
+)
 def test_another_distributions_class_is_found(plugin, target, names):
     text = source() + "class named(SquareByMul):\n    name, code, slug = 'squares', 'X1', 'squares'\n"
     plugin(target, text)
@@ -167,7 +185,7 @@ def test_another_distributions_class_is_found(plugin, target, names):
 
 
 def test_another_distributions_module_is_found(plugin):
-    plugin("newcomer_rules", source() + source("Other", "ANE902").replace('preset = ', 'name = "other"\n    preset = '))
+    plugin("newcomer_rules", source() + source("Other", "ANE902").replace("preset = ", 'name = "other"\n    preset = '))
     assert {"newcomer_rules", "other"} <= set(rewrites())
     prog = squares()
     (trace,) = run_all(selected(passes="newcomer_rules"), prog)
@@ -190,8 +208,12 @@ assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGI
 def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
     site = plugin(target, textwrap.dedent(source()))
     result = subprocess.run(
-        [sys.executable, "-c", FIRST.format(first=first)], capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": f"{site}:{Path(ane.__file__).parent.parent}", "PATH": ""})
+        [sys.executable, "-c", FIRST.format(first=first)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{site}:{Path(ane.__file__).parent.parent}", "PATH": ""},
+    )
     assert result.returncode == 0, result.stderr[-600:]
 
 
@@ -200,16 +222,29 @@ def test_names_are_taken_with_and_without_the_namespace():
     assert issubclass(by_name("carry_lift"), BlockRewrite) and issubclass(by_name("lift_conv_1d"), Rewrite)
 
 
-@pytest.mark.parametrize("key", ["ANE301", "ane301", "conv-transpose-1d-bias", "lift_conv_transpose_1d",
-                                 "ane::lift_conv_transpose_1d", "LIFT_CONV_TRANSPOSE_1D"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ANE301",
+        "ane301",
+        "conv-transpose-1d-bias",
+        "lift_conv_transpose_1d",
+        "ane::lift_conv_transpose_1d",
+        "LIFT_CONV_TRANSPOSE_1D",
+    ],
+)
 def test_a_rule_is_found_by_code_slug_and_name(key):
     assert explainable(key) is by_name("lift_conv_transpose_1d")
 
 
-@pytest.mark.parametrize(("key", "ending"), [
-    ("ANE3001", "; did you mean 'ane301'?"), ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
-    ("zzz", "lists codes and names"),
-])
+@pytest.mark.parametrize(
+    ("key", "ending"),
+    [
+        ("ANE3001", "; did you mean 'ane301'?"),
+        ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
+        ("zzz", "lists codes and names"),
+    ],
+)
 def test_an_unknown_rule_has_a_suggestion(key, ending):
     with pytest.raises(InputError) as error:
         explainable(key)

@@ -35,12 +35,23 @@ def test_an_unknown_target_is_refused(name, ending):
     assert str(error.value).endswith(ending)
 
 
-@pytest.mark.parametrize(("gate", "target", "expected"), [
-    (ALL, "all", True), (ALL, "a11", True), (ALL, "m4", True),
-    (Gate(first="m3"), "m2", False), (Gate(first="m3"), "a16", True), (Gate(first="m3"), "m4", True),
-    (Gate(last="a13"), "a13", True), (Gate(last="a13"), "a14", False), (Gate(last="a13"), "all", True),
-    (Gate("a14", "a15"), "a13", False), (Gate("a14", "a15"), "m1", True), (Gate("a14", "a15"), "a16", False),
-])
+@pytest.mark.parametrize(
+    ("gate", "target", "expected"),
+    [
+        (ALL, "all", True),
+        (ALL, "a11", True),
+        (ALL, "m4", True),
+        (Gate(first="m3"), "m2", False),
+        (Gate(first="m3"), "a16", True),
+        (Gate(first="m3"), "m4", True),
+        (Gate(last="a13"), "a13", True),
+        (Gate(last="a13"), "a14", False),
+        (Gate(last="a13"), "all", True),
+        (Gate("a14", "a15"), "a13", False),
+        (Gate("a14", "a15"), "m1", True),
+        (Gate("a14", "a15"), "a16", False),
+    ],
+)
 def test_a_gate_includes_both_ends(gate, target, expected):
     assert applies(gate, target) is expected
 

@@ -1,0 +1,73 @@
+"""Copies a package's large files to where the new package will be, while the program is still being rewritten.
+
+The kernel copies and the disk writes without Python, so the time of a copy is not added to that of the work. Nothing
+is lost when the rewrite comes to nothing: what was copied ahead is removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+from .files import copy_file, sync
+
+_LARGE = 8 << 20
+"Bytes from which a file is worth a thread."
+
+
+class CopyAhead:
+    """Starts copying the large files of the folder `source` beside `target`; a context manager that cleans up.
+
+    Whoever saves takes the copies with `take`. A file that cannot be copied ahead is simply not there to take: the
+    one who saves copies it again, meets the same error, and reports it.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._copies: dict[Path, Path] = {}
+        self._folder: Path | None = None
+        self._thread: threading.Thread | None = None
+        large = [path for path in source.rglob("*") if _is_large(path)] if source.is_dir() else []
+        if not large or not os.access(target.parent, os.W_OK):
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".ahead", dir=target.parent))
+        self._thread = threading.Thread(target=self._copy, args=(large, self._folder), daemon=True)
+        self._thread.start()
+
+    def _copy(self, files: list[Path], folder: Path) -> None:
+        for number, path in enumerate(files):
+            copy = folder / str(number)
+            try:
+                copy_file(path, copy)
+                sync(copy)
+            except OSError:
+                return
+            self._copies[path] = copy
+
+    def take(self, source: Path, target: Path) -> bool:
+        """Put the finished copy of `source` at `target`; False where there is none."""
+        if self._thread is not None:
+            self._thread.join()
+        copy = self._copies.pop(source, None)
+        if copy is None:
+            return False
+        os.rename(copy, target)
+        return True
+
+    def __enter__(self) -> CopyAhead:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if self._folder is not None:
+            for copy in self._folder.iterdir():
+                copy.unlink()
+            self._folder.rmdir()
+
+
+def _is_large(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_size >= _LARGE

@@ -1,0 +1,72 @@
+"""ANE103 against PyTorch, and beside the host's pass that undoes such lifts."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import layout_ops
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.sampled_from([1, 2]),
+       st.sampled_from([-1, 2]), st.booleans())
+def test_is_pytorchs_conv_1d(kernel, stride, dilation, padding, groups, axis, flexible):
+    torch.manual_seed(0)
+    layer = torch.nn.Conv1d(2 * groups, 3 * groups, kernel, stride, padding, dilation, groups)
+    built = program(
+        lambda x: mb.conv(x=x, weight=layer.weight.detach().numpy(), bias=layer.bias.detach().numpy(),
+                          strides=[stride], pad_type="custom", pad=[padding, padding], dilations=[dilation],
+                          groups=groups, name="y"),
+        dtype=types.fp32, x=(None, 2 * groups, None) if flexible else (2, 2 * groups, 16))
+    assert run(by_name("lift_conv_1d").configured(axis=axis), built).fired
+    x = np.random.default_rng(0).standard_normal((2, 2 * groups, 16)).astype(np.float32)
+    with torch.no_grad():
+        expected = layer.double()(torch.from_numpy(x).double()).numpy()
+    found = Runtime(built, precision="float64")({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("axis, undone", [(-1, False), (2, True)])
+def test_compose_conv1d_undoes_only_the_other_axis(axis, undone):
+    """What the page says of a second run of the host's default pipeline."""
+    built = program(lambda x: mb.relu(x=mb.conv(x=x, weight=weight(4, 4, 3)), name="y"), x=(1, 4, 8))
+    pipeline = ane.pipeline(passes="lift_conv_1d", options={"lift_conv_1d": {"axis": axis}})
+    PassPipelineManager.apply_pipeline(built, pipeline)
+    assert [op.x.rank for op in built.functions["main"].find_ops(op_type="conv")] == [4]
+    PassPipelineManager.apply_pipeline(built, ct.PassPipeline.DEFAULT)
+    assert [op.x.rank for op in built.functions["main"].find_ops(op_type="conv")] == [3 if undone else 4]
+
+
+def test_direct_neighbours_share_one_lift():
+    def body(x):
+        for _ in range(3):
+            x = mb.conv(x=x, weight=weight(4, 4, 3))
+        return mb.identity(x=x, name="y")
+
+    built = program(body, x=(1, 4, 16))
+    run(by_name("lift_conv_1d").configured(), built)
+    assert layout_ops(built) == 2
+
+
+def test_a_computed_weight_is_expanded_once_where_it_is_made():
+    def body(x, w):
+        made = mb.relu(x=w)
+        return [mb.conv(x=x, weight=made, name="a"), mb.conv(x=mb.relu(x=x), weight=made, name="b")]
+
+    built = program(body, x=(1, 4, 8), w=(4, 4, 3))
+    run(by_name("lift_conv_1d").configured(), built)
+    first, second = built.functions["main"].find_ops(op_type="conv")
+    assert first.weight is second.weight and first.weight.op.op_type == "expand_dims"
