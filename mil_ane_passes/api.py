@@ -17,14 +17,14 @@ from coremltools.converters.mil.mil import Program
 from .core.clone import clone
 from .core.contract import Exactness, Rewrite
 from .core.engine import PassTrace
-from .core.errors import InputError, NotSupported
+from .core.errors import InputError, NotSupported, nearest
 from .core.pipeline import run_all, selected
 from .core.printer import program_diff, program_text
 from .core.query import op_count
 from .core.targets import parse_target
 from .package import CopyAhead, Package, check_destination, load, package_of_mlmodel, save
+from .proof.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
 from .report.rewrite import RewriteReport
-from .verify.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
 
 __all__ = ["rewrite", "run", "verify"]
 
@@ -105,13 +105,12 @@ def rewrite(
 
 def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractContextManager[CopyAhead | None]:
     """Start copying what will be copied anyway. Raises InputError when `path` could not be written in the end."""
-    if isinstance(src, (str, PathLike)):
-        source = Path(fspath(src))
-    else:
+    source: Any = src
+    if not isinstance(src, (str, PathLike)):
         source = src.path if isinstance(src, Package) else getattr(src, "package_path", None)
     if path is None or source is None:
         return nullcontext()
-    check_destination(source, path, overwrite)
+    check_destination(fspath(source), path, overwrite)
     return CopyAhead(Path(source), path)
 
 
@@ -187,6 +186,9 @@ def verify(
     every function runs on `seeds` seeded draws. Raises InputError for feeds or interfaces that do not fit,
     NotSupported (nothing run) for an op the reference runtime lacks.
     """
+    if exactness not in ("bitwise", "rounding"):
+        raise InputError(f"exactness '{exactness}' is not known; expected bitwise or rounding"
+                         f"{nearest(exactness, ('bitwise', 'rounding'))}")
     old, new = _open(before), _open(after)
     precisions = (precision,) if precision == "float64" else ("float64", precision)
     return compare_programs(

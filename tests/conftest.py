@@ -20,11 +20,11 @@ def clean_registry():
     """Rules that a test adds are forgotten afterwards, by us and by coremltools."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    from mil_ane_passes.core.registry import all_rules
+    from mil_ane_passes.core.registry import refresh
 
     known = dict(PASS_REGISTRY.passes)
-    all_rules.cache_clear()
+    refresh()
     yield
-    all_rules.cache_clear()
+    refresh()
     PASS_REGISTRY.passes.clear()
     PASS_REGISTRY.passes.update(known)

@@ -57,9 +57,9 @@ from pathlib import Path
 import mil_ane_passes.rewrites
 mil_ane_passes.rewrites.__path__.append(sys.argv[1])
 from mil_ane_passes.core.pipeline import register_passes
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import all_rules, refresh
 from mil_ane_passes.testing import CHECKS
-all_rules.cache_clear()
+refresh()
 register_passes()
 rule = all_rules()["drop_double_relu"]
 for number, check in enumerate(CHECKS):

@@ -20,7 +20,8 @@ HELP = "execute a package on any machine"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     parser.add_argument("--feeds", metavar="F.npz", required=True, help="inputs by name")
-    parser.add_argument("-o", "--output", metavar="OUT.npz", required=True, help="where the outputs go; replaced if it exists")
+    parser.add_argument("-o", "--output", metavar="OUT.npz", required=True,
+                        help="where the outputs go; replaced if it exists")
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float32",
                         help="float16 rounds each value to its declared dtype; default float32")
     parser.add_argument("--function", help="the function to run (default: the package's default function)")
@@ -29,11 +30,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..api import run as execute
-    from ..verify.compare import as_arrays
+    from ..proof.compare import as_arrays
 
     target = Path(arguments.output)
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
+    if target.is_dir():
+        raise InputError(f"'{target}' is a folder; expected the name of an .npz file to write")
     feeds = read_feeds(arguments.feeds) or {}
     outputs = as_arrays(execute(arguments.input, feeds, function=arguments.function, precision=arguments.precision))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

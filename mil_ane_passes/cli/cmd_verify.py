@@ -18,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
     parser.add_argument("--seeds", type=int, default=3, help="seeded draws per function (default 3)")
     add_format(parser)
-    parser.set_defaults(run=run, lacking=1)
+    parser.set_defaults(run=run, proves=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

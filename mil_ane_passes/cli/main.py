@@ -23,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except NotSupported as error:
-        print(f"mil-ane-passes: not proved: {error}", file=sys.stderr)
-        return arguments.lacking if hasattr(arguments, "lacking") else 2
+        proving = getattr(arguments, "proves", False)
+        print(f"mil-ane-passes: {'not proved: ' if proving else ''}{error}", file=sys.stderr)
+        return 1 if proving else 2
     except AnePassesError as error:
         print(f"mil-ane-passes: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 def show(report: Any, form: str) -> None:
     """Print a report: its text, or exactly its `to_dict()` as JSON."""
-    print(json.dumps(report.to_dict(), indent=2, allow_nan=True) if form == "json" else str(report))
+    print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if form == "json" else str(report))
 
 
 @contextmanager
@@ -52,10 +53,13 @@ def read_feeds(path: str | None) -> dict[str, np.ndarray[Any, Any]] | None:
     if not Path(path).is_file():
         raise InputError(f"feeds: no file '{path}'; expected an .npz with one array for each input")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise InputError(f"feeds: '{path}' holds one array; expected an .npz with one array for each input")
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputError(f"feeds: '{path}' holds one array; expected an .npz with one array for each input")
+        with archive:
             return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"feeds: cannot read '{path}' ({error}); expected an .npz with one array for each input"
                          ) from error

@@ -90,7 +90,7 @@ class RewriteBuilder:
         if tuple(var.shape) == shape:
             return var
         key = (var, shape)
-        if key not in self._views:
+        if not _alive(self._views.get(key)):
             source = var.op.enclosing_block
             where = _after(var.op) if source is self.block else first_op(self.block)
             view = reshaped_const(var, shape, self._names.fresh(f"{var.name}_{'x'.join(map(str, shape))}"), where)
@@ -99,8 +99,8 @@ class RewriteBuilder:
         return self._views[key]
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`make()` for the first call with `key` in this walk of the block, its result for every later one."""
-        if key not in self._memo:
+        """`make()` (vars) for the first call with `key` in this walk of the block, its result for every later one."""
+        if not _alive(self._memo.get(key)):
             self._memo[key] = make()
         return self._memo[key]
 
@@ -114,7 +114,7 @@ class RewriteBuilder:
         key = _const_key(given)
         if key is None:
             return given
-        if key not in self._consts:
+        if not _alive(self._consts.get(key)):
             name = self._names.fresh(f"{parameter}_const")
             var = Builder.const(val=given, name=name, before_op=first_op(self.block))
             self.created.append(var.op)
@@ -134,6 +134,12 @@ class RewriteBuilder:
 def _after(op: Operation) -> Operation | None:
     following = op.enclosing_block.operations._get_node_from_op(op).next
     return None if following is None else following.op
+
+
+def _alive(made: Any) -> bool:
+    """Whether what was made earlier is still in the program: what lost its last reader has been removed."""
+    made = made if isinstance(made, (list, tuple)) else [made]
+    return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in made)
 
 
 def _const_key(given: Any) -> Any:

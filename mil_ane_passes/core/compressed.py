@@ -68,6 +68,12 @@ def _rebuilt(mb: RewriteBuilder, var: Var, axis: int) -> Var:
     return outputs[op.outputs.index(var)]
 
 
+def _rank(op: Operation) -> int:
+    """The rank of what the constexpr makes, which is that of its packed data."""
+    packed = ("quantized_data", "indices", "indices_mask")
+    return next(int(op.inputs[name].rank) for name in packed if name in op.inputs)
+
+
 def _input(mb: RewriteBuilder, op: Operation, name: str, bound: Var, axis: int) -> Any:
     """One input of the rebuilt constexpr. iOS16 forms carry a `shape` and hold their elements flat."""
     if is_compressed(bound):
@@ -75,8 +81,8 @@ def _input(mb: RewriteBuilder, op: Operation, name: str, bound: Var, axis: int) 
     if name == "shape":
         return np.insert(bound.val, axis, 1)
     if name in _AXES:
-        number = int(bound.val)
-        return bound if number < axis else np.asarray(number + 1, dtype=np.asarray(bound.val).dtype)[()]
+        number = int(bound.val) % _rank(op)
+        return np.asarray(number + (number >= axis), dtype=np.asarray(bound.val).dtype)[()]
     flat = "shape" in op.inputs or bound.rank == 0 or (name == "scale" and "zero_point" in op.inputs)
     if name in _DENSE and not flat:
         return mb.reshaped(bound, _inserted(tuple(bound.shape), axis))

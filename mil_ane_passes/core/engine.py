@@ -6,7 +6,7 @@ import gc
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from .build import Names, RewriteBuilder
 from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
-from .query import all_blocks, is_opaque, op_count
+from .query import all_blocks, flat_inputs, is_opaque, is_symbolic, op_count
 from .targets import applies
 
 __all__ = ["MAX_ROUNDS", "PassTrace", "find", "run"]
@@ -163,9 +163,12 @@ class _Walk:
         with mb.at(op):
             built = self.rule.rewrite(hit, mb)
         new = list(built) if isinstance(built, (list, tuple)) else [built]
+        if not all(isinstance(var, Var) for var in new):
+            raise RuleError(f"{_where(self.rule)} returned {built!r} for '{op.name}', expected a Var for each output")
         if len(new) != len(old):
             raise RuleError(f"{_where(self.rule)} returned {len(new)} values for '{op.name}', expected {len(old)}")
         made = mb.adopt(op.scopes)
+        self._no_circle(made, old)
         for before, after in zip(old, new):
             self._hand_over(before, after, mb, made, editor)
         editor.remove_if_unused([op])
@@ -193,13 +196,22 @@ class _Walk:
         with mb.at(hit.op):
             replaced = rule.rewrite_block(hit, mb)
         made = mb.adopt(scopes)
+        self._no_circle(made, replaced)
         for old, new in replaced.items():
             self._hand_over(old, new, mb, made, editor)
         editor.remove_if_unused([old.op for old in replaced])
 
+    def _no_circle(self, made: list[Operation], replaced: Iterable[Var]) -> None:
+        old = set(replaced)
+        for op in made:
+            for var in flat_inputs(op):
+                if var in old:
+                    raise RuleError(f"{_where(self.rule)} built '{op.name}', which reads '{var.name}', the value it is "
+                                    "to replace, and would read itself; expected it to read the inputs of the old op")
+
     def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
         """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
-        if new.sym_type is not old.sym_type and not types.is_compatible_type(new.sym_type, old.sym_type):
+        if new.sym_type is not old.sym_type and not _same_kind(new, old):
             raise RuleError(f"{_where(self.rule)} replaced {old} by {new}; expected the same dtype and shape")
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
@@ -228,6 +240,15 @@ def _signature(function: Function) -> tuple[Any, ...]:
         for var in function.outputs
     )
     return ins, outs
+
+
+def _same_kind(new: Var, old: Var) -> bool:
+    """Same dtype and shape; a symbolic dimension may get another symbol, but neither gain nor lose being one."""
+    if not types.is_compatible_type(new.sym_type, old.sym_type):
+        return False
+    if not types.is_tensor(new.sym_type) or not types.is_tensor(old.sym_type):
+        return True
+    return all(is_symbolic(one) == is_symbolic(other) for one, other in zip(new.shape, old.shape))
 
 
 def _where(rule: Rule) -> str:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 __all__ = ["register_quietly"]
 
-_COMMANDS = frozenset({"mil-ane-passes", "-m", "__main__"})
+_COMMAND = "mil-ane-passes"
+_RUN_AS_MODULE = frozenset({"-m", "__main__"})
 
 
 def register_quietly() -> None:
     """Register every rewrite with coremltools as `ane::<name>`."""
     command = Path(sys.argv[0]).stem if sys.argv else ""
     logger = logging.getLogger("coremltools")
-    ours = command in _COMMANDS and (command != "-m" or "mil_ane_passes" in sys.orig_argv)
+    ours = command == _COMMAND or (command in _RUN_AS_MODULE and "mil_ane_passes" in sys.orig_argv)
     if ours:
         logger.addFilter(_only_errors)
     try:

@@ -51,7 +51,7 @@ def _convert(value: Any, kind: type) -> Any:
         return None
     try:
         parsed = kind(value.strip() if isinstance(value, str) else value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if kind is int and isinstance(value, float) and parsed != value:
         return None
@@ -61,7 +61,7 @@ def _convert(value: Any, kind: type) -> Any:
 def options_of(cls: type) -> dict[str, Option]:
     """The options a rule class declares, its bases' included, by name."""
     hints = get_type_hints(cls)
-    docs = _field_docs(cls)
+    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in _field_docs(base).items()}
     return {
         name: Option(name, hint, getattr(cls, name), docs.get(name, ""))
         for name, hint in hints.items()
@@ -73,7 +73,7 @@ def _field_docs(cls: type) -> dict[str, str]:
     """The string literal under each field, which is that option's documentation."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, SyntaxError):
+    except (OSError, SyntaxError, TypeError):  # no source: a built-in base, or made in an interpreter
         return {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}

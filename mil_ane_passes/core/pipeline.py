@@ -58,6 +58,9 @@ def selected(
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
     chosen: dict[str, dict[str, Any]] = {}
     for name, settings in ({preset: {}} if passes is None else _pass_table(passes)).items():
+        if name in PRESETS and settings:
+            raise InputError(f"'{name}' is a preset and takes no options; expected them at one of its passes: "
+                             f"{', '.join(_members(name))}")
         if name in PRESETS:
             chosen.update((member, chosen.get(member, {})) for member in _members(name))
         else:
@@ -91,6 +94,7 @@ def pipeline(
     """
     parse_target(target)
     rules = selected(preset, passes, options)
+    register_passes()
     result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
     result.remove_passes(ours)

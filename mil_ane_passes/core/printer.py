@@ -78,7 +78,10 @@ class _Namer:
 
     def _dim(self, extent: Any) -> str:
         """A symbol that pymil numbered is numbered anew, in the order in which this function shows them."""
-        return _PYMIL_SYMBOL.sub(lambda found: self._symbols.setdefault(found[0], f"s{len(self._symbols)}"), str(extent))
+        def numbered(found: re.Match[str]) -> str:
+            return self._symbols.setdefault(found[0], f"s{len(self._symbols)}")
+
+        return _PYMIL_SYMBOL.sub(numbered, str(extent))
 
     def ref(self, var: Var) -> str:
         if self._keep:

@@ -9,32 +9,48 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
-from importlib.metadata import entry_points
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from .contract import BlockRewrite, BlockRule, Rewrite, Rule
 from .errors import InputError, RuleError, nearest
 
-__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "rewrites"]
+__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "refresh", "rewrites"]
 
 ENTRY_POINTS = "mil_ane_passes.rules"
 _FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
 _BASES = (Rule, Rewrite, BlockRule, BlockRewrite)
 
 
-@functools.cache
 def all_rules() -> dict[str, type[Rule]]:
     """Every rule by name. Raises RuleError when two share a name or a code, naming both files."""
+    rules, complete = _discovered()
+    if not complete:
+        _discovered.cache_clear()
+    return rules
+
+
+def refresh() -> None:
+    """Look for rules anew at the next question, for tests and for plugins that arrive late."""
+    _discovered.cache_clear()
+
+
+@functools.cache
+def _discovered() -> tuple[dict[str, type[Rule]], bool]:
+    """The rules, and whether all of them: a plugin that is just being imported (it imports us) is not there yet."""
     found: dict[str, type[Rule]] = {}
     codes: dict[str, type[Rule]] = {}
-    for rule in _discover():
+    points = list(entry_points(group=ENTRY_POINTS))
+    ready = [point for point in points if not _half_imported(point.module)]
+    for rule in [*_of_folders(), *_of_plugins(ready)]:
         for table, key, what in ((found, rule.name, "name"), (codes, rule.code, "code")):
             if key in table and table[key] is not rule:
                 raise RuleError(f"{what} '{key}' is claimed by {_file(table[key])} and by {_file(rule)}; "
                                 f"expected one rule for each {what}")
             table[key] = rule
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), len(ready) == len(points)
 
 
 def rewrites() -> dict[str, type[Rewrite]]:
@@ -62,13 +78,21 @@ def explainable(key: str) -> type[Rule]:
     return names[wanted]
 
 
-def _discover() -> Iterator[type[Rule]]:
+def _of_folders() -> Iterator[type[Rule]]:
     for folder in _FOLDERS:
         package = importlib.import_module(folder)
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
                 yield from _rules_of(importlib.import_module(f"{folder}.{module.name}"), one=True)
-    for point in entry_points(group=ENTRY_POINTS):
+
+
+def _half_imported(module: str) -> bool:
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _of_plugins(points: Iterable[EntryPoint]) -> Iterator[type[Rule]]:
+    for point in points:
         loaded = point.load()
         yield from _rules_of(loaded) if isinstance(loaded, ModuleType) else [_named(loaded)]
 
@@ -86,7 +110,7 @@ def _rules_of(module: ModuleType, one: bool = False) -> list[type[Rule]]:
 
 
 def _named(rule: type[Rule]) -> type[Rule]:
-    if not rule.name:
+    if not vars(rule).get("name"):
         rule.name = rule.__module__.rpartition(".")[2]
     for field in ("code", "slug", "evidence"):
         if not getattr(rule, field):

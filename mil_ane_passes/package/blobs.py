@@ -113,7 +113,8 @@ class WeightFile:
         sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.bytes.data, offset)
         if sentinel != SENTINEL:
             raise InputError(
-                f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; expected {SENTINEL:#010x}; {_REMEDY}"
+                f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; "
+                f"expected {SENTINEL:#010x}; {_REMEDY}"
             )
         if data < offset + ALIGN or data + nbytes > self.size:
             raise InputError(

@@ -74,7 +74,8 @@ def _function(function: Function, origin: FunctionOrigin, version: int, plan: We
     now = tuple((name, var.sym_type) for name, var in function.inputs.items())
     if not emitter.same_inputs(now, origin.inputs):
         raise InputError(
-            f"the function has the inputs {[name for name, _ in now]}; expected {[name for name, _ in origin.inputs]} with "
+            f"the function has the inputs {[name for name, _ in now]}; "
+            f"expected {[name for name, _ in origin.inputs]} with "
             "their types as loaded: the interface of a package cannot be changed when it is saved"
         )
     check_order(function, emitter.written)

@@ -81,7 +81,8 @@ class Package:
         for path, stamp in self._stamps.items():
             if not path.exists() or _stamp(path) != stamp:
                 raise InputError(
-                    f"{self.path}: {path.name} was changed or removed after it was loaded; expected it as it was: load it again"
+                    f"{self.path}: {path.name} was changed or removed after it was loaded; "
+                    "expected it as it was: load it again"
                 )
 
 
@@ -141,7 +142,8 @@ def _parse(raw: bytes, root: Path) -> Any:
         spec = proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
         raise InputError(
-            f"{root}: the model file is no Core ML model ({error}); expected one as coremltools saves it: take a fresh copy"
+            f"{root}: the model file is no Core ML model ({error}); "
+            "expected one as coremltools saves it: take a fresh copy"
         ) from error
     kind = spec.WhichOneof("Type") or "nothing"
     if kind == "mlProgram":
@@ -153,7 +155,8 @@ def _parse(raw: bytes, root: Path) -> Any:
         )
     if kind.startswith("pipeline"):
         raise InputError(
-            f"{root}: the model is a pipeline ({kind}); pipelines are not rewritten yet: give the ML Program packages in it"
+            f"{root}: the model is a pipeline ({kind}); pipelines are not rewritten yet: "
+            "give the ML Program packages in it"
         )
     raise InputError(
         f"{root}: the model is of type {kind}; expected an ML Program (mlProgram); give the .mlpackage of one"

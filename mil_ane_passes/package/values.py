@@ -157,6 +157,7 @@ def _from_bytes(stored: bytes, dtype: Any, count: int) -> Array:
 def _check_count(found: int, expected: int, dtype: Any) -> None:
     if found != expected:
         raise InputError(
-            f"an inline value of {found} elements; expected {expected} of {types.builtin_to_string(dtype)} as declared; "
+            f"an inline value of {found} elements; "
+            f"expected {expected} of {types.builtin_to_string(dtype)} as declared; "
             "the package is damaged: take a fresh copy"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._version import __version__
 from ..core.engine import PassTrace
-from ..verify.prove import VerifyReport
+from ..proof.prove import VerifyReport
 
 __all__ = ["RewriteReport"]
 

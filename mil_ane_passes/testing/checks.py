@@ -21,8 +21,8 @@ from ..core.engine import PassTrace, find, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops
 from ..package import load, save
+from ..proof.compare import differences
 from ..runtime import Runtime
-from ..verify.compare import differences
 from . import variants
 
 __all__ = ["CHECKS", "Check"]

@@ -64,7 +64,7 @@ for module in sys.argv[1].split():
         lacking.append(module)
 import mil_ane_passes as ane
 order = {}
-for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.verify.compare')",
+for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.proof.compare')",
               "importlib.import_module('mil_ane_passes.api')", "importlib.import_module('mil_ane_passes.cli.main')"):
     for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
         del sys.modules[loaded]
@@ -149,13 +149,13 @@ ALLOWED = {
     "rules": {"rules", "core"},
     "package": {"package", "core"},
     "runtime": {"runtime", "core"},
-    "verify": {"verify", "runtime", "core"},
+    "proof": {"proof", "runtime", "core"},
     "_version": set(),
-    "report": {"report", "verify", "core", "_version"},
+    "report": {"report", "proof", "core", "_version"},
     "public": {"core", "_version"},
-    "testing": {"testing", "core", "package", "runtime", "verify"},
-    "api": {"core", "package", "report", "runtime", "verify"},
-    "cli": {"cli", "api", "report", "verify", "package", "core", "_version"},
+    "testing": {"testing", "core", "package", "runtime", "proof"},
+    "api": {"core", "package", "report", "runtime", "proof"},
+    "cli": {"cli", "api", "report", "proof", "package", "core", "_version"},
     "__main__": {"cli"},
 }
 

@@ -199,6 +199,7 @@ sys.modules["torch"] = None
 import mil_ane_passes
 import newcomer_rules
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+assert "ane::newcomer_rules" in mil_ane_passes.pipeline(passes="newcomer_rules").passes
 assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
 """
 

@@ -10,8 +10,8 @@ from mil_ane_passes.core.clone import clone
 from mil_ane_passes.core.contract import Exactness
 from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.verify.compare import differences
-from mil_ane_passes.verify.prove import compare_programs
+from mil_ane_passes.proof.compare import differences
+from mil_ane_passes.proof.prove import compare_programs
 from tests.models import vocoder
 from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
 

@@ -8,7 +8,7 @@ import pytest
 from mil_ane_passes.core.clone import clone
 from mil_ane_passes.core.contract import Exactness
 from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.verify.prove import compare_programs
+from mil_ane_passes.proof.prove import compare_programs
 from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
 
 pytestmark = pytest.mark.slow

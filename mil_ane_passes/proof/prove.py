@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Program
+from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
 from .compare import OutputDifference, as_arrays, differences
-from .feeds import ShapeChoice, make_feeds, shape_choices
+from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
 __all__ = ["Case", "Outputs", "VerifyReport", "compare_programs", "judged", "outputs_of"]
 
@@ -76,6 +76,7 @@ class Plan:
     function: str
     label: str
     feeds: dict[str, Array]
+    state: dict[str, Array] = field(default_factory=dict)
 
 
 Outputs = list[tuple[Plan, dict[str, dict[str, Array]]]]
@@ -90,7 +91,8 @@ def plans(
     Given `feeds` there is one run, of the default function.
     """
     if feeds is not None:
-        return [Plan(program.default_function_name, "given feeds", dict(feeds))]
+        name = program.default_function_name
+        return [Plan(name, "given feeds", dict(feeds), make_state(program.functions[name], 0))]
     made: list[Plan] = []
     for name, function in program.functions.items():
         description = describe(name)
@@ -98,12 +100,16 @@ def plans(
         for number in range(max(seeds, len(choices))):
             choice = choices[number % len(choices)]
             label = f"seed {number}" + (f", {choice.label} shapes" if len(choices) > 1 else "")
-            made.append(Plan(name, label, make_feeds(function, choice, number, description)))
+            drawn = make_feeds(function, choice, number, description)
+            made.append(Plan(name, label, drawn, make_state(function, number)))
     return made
 
 
 def outputs_of(program: Program, runs: Sequence[Plan], precisions: Sequence[str], progress: Progress) -> Outputs:
-    """Execute every plan at every precision. Raises NotSupported before running anything if an op is lacking."""
+    """Execute every plan at every precision; what is left in a state counts as an output.
+
+    Raises NotSupported before running anything if an op is lacking.
+    """
     from ..runtime import Runtime
 
     found: Outputs = [(plan, {}) for plan in runs]
@@ -113,7 +119,9 @@ def outputs_of(program: Program, runs: Sequence[Plan], precisions: Sequence[str]
             for plan, results in found:
                 if plan.function == function:
                     progress(f"{function}, {plan.label}, {precision}")
-                    results[precision] = as_arrays(runtime(plan.feeds))
+                    state = {name: value.copy() for name, value in plan.state.items()}
+                    outputs = as_arrays(runtime(plan.feeds, state))
+                    results[precision] = outputs | {f"state {name}": value for name, value in state.items()}
     return found
 
 
@@ -143,10 +151,17 @@ def compare_programs(
 
 def _same_interface(before: Program, after: Program) -> None:
     found = [
-        {name: (list(function.inputs), [var.name for var in function.outputs])
-         for name, function in program.functions.items()}
+        ", ".join(f"{name}({_ends(function.inputs.values())}) -> ({_ends(function.outputs)})"
+                  for name, function in program.functions.items())
         for program in (before, after)
     ]
     if found[0] != found[1]:
-        raise InputError(f"the two programs have different inputs or outputs: the first {found[0]}, "
-                         f"the second {found[1]}; expected the same names in the same order")
+        raise InputError(f"the two programs have different inputs or outputs: the first {found[0]}, the second "
+                         f"{found[1]}; expected the same names and dtypes in the same order")
+
+
+def _ends(ends: Collection[Var]) -> str:
+    """Inputs or outputs by name and dtype; sizes are found out by running."""
+    plain = [types.is_list(var.sym_type) or types.is_dict(var.sym_type) for var in ends]
+    return ", ".join(f"'{var.name}'" if bare else f"'{var.name}': {types.builtin_to_string(var.dtype)}"
+                     for var, bare in zip(ends, plain))

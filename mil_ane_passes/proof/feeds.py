@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.query import consumers, static_shape
 
-__all__ = ["ShapeChoice", "make_feeds", "shape_choices"]
+__all__ = ["ShapeChoice", "make_feeds", "make_state", "shape_choices"]
 
 _FREE = 16
 "Extent of a symbolic dimension about which nothing is said."
@@ -73,6 +73,8 @@ def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
     if fixed is not None:
         return {"default": fixed}
     free = tuple(_FREE if is_symbolic(d) else int(d) for d in var.shape)
+    if feature is not None and feature.HasField("imageType") and var.rank == 4:
+        return _image_offers(free, feature.imageType)
     if feature is None or not feature.HasField("multiArrayType"):
         return {"default": free}
     array = feature.multiArrayType
@@ -88,6 +90,30 @@ def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
             if all(extent > 0 for extent in largest) and int(np.prod(largest, dtype=object)) <= _LARGEST:
                 offers["largest"] = largest
     return offers
+
+
+def _image_offers(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...]]:
+    """Sizes of a flexible image of shape (batch, channels, height, width)."""
+
+    def sized(height: int, width: int) -> tuple[int, ...]:
+        return (*free[:2], int(height), int(width))
+
+    offers = {"default": sized(image.height, image.width)}
+    for number, size in enumerate(image.enumeratedSizes.sizes):
+        offers[f"enumerated {number}"] = sized(size.height, size.width)
+    if image.HasField("imageSizeRange"):
+        height, width = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
+        offers["smallest"] = sized(max(1, height.lowerBound), max(1, width.lowerBound))
+        if height.upperBound > 0 and width.upperBound > 0 and height.upperBound * width.upperBound <= _LARGEST:
+            offers["largest"] = sized(height.upperBound, width.upperBound)
+    return offers
+
+
+def make_state(function: Function, seed: int) -> dict[str, Any]:
+    """What the states of `function` hold at the start of a run: normal draws, since zeros would hide a wrong sign."""
+    random = np.random.default_rng(seed + 1)
+    return {name: random.standard_normal(var.shape).astype(types.nptype_from_builtin(var.dtype))
+            for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
 def _same_symbol_same_size(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.verify.compare import ALGEBRA, OutputDifference, as_arrays, differences
+from mil_ane_passes.proof.compare import ALGEBRA, OutputDifference, as_arrays, differences
 
 BITWISE, ROUNDING = Exactness.BITWISE, Exactness.ROUNDING
 TRUTH = np.random.default_rng(0).standard_normal((4, 8))

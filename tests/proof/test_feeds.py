@@ -10,8 +10,8 @@ from coremltools.converters.mil.mil import Function, Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.proto import FeatureTypes_pb2, Model_pb2
 
-from mil_ane_passes.verify.feeds import ShapeChoice, make_feeds, shape_choices
-from mil_ane_passes.verify.prove import plans
+from mil_ane_passes.proof.feeds import ShapeChoice, make_feeds, shape_choices
+from mil_ane_passes.proof.prove import plans
 from tests.core.test_edits import stateful
 
 

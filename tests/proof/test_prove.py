@@ -16,8 +16,8 @@ from mil_ane_passes.core.errors import InputError, NotSupported
 from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.printer import program_text
 from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.proof.prove import compare_programs
 from mil_ane_passes.runtime.registry import load_kernels
-from mil_ane_passes.verify.prove import compare_programs
 from tests.core.test_edits import stateful
 from tests.core.test_engine import nested_program, rule
 

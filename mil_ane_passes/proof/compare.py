@@ -43,9 +43,11 @@ class OutputDifference:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**{key: getattr(self, key) for key in (
-            "output", "equal_bits", "passed", "ulps", "absolute", "relative", "before", "after", "allowed", "reason")},
-            "index": list(self.index)}
+        """The same as JSON; numbers that JSON has no word for are strings ("inf", "-inf", "nan")."""
+        numbers = {key: _json(getattr(self, key)) for key in (
+            "absolute", "relative", "ulps", "before", "after", "allowed")}
+        return {"output": self.output, "equal_bits": self.equal_bits, "passed": self.passed, **numbers,
+                "index": list(self.index), "reason": self.reason}
 
     def __str__(self) -> str:
         if self.equal_bits:
@@ -86,7 +88,7 @@ def as_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array | None) -> OutputDifference:
-    if old.shape != new.shape or old.dtype != new.dtype and old.dtype.kind not in "US":
+    if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
         return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
                                                            f"{new.dtype}{list(new.shape)}")
     if _same_bits(old, new):
@@ -100,7 +102,7 @@ def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array |
     allowed = _allowed(old, truth)
     with np.errstate(invalid="ignore"):
         good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
-    good |= ~np.isfinite(old) & (_same(old, new) | np.isfinite(new) & np.isfinite(_reference(old, truth)))
+    good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
     return _worst(name, old, new, allowed, bool(np.all(good)))
 
 
@@ -117,9 +119,14 @@ def _allowed(old: Array, truth: Array | None) -> Array:
         return np.full(old.shape, ALGEBRA * scale)
     known = finite & np.isfinite(old)
     error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
-    info = np.finfo(old.dtype)
-    unit = float(np.spacing(old.dtype.type(min(scale, float(info.max)))))
-    return np.full(old.shape, _WORSE * error + unit)
+    return np.full(old.shape, _WORSE * error + _unit(old.dtype, scale))
+
+
+def _unit(dtype: Any, size: float) -> float:
+    """One unit in the last place of `dtype` at `size`; at the largest number the one below it, as above is infinity."""
+    largest = np.finfo(dtype).max
+    below = np.nextafter(largest, dtype.type(0))
+    return float(np.spacing(dtype.type(min(abs(size), float(below)))))
 
 
 def _same(old: Array, new: Array) -> Array:
@@ -141,9 +148,14 @@ def _worst(name: str, old: Array, new: Array, allowed: Array, passed: bool) -> O
     at = int(np.argmax(gap)) if gap.size and np.max(gap) > 0 else int(np.argmax(np.signbit(old64) != np.signbit(new64)))
     index = tuple(int(i) for i in np.unravel_index(at, old.shape))
     value = old64[index]
-    unit = float(np.spacing(old[index])) if old.dtype.kind == "f" and np.isfinite(old[index]) else float("nan")
     distance = float(gap[index])
+    known = bool(np.isfinite(value))
+    unit = _unit(old.dtype, float(value)) if old.dtype.kind == "f" and known else float("nan")
+    relative = distance / abs(float(value)) if known and value else float("nan")
     return OutputDifference(
-        name, False, passed, absolute=distance, relative=distance / abs(value) if value else float("inf"),
-        ulps=distance / abs(unit) if unit else float("nan"), index=index, before=float(value),
-        after=float(new64[index]), allowed=float(allowed[index]))
+        name, False, passed, absolute=distance, relative=relative, ulps=distance / unit, index=index,
+        before=float(value), after=float(new64[index]), allowed=float(allowed[index]))
+
+
+def _json(number: float) -> float | str:
+    return number if np.isfinite(number) else str(number)
