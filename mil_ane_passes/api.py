@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -148,6 +149,9 @@ def _copy(opened: _Opened) -> _Opened:
 
 
 def _prove(before: _Opened, after: _Opened, exactness: Exactness, seeds: int, progress: Progress) -> VerifyReport:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("the proof runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]', or "
+                         "--no-verify (verify=False) to write without a proof")
     try:
         runs = plans(before.program, seeds, before.describe)
         old: Outputs = outputs_of(before.program, runs, PROOF_PRECISIONS, lambda text: progress(f"before: {text}"))

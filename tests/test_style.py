@@ -31,5 +31,6 @@ def test_every_module_says_what_it_is_for(path):
 
 def test_nothing_is_left_to_do_in_secret():
     leftover = re.compile(r"\b(TODO|FIXME|XXX|xfail|type: ignore)\b")
-    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in SOURCES for match in leftover.finditer(path.read_text())]
+    found = [f"{path.relative_to(ROOT)}: {match[0]}"
+             for path in SOURCES for match in leftover.finditer(path.read_text())]
     assert not found, found

@@ -46,9 +46,10 @@ def cannot_carry(op: Operation, at: int) -> str | None:
     return _KINDS[op.op_type][0](op, at)
 
 
-def carried(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
-    """`op` with the dummy axis at position `at`; `wide` gives the rank-4 form of each of its `main_inputs`."""
-    return _KINDS[op.op_type][1](mb, op, wide, at)
+def carried(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> list[Var]:
+    """The outputs of `op` with the dummy axis at position `at`; `wide` gives the rank-4 form of its `main_inputs`."""
+    made = _KINDS[op.op_type][1](mb, op, wide, at)
+    return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 def _always(op: Operation, at: int) -> str | None:
@@ -133,6 +134,15 @@ def _concat(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: i
     return same_op(mb, op, values=[wide(var) for var in op.values], axis=axis + (axis >= at))
 
 
+def _split_reason(op: Operation, at: int) -> str | None:
+    return "axis is not constant" if value(op.axis) is None else None
+
+
+def _split(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Any:
+    axis = int(value(op.axis)) % 3
+    return mb.split(**{**op.inputs, "x": wide(op.x), "axis": axis + (axis >= at)})
+
+
 def _option(at: int) -> int:
     return HEIGHT if at == 3 else WIDTH
 
@@ -142,7 +152,7 @@ def _inserted(numbers: list[int], at: int, extra: list[int]) -> list[int]:
 
 
 _Reason = Callable[[Operation, int], "str | None"]
-_Build = Callable[[RewriteBuilder, Operation, Callable[[Var], Var], int], Var]
+_Build = Callable[[RewriteBuilder, Operation, Callable[[Var], Var], int], Any]
 _KINDS: dict[str, tuple[_Reason, _Build]] = {
     **dict.fromkeys(_UNARY, (_always, _on_x)),
     **dict.fromkeys(_BINARY, (_always, _binary)),
@@ -151,4 +161,5 @@ _KINDS: dict[str, tuple[_Reason, _Build]] = {
     "slice_by_index": (_slice_reason, _slice),
     "slice_by_size": (_slice_reason, _slice),
     "concat": (_concat_reason, _concat),
+    "split": (_split_reason, _split),
 }

@@ -58,7 +58,7 @@ def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
             wide.update(op.outputs)
     kept: dict[Operation, None] = {}
     for op in reversed(candidates):
-        readers = consumers(op.outputs[0])
+        readers = [reader for var in op.outputs for reader in consumers(var)]
         if any(reader in kept or _expands(reader, block, at) for reader in readers):
             kept[op] = None
     return dict.fromkeys(reversed(kept))
@@ -77,7 +77,7 @@ def _connected(kept: dict[Operation, None], at: int) -> list[Region]:
 
     for op in kept:
         first = root(op.outputs[0])
-        for var in main_inputs(op):
+        for var in [*main_inputs(op), *op.outputs[1:]]:
             parent[root(var)] = first
     found: dict[Var, Region] = {}
     for op in kept:

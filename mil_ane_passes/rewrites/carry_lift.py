@@ -22,7 +22,7 @@ class CarryLift(BlockRewrite):
     why     Each lifted op expands its input and squeezes its output. Where only element-wise ops stand between two of
             them, these layout ops undo each other: the ops between do the same on the longer shape.
     when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
-            (residual adds), batch_norm, pad and slices with constant parameters, concat, and 1-D convs that were not
+            (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were not
             lifted themselves; all of rank 3. Only where the region ends up with fewer layout ops than it had.
     exact   bitwise: each op works element by element, or on the other axes only.
 
@@ -73,9 +73,10 @@ class CarryLift(BlockRewrite):
         members = set(region.ops)
         for op in region.ops:
             with mb.at(op):
-                twins[op.outputs[0]] = carried(mb, op, wide, region.at)
-                if _needed_narrow(op.outputs[0], members, region.at):
-                    replaced[op.outputs[0]] = lowered(mb, twins[op.outputs[0]], axis)
+                twins.update(zip(op.outputs, carried(mb, op, wide, region.at)))
+                for var in op.outputs:
+                    if _needed_narrow(var, members, region.at):
+                        replaced[var] = lowered(mb, twins[var], axis)
         for var in region.values:
             for reader in consumers(var):
                 if axis_of(reader) == region.at and reader.op_type == "expand_dims" \
@@ -95,6 +96,8 @@ class CarryLift(BlockRewrite):
         yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(
             x=v, pad=[0, 0, 1, 1, 2, 0], constant_val=np.float16(0.5))))
         yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
+        yield Example("gated split", lambda: _chain(lambda v: Builder.mul(**dict(zip(
+            "xy", Builder.split(x=v, num_splits=2, axis=1))))))
         yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
         yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
         yield Example("softmax is no bridge", lambda: _chain(lambda v: Builder.softmax(x=v, axis=-1)),

@@ -10,7 +10,8 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
-from ..core.query import is_all_zero, is_const
+from ..core.layout import padded_bytes, size_text
+from ..core.query import is_all_zero, is_const, itemsize, static_shape
 from ._lift import same_op
 
 
@@ -58,7 +59,7 @@ class SplitConvTransposeBias(Rewrite):
             return Miss(op, "bias is not a plain const")
         if op.bias.dtype != op.outputs[0].dtype:
             return Miss(op, "bias has another dtype than the output, so an add would need a cast")
-        return Hit(op, note="bias added by an op of its own", drop=False)
+        return Hit(op, note=_cost(op), drop=False)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
@@ -80,6 +81,13 @@ class SplitConvTransposeBias(Rewrite):
         yield Example("no bias", lambda: _one(bias=None), reason="no bias to split off")
         yield Example("bias of another dtype", lambda: _one(dtype=np.float32),
                       reason="bias has another dtype than the output, so an add would need a cast")
+
+
+def _cost(op: Operation) -> str:
+    """What plan A costs, in the words of plan B's note: buffers as they are, one more pass over the output."""
+    shape = static_shape(op.outputs[0])
+    size = "of symbolic size" if shape is None else size_text(padded_bytes(shape, itemsize(op.outputs[0])))
+    return f"layout kept; one add more over the output (buffer {size}, computed, 64-byte rows)"
 
 
 def _one(bias: tuple[float, ...] | None = (0.5, -1.0), dtype: type = np.float16, **parameters: object) -> Program:

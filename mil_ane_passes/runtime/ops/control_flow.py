@@ -63,7 +63,7 @@ def while_loop(op: Any, ins: Any) -> list[Any]:
 
 @kernel("make_list")
 def make_list(op: Any, ins: Any) -> TensorList:
-    shape = [extent for extent in ins["elem_shape"]]
+    shape = list(ins["elem_shape"])
     items: list[torch.Tensor | None] = [None] * int(ins.value("init_length"))
     if all(isinstance(extent, torch.Tensor) for extent in shape):
         dtype = torch.int32 if ins.value("dtype") == "int32" else ins.compute
