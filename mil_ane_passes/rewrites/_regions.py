@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Block, Operation, Var
@@ -11,7 +12,7 @@ from ..core.query import consumers
 from ._carry import cannot_carry, main_inputs
 from ._lift import axis_of
 
-__all__ = ["Region", "regions"]
+__all__ = ["Region", "expands", "needed_narrow", "regions"]
 
 
 @dataclass
@@ -34,11 +35,10 @@ def regions(block: Block, at: int) -> Iterator[Region]:
     kept = _between_lifts(block, at)
     for region in _connected(kept, at):
         for var in region.values:
-            expands, others = _uses(var, block, at, kept)
             squeezed = _is_squeezed(var, at)
-            region.before += expands + squeezed
+            region.before += squeezed + sum(expands(reader, block, at) for reader in consumers(var))
             if squeezed or var.op in kept:
-                region.after += others
+                region.after += needed_narrow(var, kept, block, at)
             else:
                 region.after += 1  # a value from outside: one expand_dims serves all
         yield region
@@ -46,22 +46,38 @@ def regions(block: Block, at: int) -> Iterator[Region]:
 
 def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
     """Ops whose operands all have the dummy axis at hand and whose result leads to an op that wants it."""
+    able: dict[Operation, list[Var]] = {}
     wide: set[Var] = set()
     for op in block.operations:
-        if axis_of(op) == at:
-            wide.add(op.outputs[0] if op.op_type == "squeeze" else op.x)
-    candidates = []
-    for op in block.operations:
         operands = main_inputs(op)
-        if operands and all(var in wide for var in operands) and cannot_carry(op, at) is None:
+        if operands and cannot_carry(op, at) is None:
+            able[op] = operands
+        elif axis_of(op) == at:
+            wide.add(op.outputs[0] if op.op_type == "squeeze" else op.x)
+    wide.update(_worth_expanding(able, block, at))
+    candidates = []
+    for op, operands in able.items():
+        if all(var in wide for var in operands):
             candidates.append(op)
             wide.update(op.outputs)
     kept: dict[Operation, None] = {}
     for op in reversed(candidates):
         readers = [reader for var in op.outputs for reader in consumers(var)]
-        if any(reader in kept or _expands(reader, block, at) for reader in readers):
+        if any(reader in kept or expands(reader, block, at) for reader in readers):
             kept[op] = None
     return dict.fromkeys(reversed(kept))
+
+
+def _worth_expanding(able: dict[Operation, list[Var]], block: Block, at: int) -> Iterator[Var]:
+    """Values that several ops in a row lead from to expand_dims only: one before them all serves as well."""
+    leading: set[Operation] = set()
+    for op in reversed(able):
+        readers = [reader for var in op.outputs for reader in consumers(var)]
+        narrow = any(var.consuming_blocks for var in op.outputs)
+        if readers and not narrow and all(reader in leading or expands(reader, block, at) for reader in readers):
+            leading.add(op)
+    entries = Counter(operands[0] for op, operands in able.items() if op in leading and len(set(operands)) == 1)
+    return (var for var, count in entries.items() if count > 1)
 
 
 def _connected(kept: dict[Operation, None], at: int) -> list[Region]:
@@ -87,20 +103,16 @@ def _connected(kept: dict[Operation, None], at: int) -> list[Region]:
     return list(found.values())
 
 
-def _uses(var: Var, block: Block, at: int, kept: dict[Operation, None]) -> tuple[int, int]:
-    """(expand_dims of the dummy axis on `var`, 1 if anything else needs `var` without it else 0)."""
-    expands, others = 0, int(bool(var.consuming_blocks))
-    for reader in consumers(var):
-        if _expands(reader, block, at):
-            expands += 1
-        elif reader not in kept:
-            others = 1
-    return expands, others
-
-
 def _is_squeezed(var: Var, at: int) -> bool:
     return var.op is not None and var.op.op_type == "squeeze" and axis_of(var.op) == at
 
 
-def _expands(op: Operation, block: Block, at: int) -> bool:
+def expands(op: Operation, block: Block, at: int) -> bool:
+    """Whether `op` is an expand_dims of this block that adds the dummy axis."""
     return op.op_type == "expand_dims" and op.enclosing_block is block and axis_of(op) == at
+
+
+def needed_narrow(var: Var, members: Container[Operation], block: Block, at: int) -> bool:
+    """Whether anything but `members` and the region's own expand_dims reads `var`, and so needs it without the axis."""
+    return bool(var.consuming_blocks) or any(
+        reader not in members and not expands(reader, block, at) for reader in consumers(var))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ..core.examples import program, weight
 from ..core.query import consumers
 from ._carry import carried
-from ._lift import HEIGHT, WIDTH, axis_of, lowered, raised
-from ._regions import Region, regions
+from ._lift import HEIGHT, WIDTH, lowered, raised
+from ._regions import Region, expands, needed_narrow, regions
 
 
 class CarryLift(BlockRewrite):
@@ -75,12 +75,12 @@ class CarryLift(BlockRewrite):
             with mb.at(op):
                 twins.update(zip(op.outputs, carried(mb, op, wide, region.at)))
                 for var in op.outputs:
-                    if _needed_narrow(var, members, region.at):
+                    if needed_narrow(var, members, mb.block, region.at):
                         replaced[var] = lowered(mb, twins[var], axis)
         for var in region.values:
             for reader in consumers(var):
-                if axis_of(reader) == region.at and reader.op_type == "expand_dims" \
-                        and reader.enclosing_block is mb.block:
+                ours = reader is twins[var].op if var in twins else False
+                if expands(reader, mb.block, region.at) and not ours:
                     replaced[reader.outputs[0]] = wide(var)
         return replaced
 
@@ -98,20 +98,13 @@ class CarryLift(BlockRewrite):
         yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
         yield Example("gated split", lambda: _chain(lambda v: Builder.mul(**dict(zip(
             "xy", Builder.split(x=v, num_splits=2, axis=1))))))
+        yield Example("two ways in", _fork)
         yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
         yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
         yield Example("softmax is no bridge", lambda: _chain(lambda v: Builder.softmax(x=v, axis=-1)),
                       reason="")
         yield Example("every value is returned", _taps,
                       reason="carrying 3 ops would leave 3 layout ops where there are 2")
-
-
-def _needed_narrow(var: Var, members: set[Operation], at: int) -> bool:
-    """Whether something outside the region reads `var` without the dummy axis."""
-    return bool(var.consuming_blocks) or any(
-        reader not in members and not (reader.op_type == "expand_dims" and axis_of(reader) == at)
-        for reader in consumers(var)
-    )
 
 
 def _chain(between: object, axis: int = -1) -> Program:
@@ -123,6 +116,16 @@ def _chain(between: object, axis: int = -1) -> Program:
         return Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
 
     return program(body, x=shape)
+
+
+def _fork() -> Program:
+    """Two ops on one input, each expanded afterwards: one expand_dims before both will do."""
+
+    def body(x: Var) -> Var:
+        ends = [Builder.expand_dims(x=op(x=x), axes=[-1]) for op in (Builder.relu, Builder.sigmoid)]
+        return Builder.add(x=ends[0], y=ends[1], name="y")
+
+    return program(body, x=(1, 4, 8))
 
 
 def _taps() -> Program:
