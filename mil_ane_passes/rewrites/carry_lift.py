@@ -22,8 +22,8 @@ class CarryLift(BlockRewrite):
     why     Each lifted op expands its input and squeezes its output. Where only element-wise ops stand between two of
             them, these layout ops undo each other: the ops between do the same on the longer shape.
     when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
-            (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were not
-            lifted themselves; all of rank 3. Only where the region ends up with fewer layout ops than it had.
+            (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were
+            not lifted themselves; all of rank 3. Only where the region ends up with fewer layout ops than it had.
     exact   bitwise: each op works element by element, or on the other axes only.
 
     before
