@@ -129,9 +129,9 @@ def values_hold_when_repeated(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def _weight_bytes(program: Program) -> int:
-    """Bytes of the consts of rank 3 and more, what several of them show counted once."""
+    """Bytes of the floating-point consts; bytes that several of them show are counted once."""
     values = [op.outputs[0].val for _, op in all_ops(program) if op.op_type == "const"]
-    arrays = [value for value in values if isinstance(value, np.ndarray) and value.ndim >= 3]
+    arrays = [value for value in values if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
     return sum({(array.__array_interface__["data"][0], array.nbytes): array.nbytes for array in arrays}.values())
 
 
