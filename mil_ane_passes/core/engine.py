@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from .build import Names, RewriteBuilder
+from .collector import collector_off
 from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
@@ -72,25 +72,12 @@ def run(rule: Rewrite, program: Program, *, target: str = "all") -> PassTrace:
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
-        with _no_collection():
+        with collector_off():
             for name, function in program.functions.items():
                 _Walk(rule, name, function, trace).go()
     trace.ops_after = op_count(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause Python's cycle collector: a walk makes many objects and drops few, and each full collection would look at
-    the whole graph again, which makes the cost grow faster than the program."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Program
 from google.protobuf.message import DecodeError
 
+from mil_ane_passes.core.collector import collector_off
 from mil_ane_passes.core.errors import InputError
 
 from .blobs import WeightFiles
@@ -42,7 +40,7 @@ class Package:
         self.program: Program
         self.origins: dict[str, FunctionOrigin]
         try:
-            with _collector_off():
+            with collector_off():
                 self.program, self.origins = reader.read(raw, self.spec)
         except (ValueError, UnicodeDecodeError) as error:
             if isinstance(error, InputError):
@@ -111,18 +109,6 @@ def package_of_mlmodel(mlmodel: Any) -> Package:
     spec = mlmodel.get_spec()
     changed = spec != _parse(raw, layout.root)
     return Package(layout, spec.SerializeToString(deterministic=True) if changed else raw, owner=mlmodel)
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """A program is a great many objects that all stay: looking for garbage among them doubles the time to load."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read(layout: Layout) -> bytes:
