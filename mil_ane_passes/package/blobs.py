@@ -17,9 +17,8 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as optimize_utils
 
-from mil_ane_passes.core.consts import BlobRef
-from mil_ane_passes.core.errors import InputError
-
+from ..core.consts import BlobRef
+from ..core.errors import InputError
 from .manifest import Layout, inside
 
 ALIGN = 64

@@ -12,8 +12,7 @@ from coremltools.converters.mil.mil.scope import SCOPE_STACK
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
-from mil_ane_passes.core.consts import LazyValue, array_const, blob_of
-
+from ..core.consts import LazyValue, array_const, blob_of
 from .opaque import attribute_of, opaque_class
 from .origin import vars_of
 from .values import Loaded

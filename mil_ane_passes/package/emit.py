@@ -7,8 +7,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
-from mil_ane_passes.core.errors import InputError
-
+from ..core.errors import InputError
 from . import wire
 from .export import Exporter, is_embedded, message
 from .names import check_order, unique_names, walk

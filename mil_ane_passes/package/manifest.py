@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mil_ane_passes.core.errors import InputError
+from ..core.errors import InputError
 
 MANIFEST = "Manifest.json"
 DATA = "Data"

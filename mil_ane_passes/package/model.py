@@ -10,9 +10,8 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Program
 from google.protobuf.message import DecodeError
 
-from mil_ane_passes.core.collector import collector_off
-from mil_ane_passes.core.errors import InputError
-
+from ..core.collector import collector_off
+from ..core.errors import InputError
 from .blobs import WeightFiles
 from .emit import emit_model
 from .manifest import Layout, read_layout

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from mil_ane_passes.core.errors import RuleError
-
+from ..core.errors import RuleError
 from .origin import inputs_of, origin_of
 
 

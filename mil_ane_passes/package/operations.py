@@ -12,8 +12,7 @@ from coremltools.converters.mil.mil.block import curr_opset_version
 from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from mil_ane_passes.core.errors import InputError
-
+from ..core.errors import InputError
 from .build import OpBuilder, Rejected
 from .opaque import attribute_of
 from .origin import ATTRIBUTES, DEFAULT, INPUTS, Bound, NestedOrigin, Origin, Part, inputs_of, value_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from mil_ane_passes.core.consts import LazyValue
+from ..core.consts import LazyValue
 
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0

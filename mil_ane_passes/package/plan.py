@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from coremltools.converters.mil.mil import Var, types
 
-from mil_ane_passes.core.consts import LazyValue, blob_of
-
+from ..core.consts import LazyValue, blob_of
 from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align, payload_bytes
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"

@@ -10,9 +10,8 @@ from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 from coremltools.optimize import _utils as optimize_utils
 
-from mil_ane_passes.core.consts import LazyValue
-from mil_ane_passes.core.errors import InputError
-
+from ..core.consts import LazyValue
+from ..core.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
 
 MIL = proto.MIL_pb2

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from mil_ane_passes.core.errors import InputError
-
+from ..core.errors import InputError
 from .ahead import CopyAhead
 from .blobs import Blob
 from .files import copy_file, copy_mode, sync

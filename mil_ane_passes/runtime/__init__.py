@@ -5,7 +5,7 @@ Importing this package does not import torch; constructing a `Runtime` (or calli
 
 from __future__ import annotations
 
-from mil_ane_passes.runtime.engine import PRECISIONS, Runtime, missing_ops
-from mil_ane_passes.runtime.quirks import QUIRKS
+from .engine import PRECISIONS, Runtime, missing_ops
+from .quirks import QUIRKS
 
 __all__ = ["PRECISIONS", "QUIRKS", "Runtime", "missing_ops"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mil_ane_passes.core.errors import InputError, NotSupported, nearest
-from mil_ane_passes.runtime.feeds import check_feeds, check_state, split_inputs
-from mil_ane_passes.runtime.quirks import QUIRKS
-from mil_ane_passes.runtime.registry import load_kernels
+from ..core.errors import InputError, NotSupported, nearest
+from .feeds import check_feeds, check_state, split_inputs
+from .quirks import QUIRKS
+from .registry import load_kernels
 
 if TYPE_CHECKING:
-    from mil_ane_passes.runtime.machine import Machine, StateCell
+    from .machine import Machine, StateCell
 
 __all__ = ["PRECISIONS", "Runtime", "missing_ops"]
 
@@ -81,14 +81,14 @@ class Runtime:
         return {var.name: self._leave(machine, var, value) for var, value in outputs}
 
     def _machine(self) -> Machine:
-        from mil_ane_passes.runtime.machine import Machine
-        from mil_ane_passes.runtime.numeric import Precision
+        from .machine import Machine
+        from .numeric import Precision
 
         return Machine(self._kernels, Precision(self.precision), self._quirks)
 
     @staticmethod
     def _state_cells(machine: Machine, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:
-        from mil_ane_passes.runtime.machine import StateCell
+        from .machine import StateCell
 
         cells = {}
         for name, var in states.items():

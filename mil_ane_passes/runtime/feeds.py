@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from mil_ane_passes.core.errors import InputError, nearest
+from ..core.errors import InputError, nearest
 
 __all__ = ["check_feeds", "check_state", "split_inputs"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from mil_ane_passes.runtime.machine import Machine
+    from .machine import Machine
 
 __all__ = ["Inputs"]
 

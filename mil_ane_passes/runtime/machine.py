@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from coremltools.converters.mil.mil import types
 
-from mil_ane_passes.core.errors import AnePassesError, InputError
-from mil_ane_passes.runtime.inputs import Inputs
-from mil_ane_passes.runtime.numeric import Precision, is_tensor_value
-from mil_ane_passes.runtime.registry import Kernel
+from ..core.errors import AnePassesError, InputError
+from .inputs import Inputs
+from .numeric import Precision, is_tensor_value
+from .registry import Kernel
 
 __all__ = ["Machine", "StateCell", "last_uses"]
 

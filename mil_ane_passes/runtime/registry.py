@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mil_ane_passes.core.errors import InputError
+from ..core.errors import InputError
 
 __all__ = ["Kernel", "kernel", "load_kernels"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 
 @kernel("classify")

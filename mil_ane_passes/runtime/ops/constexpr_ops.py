@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 
 class TensorList:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mil_ane_passes.runtime.numeric import tidy
-from mil_ane_passes.runtime.registry import kernel
+from ..numeric import tidy
+from ..registry import kernel
 
 __all__ = ["add_bias", "convolved", "forward_pads", "transposed"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 
 def grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.numeric import tidy
-from mil_ane_passes.runtime.ops.elementwise_binary import same_kind
-from mil_ane_passes.runtime.registry import kernel
+from ..numeric import tidy
+from ..registry import kernel
+from .elementwise_binary import same_kind
 
 
 @kernel("linear")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mil_ane_passes.runtime.ops.reduction import reduce_over
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
+from .reduction import reduce_over
 
 
 def _mean(x: torch.Tensor, axes: list[int]) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mil_ane_passes.runtime.ops.conv import forward_pads
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
+from .conv import forward_pads
 
 
 class _Windows:

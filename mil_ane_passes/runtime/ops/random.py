@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 
 def _generator(ins: Any) -> torch.Generator:

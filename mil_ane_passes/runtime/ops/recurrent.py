@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.ops.activation import by_name
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
+from .activation import by_name
 
 Step = Callable[[torch.Tensor, Any], Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.numeric import tidy
-from mil_ane_passes.runtime.registry import kernel
+from ..numeric import tidy
+from ..registry import kernel
 
 __all__ = ["reduce_over"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.runtime.registry import kernel
+from ...core.errors import InputError
+from ..registry import kernel
 
 __all__ = ["positions", "scattered"]
 

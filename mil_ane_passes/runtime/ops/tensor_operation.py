@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
 
 
 @kernel("identity")

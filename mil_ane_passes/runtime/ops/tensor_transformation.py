@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mil_ane_passes.runtime.ops.scatter_gather import positions, scattered
-from mil_ane_passes.runtime.registry import kernel
+from ..registry import kernel
+from .scatter_gather import positions, scattered
 
 
 @kernel("expand_dims")

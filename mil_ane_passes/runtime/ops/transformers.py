@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mil_ane_passes.runtime.numeric import tidy
-from mil_ane_passes.runtime.ops.activation import apply_softmax
-from mil_ane_passes.runtime.registry import kernel
+from ..numeric import tidy
+from ..registry import kernel
+from .activation import apply_softmax
 
 
 @kernel("scaled_dot_product_attention")

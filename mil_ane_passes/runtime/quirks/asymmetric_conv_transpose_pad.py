@@ -23,7 +23,7 @@ class AsymmetricConvTransposePad:
 
     def apply(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """Runs the op again with the pads of each axis swapped."""
-        from mil_ane_passes.runtime.ops.conv import add_bias, transposed
+        from ..ops.conv import add_bias, transposed
 
         pad = inputs.values("pad")
         equal = pad[::2] == pad[1::2]

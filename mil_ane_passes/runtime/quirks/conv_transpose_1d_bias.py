@@ -25,7 +25,7 @@ class ConvTranspose1dBias:
 
     def apply(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """Runs the op again without its bias and adds the bias to the first values only."""
-        from mil_ane_passes.runtime.ops.conv import transposed
+        from ..ops.conv import transposed
 
         bias = inputs.get("bias")
         if inputs["x"].dim() != 3 or bias is None or not bias.any():
