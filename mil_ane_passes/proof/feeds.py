@@ -16,8 +16,8 @@ __all__ = ["ShapeChoice", "make_feeds", "make_state", "shape_choices"]
 
 _FREE = 16
 "Extent of a symbolic dimension about which nothing is said."
-_LARGEST = 1 << 22
-"Elements up to which an input is tried at the upper end of its range."
+_LARGEST = 1 << 18
+"Elements up to which an input is tried at the upper end of its range: a proof has to end."
 _INTEGER = 8
 "Integers are drawn below this where nothing bounds them."
 

@@ -113,12 +113,14 @@ def outputs_of(program: Program, runs: Sequence[Plan], precisions: Sequence[str]
     from ..runtime import Runtime
 
     found: Outputs = [(plan, {}) for plan in runs]
+    done = 0
     for function in dict.fromkeys(plan.function for plan in runs):
         for precision in precisions:
             runtime = Runtime(program, function=function, precision=precision)
             for plan, results in found:
                 if plan.function == function:
-                    progress(f"{function}, {plan.label}, {precision}")
+                    done += 1
+                    progress(f"run {done} of {len(runs) * len(precisions)}: {function}, {plan.label}, {precision}")
                     state = {name: value.copy() for name, value in plan.state.items()}
                     outputs = as_arrays(runtime(plan.feeds, state))
                     results[precision] = outputs | {f"state {name}": value for name, value in state.items()}

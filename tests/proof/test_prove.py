@@ -217,7 +217,7 @@ def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch
 def test_progress_names_each_run():
     said = []
     compare_programs(convolved(), convolved(), seeds=1, progress=said.append)
-    assert said == ["main, seed 0, float64"] * 2
+    assert said == ["run 1 of 1: main, seed 0, float64"] * 2
 
 
 def test_the_report_as_data():
