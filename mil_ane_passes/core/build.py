@@ -60,6 +60,8 @@ class RewriteBuilder:
         self._memo: dict[Any, Any] = {}
         self._base = "ane"
         self._anchor: Operation | None = None
+        self._made: set[Operation] = set()
+        self._entry: Operation | None = None
 
     @contextmanager
     def at(self, op: Operation, base: str | None = None) -> Iterator[None]:
@@ -80,7 +82,7 @@ class RewriteBuilder:
             wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
             shared = {key: self._shared(key, given) for key, given in inputs.items() if given is not None}
             result = make(**shared, name=self._names.fresh(wanted), before_op=self._anchor)
-            self.created.append((result[0] if isinstance(result, (list, tuple)) else result).op)
+            self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result
 
         return build
@@ -94,7 +96,7 @@ class RewriteBuilder:
             source = var.op.enclosing_block
             where = _after(var.op) if source is self.block else first_op(self.block)
             view = reshaped_const(var, shape, self._names.fresh(f"{var.name}_{'x'.join(map(str, shape))}"), where)
-            self.created.append(view.op)
+            self._record(view.op)
             self._views[key] = view
         return self._views[key]
 
@@ -105,10 +107,20 @@ class RewriteBuilder:
         return self._memo[key]
 
     def early(self, var: Var) -> Operation | None:
-        """The op to insert before so that a value made from `var` is visible to every reader of `var` in this block."""
+        """The op to insert before so that what is made from `var` (and shared consts) is visible to all readers of `var`.
+
+        For a value from outside the block that is the block's first op that was there before: consts made since stand
+        in front of it.
+        """
         if var.op is not None and var.op.enclosing_block is self.block:
             return _after(var.op)
-        return first_op(self.block)
+        if self._entry is None or self._entry.enclosing_block is not self.block:
+            self._entry = next((op for op in self.block.operations if op not in self._made), None)
+        return self._entry
+
+    def _record(self, op: Operation) -> None:
+        self.created.append(op)
+        self._made.add(op)
 
     def _shared(self, parameter: str, given: Any) -> Any:
         key = _const_key(given)
@@ -117,7 +129,7 @@ class RewriteBuilder:
         if not _alive(self._consts.get(key)):
             name = self._names.fresh(f"{parameter}_const")
             var = Builder.const(val=given, name=name, before_op=first_op(self.block))
-            self.created.append(var.op)
+            self._record(var.op)
             self._consts[key] = var
         return self._consts[key]
 

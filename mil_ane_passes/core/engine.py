@@ -17,6 +17,7 @@ from .collector import collector_off
 from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
+from .order import check_order
 from .query import all_blocks, flat_inputs, is_opaque, is_symbolic, op_count
 from .targets import applies
 
@@ -112,6 +113,8 @@ class _Walk:
             else:
                 self._ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
+        if self.trace.fired:
+            check_order(self.function, who=f"{_where(self.rule)}: ")
         if _signature(self.function) != self.signature:
             raise RuleError(f"{_where(self.rule)} changed the inputs or outputs of function '{self.name}': "
                             f"found {_signature(self.function)}, expected {self.signature}")

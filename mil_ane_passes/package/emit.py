@@ -8,9 +8,10 @@ from typing import Any
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from ..core.errors import InputError
+from ..core.order import check_order
 from . import wire
 from .export import Exporter, is_embedded, message
-from .names import check_order, unique_names, walk
+from .names import unique_names, walk
 from .origin import (
     ATTRIBUTES,
     BLOCKS,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ..core.errors import RuleError
-from .origin import inputs_of, origin_of
+from .origin import origin_of
 
 
 @contextmanager
@@ -41,31 +40,6 @@ def walk(block: Block) -> Iterator[Operation]:
         yield op
         for inner in op.blocks:
             yield from walk(inner)
-
-
-def check_order(block: Block, written: set[Operation], visible: set[Var] | None = None) -> None:
-    """Raises RuleError when an op of `block` uses what is made behind it, or not at all: Core ML would refuse that."""
-    visible = set() if visible is None else visible
-    made = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible
-    visible |= made
-    for op in block.operations:
-        if op in written:
-            for inner in op.blocks:
-                check_order(inner, written, visible)
-            _check_visible([var for now in inputs_of(op).values() for var in now], f"op {op.name!r} uses", visible)
-        made.update(op.outputs)
-        visible.update(op.outputs)
-    _check_visible(block.outputs, f"block {block.name!r} returns", visible)
-    visible -= made
-
-
-def _check_visible(used: Iterable[Var], who: str, visible: set[Var]) -> None:
-    for var in used:
-        if var not in visible:
-            raise RuleError(
-                f"{who} {var.name!r}, which no op before it makes; expected the ops in the order of their use: "
-                "the rule that put it there has to set the place"
-            )
 
 
 def _sort_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:

@@ -31,7 +31,7 @@ def main_inputs(op: Operation) -> list[Var]:
     if is_opaque(op):
         return []
     if op.op_type in _BINARY:
-        return [var for var in (op.x, op.y) if not is_const(var)]
+        return [var for var in (op.x, op.y) if not is_const(var) and var.rank]
     if op.op_type == "concat":
         return [var for var in op.values if not is_const(var)]
     return [op.x] if op.op_type in _KINDS else []
@@ -64,10 +64,10 @@ def _binary(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: i
     """A const operand gets the dummy axis too, counted from the end, which keeps how it broadcasts."""
 
     def operand(var: Var) -> Var:
-        if not is_const(var):
-            return wide(var)
         if var.rank == 0:
             return var
+        if not is_const(var):
+            return wide(var)
         shape = tuple(var.shape)
         cut = len(shape) if at == 3 else len(shape) - 1
         return mb.reshaped(var, (*shape[:cut], 1, *shape[cut:]))

@@ -45,7 +45,9 @@ def regions(block: Block, at: int) -> Iterator[Region]:
 
 
 def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
-    """Ops whose operands all have the dummy axis at hand and whose result leads to an op that wants it."""
+    """Ops whose operands have the dummy axis at hand, all but one at most, and whose result leads to an op that wants
+    it. The one operand (a mask, a scale that is computed) gets an expand_dims of its own, which costs no more than to
+    end the region there."""
     able: dict[Operation, list[Var]] = {}
     wide: set[Var] = set()
     for op in block.operations:
@@ -57,7 +59,8 @@ def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
     wide.update(_worth_expanding(able, block, at))
     candidates = []
     for op, operands in able.items():
-        if all(var in wide for var in operands):
+        bare = {var for var in operands if var not in wide}
+        if len(bare) <= 1 < len(set(operands)) + (not bare):
             candidates.append(op)
             wide.update(op.outputs)
     kept: dict[Operation, None] = {}
@@ -108,8 +111,13 @@ def _is_squeezed(var: Var, at: int) -> bool:
 
 
 def expands(op: Operation, block: Block, at: int) -> bool:
-    """Whether `op` is an expand_dims of this block that adds the dummy axis."""
-    return op.op_type == "expand_dims" and op.enclosing_block is block and axis_of(op) == at
+    """Whether `op` is an expand_dims that adds the dummy axis, in `block` or in one nested in it."""
+    if op.op_type != "expand_dims" or axis_of(op) != at:
+        return False
+    inner = op.enclosing_block
+    while inner is not block and inner is not None and inner.outer_op is not None:
+        inner = inner.outer_op.enclosing_block
+    return inner is block
 
 
 def needed_narrow(var: Var, members: Container[Operation], block: Block, at: int) -> bool:
