@@ -24,7 +24,7 @@ from .core.printer import program_diff, program_text
 from .core.query import op_count
 from .core.targets import parse_target
 from .package import CopyAhead, Package, check_destination, load, package_of_mlmodel, save
-from .proof.prove import Outputs, VerifyReport, compare_programs, judged, outputs_of, plans
+from .proof.prove import VerifyReport, compare_programs
 from .report.rewrite import RewriteReport
 
 __all__ = ["rewrite", "run", "verify"]
@@ -82,6 +82,8 @@ def rewrite(
     written: the report's `status` says "not proved".
     """
     started = time.perf_counter()
+    if isinstance(src, str) and not src.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
     parse_target(target)
     rules = selected(preset, passes, options)
     in_place = isinstance(src, Program) and dst is src
@@ -153,12 +155,11 @@ def _prove(before: _Opened, after: _Opened, exactness: Exactness, seeds: int, pr
         raise InputError("the proof runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]', or "
                          "--no-verify (verify=False) to write without a proof")
     try:
-        runs = plans(before.program, seeds, before.describe)
-        old: Outputs = outputs_of(before.program, runs, PROOF_PRECISIONS, lambda text: progress(f"before: {text}"))
-        new: Outputs = outputs_of(after.program, runs, PROOF_PRECISIONS, lambda text: progress(f"after: {text}"))
+        return compare_programs(
+            before.program, after.program, seeds=seeds, precisions=PROOF_PRECISIONS, exactness=exactness,
+            describe=before.describe, progress=progress)
     except NotSupported as lacking:
         return VerifyReport("not proved", exactness, reason=f"{lacking}; --no-verify writes without a proof")
-    return judged(old, new, exactness)
 
 
 def _weakest(traces: Sequence[PassTrace]) -> Exactness:

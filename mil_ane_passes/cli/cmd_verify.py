@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .output import add_format, progress_line, read_feeds, show
+from .output import add_format, at_least_one, progress_line, read_feeds, show
 
 HELP = "are two packages equal"
 
@@ -16,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float64",
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
-    parser.add_argument("--seeds", type=int, default=3, help="seeded draws per function (default 3)")
+    parser.add_argument("--seeds", type=at_least_one, default=3, help="seeded draws per function (default 3)")
     add_format(parser)
     parser.set_defaults(run=run, proves=True)
 

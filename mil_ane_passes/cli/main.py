@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import pkgutil
 import sys
@@ -35,8 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"mil-ane-passes: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
         return 2
+    except RecursionError:
+        print("mil-ane-passes: the model's blocks are nested too deep for this machine's Python", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("mil-ane-passes: interrupted; nothing written", file=sys.stderr)
+        return 2
+    except Exception as error:  # the last resort: a fault of ours must not look like the user's, nor show a traceback
+        logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
+        print(f"mil-ane-passes: internal error ({type(error).__name__}: {error}); nothing was written; please report "
+              "it with the package or the line that leads to it", file=sys.stderr)
         return 2
 
 

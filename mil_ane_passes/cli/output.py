@@ -16,11 +16,19 @@ import numpy as np
 
 from ..core.errors import InputError
 
-__all__ = ["add_format", "progress_line", "read_feeds", "show"]
+__all__ = ["add_format", "at_least_one", "progress_line", "read_feeds", "show"]
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text for people (default), or json")
+
+
+def at_least_one(text: str) -> int:
+    """A whole number of 1 or more, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def show(report: Any, form: str) -> None:

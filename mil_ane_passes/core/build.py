@@ -107,7 +107,7 @@ class RewriteBuilder:
         return self._memo[key]
 
     def early(self, var: Var) -> Operation | None:
-        """The op to insert before so that what is made from `var` (and shared consts) is visible to all readers of `var`.
+        """The op to insert before, so that what is made from `var` and shared consts is visible to its readers.
 
         For a value from outside the block that is the block's first op that was there before: consts made since stand
         in front of it.

@@ -154,6 +154,8 @@ def _members(preset: str) -> list[str]:
 
 
 def _pass_table(passes: Any) -> dict[str, dict[str, Any]]:
+    if isinstance(passes, str) and not passes.strip():
+        raise InputError("passes: no name given; expected names like 'a,b{option=value}'")
     if isinstance(passes, str):
         return dict(parse_passes(passes))
     if isinstance(passes, Mapping):

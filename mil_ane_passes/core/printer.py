@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 
 from .query import is_default
 
-__all__ = ["body_text", "op_text", "program_diff", "program_text", "type_text"]
+__all__ = ["block_text", "body_text", "op_text", "program_diff", "program_text", "type_text"]
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
 _INLINE = 12
@@ -40,6 +40,11 @@ def program_text(program: Program, *, names: bool = False) -> str:
 def body_text(function: Function) -> str:
     """The ops of a function, one a line, without its head: the form docstrings show."""
     return "\n".join(_Namer(function, False).lines(function, ""))
+
+
+def block_text(block: Block) -> str:
+    """The ops of a block under their own names, nested blocks included."""
+    return "\n".join(_Namer(None, True).lines(block, ""))
 
 
 def op_text(op: Operation) -> str:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "all_blocks", "all_ops", "consumers", "flat_inputs", "is_all_zero", "is_block_output",
+    "all_blocks", "all_ops", "consumers", "flat_inputs", "is_all_zero",
     "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "op_count", "static_shape",
     "used", "value",
 ]
@@ -61,10 +61,6 @@ def flat_inputs(op: Operation) -> list[Var]:
 def consumers(var: Var) -> list[Operation]:
     """The ops that read `var`, each once, in the order in which they were attached; removed ops are left out."""
     return [op for op in dict.fromkeys(var.child_ops) if op.enclosing_block is not None]
-
-
-def is_block_output(var: Var) -> bool:
-    return bool(var.consuming_blocks)
 
 
 def used(var: Var) -> bool:

@@ -63,7 +63,9 @@ def by_name(name: str) -> type[Rewrite]:
     known = rewrites()
     short = name.removeprefix("ane::")
     if short not in known:
-        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{nearest(short, known)}")
+        coded = next((f"; did you mean '{rule.name}'?" for rule in known.values()
+                      if name.lower() in (rule.code.lower(), rule.slug)), "")
+        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or nearest(short, known)}")
     return known[short]
 
 

@@ -64,10 +64,22 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
             f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
             "the source is never changed"
         )
+    if target.suffix != ".mlpackage":
+        raise InputError(f"{target}: is not the name of a package; expected one that ends in .mlpackage")
     if not target.parent.is_dir():
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
         raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
+    if os.path.lexists(target) and not _replaceable(target):
+        raise InputError(f"{target}: exists and is no package (it has no Manifest.json); only a package is "
+                         "overwritten: move it away")
+
+
+def _replaceable(target: Path) -> bool:
+    """Whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return (target / "Manifest.json").is_file() or not any(target.iterdir())
 
 
 def _overlap(source: str, target: str) -> bool:

@@ -16,6 +16,8 @@ __all__ = ["ShapeChoice", "make_feeds", "make_state", "shape_choices"]
 
 _FREE = 16
 "Extent of a symbolic dimension about which nothing is said."
+_LONGER = 41
+"A second one, of another size and parity."
 _LARGEST = 1 << 18
 "Elements up to which an input is tried at the upper end of its range: a proof has to end."
 _INTEGER = 8
@@ -61,8 +63,9 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
             feeds[name] = random.integers(0, 256, shape).astype(dtype)
         elif types.is_float(var.dtype):
             feeds[name] = random.standard_normal(shape).astype(dtype)
-        elif var.dtype == types.bool:
-            feeds[name] = random.integers(0, 2, shape).astype(bool)
+        elif var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
+            one = int(np.prod(shape)) == 1
+            feeds[name] = np.full(shape, seed % 2 == 0) if one else random.integers(0, 2, shape).astype(bool)
         else:
             feeds[name] = random.integers(0, _bound(var), shape).astype(dtype)
     return feeds
@@ -72,11 +75,11 @@ def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
     fixed = static_shape(var)
     if fixed is not None:
         return {"default": fixed}
-    free = tuple(_FREE if is_symbolic(d) else int(d) for d in var.shape)
+    free, longer = (tuple(size if is_symbolic(d) else int(d) for d in var.shape) for size in (_FREE, _LONGER))
     if feature is not None and feature.HasField("imageType") and var.rank == 4:
         return _image_offers(free, feature.imageType)
     if feature is None or not feature.HasField("multiArrayType"):
-        return {"default": free}
+        return {"default": free, "longer": longer}
     array = feature.multiArrayType
     offers = {"default": tuple(array.shape) if len(array.shape) == var.rank else free}
     if array.HasField("enumeratedShapes"):
@@ -86,9 +89,7 @@ def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
         sizes = array.shapeRange.sizeRanges
         if len(sizes) == var.rank:
             offers["smallest"] = tuple(max(1, int(size.lowerBound)) for size in sizes)
-            largest = tuple(int(size.upperBound) for size in sizes)
-            if all(extent > 0 for extent in largest) and int(np.prod(largest, dtype=object)) <= _LARGEST:
-                offers["largest"] = largest
+            _offer_largest(offers, [int(size.upperBound) for size in sizes])
     return offers
 
 
@@ -104,9 +105,20 @@ def _image_offers(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...
     if image.HasField("imageSizeRange"):
         height, width = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
         offers["smallest"] = sized(max(1, height.lowerBound), max(1, width.lowerBound))
-        if height.upperBound > 0 and width.upperBound > 0 and height.upperBound * width.upperBound <= _LARGEST:
-            offers["largest"] = sized(height.upperBound, width.upperBound)
+        _offer_largest(offers, [*free[:2], int(height.upperBound), int(width.upperBound)])
     return offers
+
+
+def _offer_largest(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
+    """The upper end of a range, or, where that is open or would take for ever, the largest shape within reason."""
+    reached = [extent if extent > 0 else _LARGEST for extent in upper]
+    while int(np.prod(reached, dtype=object)) > _LARGEST:
+        ratios = [extent / least for extent, least in zip(reached, offers["default"])]
+        widest = int(np.argmax(ratios))
+        if ratios[widest] <= 1:
+            break
+        reached[widest] = max(offers["default"][widest], reached[widest] // 2)
+    offers["largest" if reached == upper else "large (not the largest)"] = tuple(reached)
 
 
 def make_state(function: Function, seed: int) -> dict[str, Any]:

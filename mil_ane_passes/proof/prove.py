@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
-from .compare import OutputDifference, as_arrays, differences
-from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
+from .compare import OutputDifference, differences
+from .coverage import blocks_not_entered
+from .execute import Execution, execute, plans
 
-__all__ = ["Case", "Outputs", "VerifyReport", "compare_programs", "judged", "outputs_of"]
+__all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
@@ -42,6 +43,8 @@ class VerifyReport:
     exactness: Exactness = Exactness.BITWISE
     cases: list[Case] = field(default_factory=list)
     reason: str = ""
+    notes: list[str] = field(default_factory=list)
+    "What was not compared, and why."
 
     @property
     def equal(self) -> bool:
@@ -53,7 +56,7 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
-                "reason": self.reason, "cases": [case.to_dict() for case in self.cases]}
+                "reason": self.reason, "notes": self.notes, "cases": [case.to_dict() for case in self.cases]}
 
     def __str__(self) -> str:
         if self.status == "not proved":
@@ -61,7 +64,7 @@ class VerifyReport:
         runs = f"{len(self.cases)} runs at {', '.join(dict.fromkeys(case.precision for case in self.cases))}"
         if self.equal:
             how = "bit for bit" if self.equal_bits else f"judged as {self.exactness.value}"
-            return f"equal in {runs}, {how}"
+            return "\n".join([f"equal in {runs}, {how}", *(f"  {note}" for note in self.notes)])
         lines = [f"different, judged as {self.exactness.value} ({runs})"]
         for case in self.cases:
             lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}"
@@ -69,74 +72,32 @@ class VerifyReport:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One run to make: which function, with which feeds."""
+def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyReport:
+    """Compare runs of the same plans. The typed run is held against the float64 run of the program before.
 
-    function: str
-    label: str
-    feeds: dict[str, Array]
-    state: dict[str, Array] = field(default_factory=dict)
-
-
-Outputs = list[tuple[Plan, dict[str, dict[str, Array]]]]
-"""For each plan the outputs by precision."""
-
-
-def plans(
-    program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
-) -> list[Plan]:
-    """The runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
-
-    Given `feeds` there is one run, of the default function.
+    A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only
+    the program after cannot run makes the two different.
     """
-    if feeds is not None:
-        name = program.default_function_name
-        return [Plan(name, "given feeds", dict(feeds), make_state(program.functions[name], 0))]
-    made: list[Plan] = []
-    for name, function in program.functions.items():
-        description = describe(name)
-        choices: Sequence[ShapeChoice] = shape_choices(function, description)
-        for number in range(max(seeds, len(choices))):
-            choice = choices[number % len(choices)]
-            label = f"seed {number}" + (f", {choice.label} shapes" if len(choices) > 1 else "")
-            drawn = make_feeds(function, choice, number, description)
-            made.append(Plan(name, label, drawn, make_state(function, number)))
-    return made
-
-
-def outputs_of(program: Program, runs: Sequence[Plan], precisions: Sequence[str], progress: Progress) -> Outputs:
-    """Execute every plan at every precision; what is left in a state counts as an output.
-
-    Raises NotSupported before running anything if an op is lacking.
-    """
-    from ..runtime import Runtime
-
-    found: Outputs = [(plan, {}) for plan in runs]
-    done = 0
-    for function in dict.fromkeys(plan.function for plan in runs):
-        for precision in precisions:
-            runtime = Runtime(program, function=function, precision=precision)
-            for plan, results in found:
-                if plan.function == function:
-                    done += 1
-                    progress(f"run {done} of {len(runs) * len(precisions)}: {function}, {plan.label}, {precision}")
-                    state = {name: value.copy() for name, value in plan.state.items()}
-                    outputs = as_arrays(runtime(plan.feeds, state))
-                    results[precision] = outputs | {f"state {name}": value for name, value in state.items()}
-    return found
-
-
-def judged(before: Outputs, after: Outputs, exactness: Exactness) -> VerifyReport:
-    """Compare results of the same plans. The typed run is held against the float64 run of the program before."""
-    cases = []
-    for (plan, old), (_, new) in zip(before, after):
-        for precision in old:
-            truth = old.get("float64") if precision != "float64" else None
-            found = differences(old[precision], new[precision], exactness, truth)
-            cases.append(Case(plan.function, plan.label, precision, found))
-    passed = all(output.passed for case in cases for output in case.outputs)
-    return VerifyReport("equal" if passed else "different", exactness, cases)
+    report = VerifyReport("equal", exactness)
+    for old, new in zip(before.runs, after.runs):
+        if old.error:
+            report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
+                                f"({old.error})")
+            continue
+        for precision, results in old.results.items():
+            if precision not in new.results:
+                reason = f"the program after cannot run: {new.error}"
+                lost = OutputDifference("every output", False, False, reason=reason)
+                report.cases.append(Case(old.plan.function, old.plan.label, precision, [lost]))
+                continue
+            truth = old.results.get("float64") if precision != "float64" else None
+            found = differences(results, new.results[precision], exactness, truth)
+            report.cases.append(Case(old.plan.function, old.plan.label, precision, found))
+    if not all(output.passed for case in report.cases for output in case.outputs):
+        report.status = "different"
+    elif not report.cases:
+        report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[0]}"
+    return report
 
 
 def compare_programs(
@@ -144,11 +105,21 @@ def compare_programs(
     exactness: Exactness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
 ) -> VerifyReport:
-    """Are two programs equal on the same feeds? Raises InputError when their interfaces differ."""
+    """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
+
+    "not proved" when nothing could be run, or when the runs never entered a nested block in which the two differ.
+    """
     _same_interface(before, after)
-    runs = plans(before, seeds, describe, feeds)
-    old = outputs_of(before, runs, precisions, progress)
-    return judged(old, outputs_of(after, runs, precisions, progress), exactness)
+    made = plans(before, seeds, describe, feeds)
+    old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
+    made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
+    new = execute(after, made, precisions, lambda text: progress(f"after, {text}"))
+    report = judged(old, new, exactness)
+    unseen = blocks_not_entered(before, after, old.entered, new.entered)
+    if report.equal and unseen:
+        report.status = "not proved"
+        report.reason = f"what was run never entered {unseen[0]}, in which the programs differ"
+    return report
 
 
 def _same_interface(before: Program, after: Program) -> None:

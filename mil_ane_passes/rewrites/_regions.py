@@ -60,7 +60,7 @@ def _between_lifts(block: Block, at: int) -> dict[Operation, None]:
     candidates = []
     for op, operands in able.items():
         bare = {var for var in operands if var not in wide}
-        if len(bare) <= 1 < len(set(operands)) + (not bare):
+        if not bare or (len(bare) == 1 and len(set(operands)) > 1):
             candidates.append(op)
             wide.update(op.outputs)
     kept: dict[Operation, None] = {}

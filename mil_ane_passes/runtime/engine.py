@@ -58,6 +58,8 @@ class Runtime:
         self._kernels = load_kernels()
         _refuse_missing(missing_ops(program, self.function))
         self._quirks = [QUIRKS[name]() for name in quirks]
+        self.entered: set[Any] = set()
+        "The blocks that runs so far have entered, nested ones included."
 
     def __call__(
         self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
@@ -72,7 +74,10 @@ class Runtime:
             cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
             for name, var in self._block.inputs.items()
         ]
-        results = machine.run_block(self._block, arguments)
+        try:
+            results = machine.run_block(self._block, arguments)
+        finally:
+            self.entered |= machine.entered
         if state is not None:
             for name, cell in cells.items():
                 if cell.written or name not in state:

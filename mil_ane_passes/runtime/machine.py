@@ -70,6 +70,7 @@ class Machine:
         self.precision = precision
         self.quirks = quirks
         self.env: dict[int, Any] = {}
+        self.entered: set[Any] = set()
         self._dead: dict[int, list[list[int]]] = {}
 
     def operand(self, var: Any) -> Any:
@@ -86,6 +87,7 @@ class Machine:
 
     def run_block(self, block: Any, arguments: Sequence[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
+        self.entered.add(block)
         for var, value in zip(_inputs(block), arguments):
             self.env[id(var)] = value
         # Liveness is a property of the program: computed once per block even when a loop runs it many times.
@@ -119,7 +121,7 @@ class Machine:
             results = self.kernels[op.op_type](op, inputs)
         except AnePassesError:
             raise  # already says what is wrong, and in which op of a nested block
-        except (IndexError, RuntimeError, ValueError) as error:
+        except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}") from error
         outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         for quirk in self.quirks:

@@ -276,3 +276,19 @@ def test_a_rewrites_own_result_is_asked_about_again():
     (found,) = Runtime(prog, precision="float64")({"x": X}).values()
     np.testing.assert_array_equal(found, np.where(X > 0, X, X * 0.125 * 0.25).astype(np.float64))
     check(prog)
+
+
+def test_a_rule_that_puts_an_op_before_what_it_reads_is_named():
+    class Early(Rewrite):
+        name, code, slug, roots = "early", "X4", "x", ("tanh",)
+
+        def match(self, op):
+            return Hit(op)
+
+        def rewrite(self, hit, mb):
+            with mb.at(hit.op.x.op):
+                return mb.sigmoid(x=hit.op.x)
+
+    prog = program(lambda x: mb.tanh(x=mb.relu(x=x), name="y"), x=(2, 3))
+    with pytest.raises(RuleError, match="which no op before it makes"):
+        run(Early(), prog)

@@ -201,6 +201,7 @@ def snapshot(folder):
 def test_existing_path_needs_overwrite(source, tmp_path):
     target = tmp_path / "saved.mlpackage"
     target.mkdir()
+    (target / "Manifest.json").write_text("{}")
     (target / "old").write_text("old")
     package = edited(source)
     with pytest.raises(InputError, match="exists already.*overwrite"):
@@ -212,10 +213,11 @@ def test_existing_path_needs_overwrite(source, tmp_path):
     load(target)
 
 
-def test_a_file_is_overwritten_too(source, tmp_path):
+def test_a_file_is_no_package_and_stays(source, tmp_path):
     (tmp_path / "saved.mlpackage").write_text("a file")
-    save(edited(source), tmp_path / "saved.mlpackage", overwrite=True)
-    load(tmp_path / "saved.mlpackage")
+    with pytest.raises(InputError, match=r"exists and is no package .*: move it away"):
+        save(edited(source), tmp_path / "saved.mlpackage", overwrite=True)
+    assert (tmp_path / "saved.mlpackage").read_text() == "a file"
 
 
 @pytest.mark.parametrize("where", ["source.mlpackage", "source.mlpackage/Data/x.mlpackage", "."])
@@ -261,6 +263,7 @@ def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
     target = tmp_path / "saved.mlpackage"
     if overwrite:
         target.mkdir()
+        (target / "Manifest.json").write_text("{}")
         (target / "old").write_text("old")
     package = edited(source)
     before, everything = tree(source), snapshot(tmp_path)

@@ -154,14 +154,30 @@ def test_both_ends_of_a_range_and_the_default_are_tried():
 
 
 @pytest.mark.parametrize("upper", [-1, 1 << 40])
-def test_an_end_that_is_open_or_too_large_is_left_out(upper):
+def test_an_end_that_is_open_or_too_large_is_tried_as_far_as_is_reasonable(upper):
     found = shapes(function(x=(types.fp32, (1, N))), described(x=array((1, 10), ranges=[(1, 1), (0, upper)])))
+    large = found.pop("large (not the largest)")["x"]
+    assert large[0] == 1 and 10_000 <= large[1] <= 1 << 18
     assert found == {"default": {"x": (1, 10)}, "smallest": {"x": (1, 1)}}
 
 
-def test_nothing_said_about_a_symbol_gives_it_some_size():
-    ((label, found),) = shapes(function(x=(types.fp32, (N, 4)))).items()
-    assert label == "default" and found["x"][0] > 1 and found["x"][1] == 4
+def test_only_what_is_flexible_gives_way_to_a_shape_of_reasonable_size():
+    found = shapes(function(x=(types.fp32, (1, 512, N))), described(
+        x=array((1, 512, 10), ranges=[(1, 1), (512, 512), (1, 100_000)])))
+    one, channels, length = found["large (not the largest)"]["x"]
+    assert (one, channels) == (1, 512) and 100 <= length <= 512
+
+
+def test_nothing_said_about_a_symbol_gives_it_two_sizes():
+    found = shapes(function(x=(types.fp32, (N, 4))))
+    assert list(found) == ["default", "longer"]
+    assert 1 < found["default"]["x"][0] < found["longer"]["x"][0] and found["longer"]["x"][1] == 4
+
+
+def test_a_lone_flag_takes_turns():
+    made = function(x=(types.bool, (1,)))
+    flags = [make_feeds(made, ShapeChoice("default", {"x": (1,)}), seed)["x"].item() for seed in range(4)]
+    assert flags == [True, False, True, False]
 
 
 def test_inputs_that_share_a_symbol_share_its_size():

@@ -94,3 +94,54 @@ def test_nothing_is_moved_across_a_norm_over_the_length():
     run_all(selected("full"), built)
     assert layout_ops(built) == 4
     assert built.functions["main"].find_ops(op_type="softmax")[0].x.rank == 3
+
+
+def test_one_computed_operand_gets_one_expand_dims_and_the_region_goes_on():
+    """FiLM: every layer is scaled by the same (N, C, 1) value that is an input."""
+    bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
+
+    def body(x, g):
+        for number in range(5):
+            x = mb.mul(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias), y=g, name=f"y{number}")
+        return mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias, name="y")
+
+    built = program(body, x=(2, 4, 8), g=(2, 4, 1))
+    before = clone(built)
+    run_all(selected("full"), built)
+    assert kinds(built)["expand_dims"] == 2 and kinds(built)["squeeze"] == 1
+    assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
+
+
+def test_a_computed_scalar_is_taken_as_it_is():
+    bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
+
+    def body(x):
+        size = mb.reduce_mean(x=x, axes=[0, 1, 2], keep_dims=False)
+        first = mb.mul(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias), y=size)
+        return mb.conv_transpose(x=first, weight=weight(4, 4, 3), bias=bias, name="y")
+
+    built = program(body, x=(1, 4, 8))
+    before = clone(built)
+    run_all(selected("full"), built)
+    assert layout_ops(built) == 2
+    assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
+
+
+def test_a_branch_that_reads_a_carried_value_reads_it_as_it_is():
+    bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
+
+    def layer(x, **name):
+        return mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias, **name)
+
+    def body(x):
+        first = mb.relu(x=layer(x))
+        total = mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0, 1, 2], keep_dims=False)
+        chosen = mb.cond(pred=mb.greater(x=total, y=np.float32(0)), _true_fn=lambda: layer(first),
+                         _false_fn=lambda: layer(first), name="chosen")
+        return [chosen, layer(first, name="y")]
+
+    built = program(body, x=(1, 4, 8))
+    before = clone(built)
+    run_all(selected("full"), built)
+    assert not any(trace.fired for trace in run_all(selected("full"), built))
+    assert compare_programs(before, built, seeds=4, exactness=Exactness.BITWISE).equal_bits

@@ -141,3 +141,28 @@ def test_through_ct_convert_the_scopes_of_a_torch_model_are_kept():
                        minimum_deployment_target=ct.target.iOS17, pass_pipeline=ane.pipeline())
     lifted = model._mil_program.functions["main"].find_ops(op_type="conv_transpose")
     assert [op.x.rank for op in lifted] == [4]
+
+
+def test_two_inputs_lifted_at_the_head_of_a_block():
+    """The second value's expand_dims must not come to stand before the consts that it shares with the first."""
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+    built = program(lambda x, g: mb.add(
+        x=mb.conv_transpose(x=x, weight=weight(4, 2, 3), bias=bias),
+        y=mb.conv_transpose(x=g, weight=weight(4, 2, 3), bias=bias), name="y"), x=(1, 4, 8), g=(1, 4, 8))
+    run(by_name(LIFT).configured(), built)
+    built.validate()
+    assert kinds(built)["expand_dims"] == 2
+
+
+def test_two_outer_values_lifted_in_a_branch():
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+
+    def body(x, g):
+        total = mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0, 1, 2], keep_dims=False)
+        branch = lambda: mb.add(x=mb.conv_transpose(x=x, weight=weight(4, 2, 3), bias=bias),  # noqa: E731
+                                y=mb.conv_transpose(x=g, weight=weight(4, 2, 3), bias=bias))
+        return mb.cond(pred=mb.greater(x=total, y=np.float32(0)), _true_fn=branch, _false_fn=branch, name="y")
+
+    built = program(body, x=(1, 4, 8), g=(1, 4, 8))
+    assert len(run(by_name(LIFT).configured(), built).fired) == 4
+    built.validate()

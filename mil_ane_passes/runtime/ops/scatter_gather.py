@@ -70,7 +70,7 @@ def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, 
     indices = _wrapped(indices, x.shape[axis], ins)
     if batch_dims == 0:
         picked = torch.index_select(x, axis, indices.reshape(-1))
-        return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
     grid = _batch_grid(tuple(indices.shape), batch_dims)
     picked = x.movedim(axis, batch_dims)[(*grid, indices)]
     # What stood between the batch axes and `axis` now stands behind the axes of the indices: back in front.

@@ -1,0 +1,108 @@
+"""Runs of a program on the reference runtime: which, with what, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Program
+
+from ..core.errors import InputError, NotSupported
+from .compare import as_arrays
+from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
+
+__all__ = ["Execution", "Plan", "Run", "execute", "plans"]
+
+Array = np.ndarray[Any, Any]
+GIVEN = "given feeds"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make: which function, with which feeds and states. One with an `error` is known not to run."""
+
+    function: str
+    label: str
+    feeds: dict[str, Array]
+    state: dict[str, Array] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
+class Run:
+    """A plan and its outputs by precision, or the `error` that ended it."""
+
+    plan: Plan
+    results: dict[str, dict[str, Array]] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
+class Execution:
+    """All runs of one program, and the nested blocks that at least one of them entered."""
+
+    runs: list[Run]
+    entered: set[Block] = field(default_factory=set)
+
+
+def plans(
+    program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
+) -> list[Plan]:
+    """The runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
+
+    Given `feeds` there is one run, of the default function.
+    """
+    if feeds is not None:
+        name = program.default_function_name
+        return [Plan(name, GIVEN, dict(feeds), make_state(program.functions[name], 0))]
+    made: list[Plan] = []
+    for name, function in program.functions.items():
+        description = describe(name)
+        choices: Sequence[ShapeChoice] = shape_choices(function, description)
+        for number in range(max(seeds, len(choices))):
+            choice = choices[number % len(choices)]
+            label = f"seed {number}" + (f", {choice.label} shapes" if len(choices) > 1 else "")
+            drawn = make_feeds(function, choice, number, description)
+            made.append(Plan(name, label, drawn, make_state(function, number)))
+    return made
+
+
+def execute(
+    program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None]
+) -> Execution:
+    """Execute every plan at every precision; what is left in a state counts as an output.
+
+    Raises NotSupported before running anything if an op is lacking, and InputError for feeds that were given and do
+    not fit; drawn feeds that cannot be run leave an error in their `Run`.
+    """
+    from ..runtime import Runtime
+
+    found = Execution([Run(plan, error=plan.error) for plan in made])
+    done = 0
+    for function in dict.fromkeys(plan.function for plan in made):
+        for precision in precisions:
+            runtime = Runtime(program, function=function, precision=precision)
+            for run in found.runs:
+                if run.plan.function != function or run.error:
+                    continue
+                done += 1
+                progress(f"run {done} of {len(made) * len(precisions)}: {function}, {run.plan.label}, {precision}")
+                _one(runtime, run, precision)
+            found.entered |= runtime.entered
+    return found
+
+
+def _one(runtime: Any, run: Run, precision: str) -> None:
+    state = {name: value.copy() for name, value in run.plan.state.items()}
+    try:
+        outputs = as_arrays(runtime(run.plan.feeds, state))
+    except NotSupported:
+        raise
+    except InputError as error:
+        if run.plan.label == GIVEN:
+            raise
+        run.error = str(error)
+        return
+    run.results[precision] = outputs | {f"state {name}": value for name, value in state.items()}

@@ -1,0 +1,153 @@
+"""A proof covers what it ran: blocks nobody entered, shapes the model does not take, ends of ranges."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.contract import Community, Exactness, Hit, Miss, Rewrite
+from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.proof.prove import compare_programs
+
+
+class DropBias(Rewrite):
+    """A wrong rewrite that says it is right."""
+
+    name, code, slug, roots = "drop_bias", "X9", "x", ("conv_transpose",)
+    evidence = (Community("none", source="none"),)
+
+    def match(self, op):
+        return Hit(op) if op.bias is not None else Miss(op, "no bias")
+
+    def rewrite(self, hit, mb):
+        return mb.conv_transpose(**{name: var for name, var in hit.op.inputs.items() if name != "bias"})
+
+
+def layer(x):
+    return mb.conv_transpose(x=x, weight=weight(4, 2, 3), bias=np.array([0.5, -1.0], np.float16))
+
+
+def plain(x):
+    return mb.conv_transpose(x=x, weight=weight(4, 2, 3))
+
+
+def conditional(test):
+    """The layer in one branch of a cond, `test` says when."""
+    return program(lambda x: mb.cond(pred=test(x), _true_fn=lambda: layer(x), _false_fn=lambda: plain(x), name="y"),
+                   x=(1, 4, 8))
+
+
+def total_above(limit):
+    return lambda x: mb.greater(x=mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0, 1, 2], keep_dims=False),
+                                y=np.float32(limit))
+
+
+def verdict(built, seeds=3):
+    before = built()
+    after = built()
+    run(DropBias(), after)
+    return compare_programs(before, after, seeds=seeds, exactness=Exactness.BITWISE)
+
+
+def test_a_branch_that_no_draw_entered_is_not_proved():
+    report = verdict(lambda: conditional(total_above(1e6)))
+    assert report.status == "not proved"
+    assert report.reason == ("what was run never entered main > block 0 of cond 'y', in which the programs differ")
+
+
+def test_a_branch_that_a_draw_entered_is_judged():
+    assert verdict(lambda: conditional(total_above(-1e6))).status == "different"
+
+
+def test_a_flag_that_is_an_input_is_drawn_both_ways():
+    def built():
+        from coremltools.converters.mil.mil import Function, Program
+
+        inputs = {"x": mb.placeholder(shape=(1, 4, 8), dtype=types.fp16),
+                  "flag": mb.placeholder(shape=(1,), dtype=types.bool)}
+        with Function(inputs, opset_version=ct.target.iOS17) as function:
+            x, flag = function.inputs["x"], mb.squeeze(x=function.inputs["flag"])
+            function.set_outputs([mb.cond(pred=flag, _true_fn=lambda: layer(x), _false_fn=lambda: plain(x), name="y")])
+        made = Program()
+        made.add_function("main", function)
+        return made
+
+    assert verdict(built).status == "different"
+
+
+def test_a_loop_that_no_draw_entered_is_not_proved():
+    def built():
+        def body(x):
+            return mb.while_loop(
+                _cond=lambda n, v: mb.less(x=n, y=np.int32(0)),
+                _body=lambda n, v: (mb.add(x=n, y=np.int32(1)), mb.slice_by_index(
+                    x=mb.concat(values=[layer(v)] * 2, axis=1), begin=[0, 0, 0], end=[1, 4, 8])),
+                loop_vars=(mb.const(val=np.int32(0)), x), name="loop")[1]
+
+        return program(body, x=(1, 4, 8))
+
+    assert "block 1 of while_loop" in verdict(built).reason
+
+
+def test_an_unchanged_branch_need_not_be_entered():
+    built = conditional(total_above(1e6))
+    assert compare_programs(built, built).equal
+
+
+def flexible(kernel, shape, tmp_path):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Conv1d(4, 4, kernel), torch.nn.ConvTranspose1d(4, 2, 3)).eval()
+    path = tmp_path / "in.mlpackage"
+    ct.convert(torch.jit.trace(model, torch.zeros(1, 4, 32)), inputs=[ct.TensorType(name="x", shape=shape)],
+               skip_model_load=True, minimum_deployment_target=ct.target.iOS17).save(str(path))
+    return path
+
+
+def test_a_declared_shape_that_the_model_does_not_take_is_left_out_and_said(tmp_path):
+    path = flexible(7, ct.Shape((1, 4, ct.RangeDim(1, 64, default=32))), tmp_path)
+    report = ane.rewrite(path, tmp_path / "out.mlpackage")
+    assert report.status == "written" and report.verify.equal_bits
+    (note,) = set(report.verify.notes)
+    assert note.startswith("main, seed 1, smallest shapes: cannot be run before either, so not compared (")
+    assert note in str(report)
+
+
+def test_a_shape_that_only_the_program_before_takes_is_a_difference():
+    before = program(lambda x: mb.relu(x=x, name="y"), x=(1, 4, None))
+    after = program(lambda x: mb.relu(x=mb.slice_by_index(x=mb.pad(
+        x=mb.conv(x=x, weight=np.eye(4, dtype=np.float16)[..., None].repeat(21, 2)), pad=[0, 0, 0, 0, 10, 10],
+        constant_val=np.float16(0)), begin=[0, 0, 0], end=[1, 4, 0], end_mask=[False, False, True]), name="y"),
+        x=(1, 4, None))
+    report = compare_programs(before, after)
+    assert report.status == "different" and "the program after cannot run" in str(report)
+
+
+def test_where_nothing_can_be_run_nothing_is_proved():
+    built = program(lambda x: mb.conv(x=x, weight=weight(4, 4, 99), name="y"), x=(1, 4, None))
+    report = compare_programs(built, built)
+    assert report.status == "not proved" and report.reason.startswith("no feeds that were drawn can be run: ")
+
+
+@pytest.mark.parametrize("upper", [4096, 3_000_000])
+def test_what_is_wrong_only_at_length_is_found_in_a_long_range(upper, tmp_path):
+    before = flexible(3, ct.Shape((1, 4, ct.RangeDim(8, upper, default=32))), tmp_path)
+    package = ane.load(before)
+
+    class Longer(DropBias):
+        def rewrite(self, hit, mb):
+            op = hit.op
+            length = mb.gather(x=mb.shape(x=op.x), indices=2, axis=0)
+            factor = mb.cast(x=mb.cast(x=mb.less(x=length, y=np.int32(1000)), dtype="int32"), dtype="fp16")
+            scaled = mb.mul(x=mb.reshaped(op.bias, (1, 2, 1)), y=factor)
+            return mb.add(x=super().rewrite(hit, mb), y=scaled)
+
+    twin = ane.load(before)
+    run(Longer(), twin.program)
+    report = compare_programs(package.program, twin.program, describe=package.description)
+    assert report.status == "different"
