@@ -67,11 +67,6 @@ def origin_of(op: Operation) -> Origin | None:
     return origin if isinstance(origin, Origin) else None
 
 
-def is_synthetic(op: Operation) -> bool:
-    """Whether the loader made const `op` for a default or an inline literal."""
-    return bool(getattr(op, "synthetic", False))
-
-
 def vars_of(bound: Any) -> tuple[Var, ...]:
     """The vars of one input, which pymil holds as a var or a tuple of them; none when it is not bound."""
     if bound is None:

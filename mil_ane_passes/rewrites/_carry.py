@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ..core.build import RewriteBuilder
 from ..core.query import is_const, is_opaque, value
-from ._lift import HEIGHT, WIDTH, cannot_lift, lifted_conv, same_op
+from ._lift import HEIGHT, WIDTH, cannot_lift, inserted, lifted_conv, same_op
 
 __all__ = ["carried", "cannot_carry", "main_inputs"]
 
@@ -93,7 +93,7 @@ def _pad_reason(op: Operation, at: int) -> str | None:
 
 
 def _pad(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
-    pad = _inserted(_full_pad(op), 2 * at, [0, 0])
+    pad = inserted(_full_pad(op), 2 * at, [0, 0])
     while len(pad) > 2 and not any(pad[:2]):  # reflect and replicate take the last two axes only
         pad = pad[2:]
     return same_op(mb, op, x=wide(op.x), pad=pad)
@@ -145,10 +145,6 @@ def _split(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: in
 
 def _option(at: int) -> int:
     return HEIGHT if at == 3 else WIDTH
-
-
-def _inserted(numbers: list[int], at: int, extra: list[int]) -> list[int]:
-    return [*numbers[:at], *extra, *numbers[at:]]
 
 
 _Reason = Callable[[Operation, int], "str | None"]

@@ -11,7 +11,7 @@ from ..core.compressed import cannot_insert_axis, with_unit_axis
 from ..core.layout import padded_bytes, size_text
 from ..core.query import is_default, is_opaque, itemsize, static_shape, value
 
-__all__ = ["HEIGHT", "WIDTH", "WIDEST", "axis_of", "cannot_lift", "lift_note", "lifted_conv", "lowered", "position",
+__all__ = ["HEIGHT", "WIDTH", "WIDEST", "axis_of", "cannot_lift", "inserted", "lift_note", "lifted_conv", "lowered", "position",
            "raised", "same_op"]
 
 HEIGHT, WIDTH = -1, 2
@@ -81,11 +81,11 @@ def lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> Var:
     inputs: dict[str, Any] = {"x": x, "weight": with_unit_axis(mb, op.weight, at + 2)}
     for name, bound in op.inputs.items():
         if name in ("strides", "dilations"):
-            inputs[name] = _with(value(bound), at, [1])
+            inputs[name] = inserted(value(bound), at, [1])
         elif name == "pad":
-            inputs[name] = _with(value(bound), 2 * at, [0, 0])
+            inputs[name] = inserted(value(bound), 2 * at, [0, 0])
         elif name == "output_shape":
-            inputs[name] = _with(value(bound), at + 2, [1])
+            inputs[name] = inserted(value(bound), at + 2, [1])
         elif name not in inputs:
             inputs[name] = bound
     return same_op(mb, op, **inputs)
@@ -122,10 +122,11 @@ def lift_note(op: Operation, axis: int) -> str:
     for shape, size in shapes:
         assert shape is not None
         flat.append(size_text(padded_bytes(shape, size)))
-        wide.append(size_text(padded_bytes(_with(list(shape), position(axis), [1]), size)))
+        wide.append(size_text(padded_bytes(inserted(list(shape), position(axis), [1]), size)))
     return (f"kernel on the {where}; padded buffers (computed, 64-byte rows): "
             f"in {wide[0]} instead of {flat[0]}, out {wide[1]} instead of {flat[1]}")
 
 
-def _with(numbers: list[int], at: int, extra: list[int]) -> list[int]:
+def inserted(numbers: list[int], at: int, extra: list[int]) -> list[int]:
+    """`numbers` with `extra` before position `at`."""
     return [*numbers[:at], *extra, *numbers[at:]]
