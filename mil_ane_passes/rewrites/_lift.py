@@ -11,8 +11,10 @@ from ..core.compressed import cannot_insert_axis, with_unit_axis
 from ..core.layout import padded_bytes, size_text
 from ..core.query import is_default, is_opaque, itemsize, static_shape, value
 
-__all__ = ["HEIGHT", "WIDTH", "WIDEST", "axis_of", "cannot_lift", "inserted", "lift_note", "lifted_conv", "lowered", "position",
-           "raised", "same_op"]
+__all__ = [
+    "HEIGHT", "WIDEST", "WIDTH", "axis_of", "cannot_lift", "inserted", "lift_note", "lifted_conv", "lowered",
+    "position", "raised", "same_op",
+]
 
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`: where the dummy axis goes; -1 lays the kernel on the height, 2 on the width."
