@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .core.host import register_quietly
+from .core.host import register
 
 if TYPE_CHECKING:
     from .api import rewrite, run, verify
@@ -33,7 +33,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-register_quietly()
+register()
 
 
 def __getattr__(name: str) -> Any:

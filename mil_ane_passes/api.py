@@ -71,12 +71,14 @@ def rewrite(
     src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, verify: bool = True, overwrite: bool = False,
     dry_run: bool = False, diff: bool = False, seeds: int = 3, progress: Progress = _quiet,
+    ahead: CopyAhead | None = None,
 ) -> RewriteReport:
     """Rewrite a model and prove the result equal before anything is written.
 
     `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
     `rewrite(program, dst=program)`, which rewrites in place once proved. `dst` is the path of the new package, or
-    None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`.
+    None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `ahead` holds
+    copies of the source's large files that the caller has begun; without it they are begun here.
 
     Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
     written: the report's `status` says "not proved".
@@ -96,7 +98,8 @@ def rewrite(
     report = RewriteReport(
         source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
         passes=[rule.name for rule in rules])
-    with _copying_ahead(src, None if dry_run else path, overwrite) as ahead:
+    begun = _copying_ahead(src, None if dry_run else path, overwrite) if ahead is None else nullcontext(ahead)
+    with begun as ahead:
         _rewrite(report, rules, src, verify and not dry_run, seeds, diff, progress)
         if dry_run:
             report.status = "dry run" if report.changed else "unchanged"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..core.registry import explainable
-from ..report.catalogue import Page
 from .output import add_format, show
 
 HELP = "one rule's page"
@@ -18,5 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..core.registry import explainable
+    from ..report.catalogue import Page
+
     show(Page(explainable(arguments.code)), arguments.format)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..report.catalogue import Catalogue
 from .output import add_format, show
 
 HELP = "list the passes"
@@ -16,5 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..report.catalogue import Catalogue
+
     show(Catalogue(), arguments.format)
     return 0

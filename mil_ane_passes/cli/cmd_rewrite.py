@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from ..core.errors import InputError
+from ..package.ahead import CopyAhead
+from ..package.destination import check_destination
 from .output import add_format, progress_line, show
 
 HELP = "rewrite a package and prove the result before writing it"
@@ -27,14 +31,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..api import rewrite
-
     if arguments.output is None and not arguments.dry_run:
         raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
-    with progress_line() as progress:
+    if not arguments.input.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    with _copying(arguments) as ahead, progress_line() as progress:
+        from ..api import rewrite  # now, while the large files are copied: this imports coremltools
+
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            dry_run=arguments.dry_run, diff=arguments.diff, progress=progress)
+            dry_run=arguments.dry_run, diff=arguments.diff, progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0
+
+
+def _copying(arguments: argparse.Namespace) -> AbstractContextManager[CopyAhead | None]:
+    if arguments.dry_run:
+        return nullcontext()
+    source, target = Path(arguments.input), Path(arguments.output)
+    check_destination(source, target, arguments.overwrite)
+    return CopyAhead(source, target)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from .. import cli
 from .._version import __version__
 from ..core.errors import AnePassesError, NotSupported
+from ..core.host import quiet
 
 __all__ = ["main"]
 
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        with quiet():
+            return int(arguments.run(arguments))
     except NotSupported as error:
         proving = getattr(arguments, "proves", False)
         print(f"mil-ane-passes: {'not proved: ' if proving else ''}{error}", file=sys.stderr)

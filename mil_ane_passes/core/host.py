@@ -1,35 +1,47 @@
-"""Meets coremltools: imports it and registers our passes.
+"""Meets coremltools: imports it and registers our passes, unless we are the command, which does so when it needs to.
 
 As a command we own the terminal: what coremltools logs while it is imported (the Mac-only libraries it misses
-elsewhere, a torch newer than it was tested with) would stand above every message of ours. As a library we keep quiet
-about nothing.
+elsewhere, a torch newer than it was tested with) would stand above every message of ours. And work that does not
+need coremltools (help, the copy of large files) can begin before its import, which takes a second. As a library we
+keep quiet about nothing and put nothing off.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["register_quietly"]
+__all__ = ["quiet", "register"]
 
 _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
 
 
-def register_quietly() -> None:
-    """Register every rewrite with coremltools as `ane::<name>`."""
-    command = Path(sys.argv[0]).stem if sys.argv else ""
-    logger = logging.getLogger("coremltools")
-    ours = command == _COMMAND or (command in _RUN_AS_MODULE and "mil_ane_passes" in sys.orig_argv)
-    if ours:
-        logger.addFilter(_only_errors)
-    try:
+def register() -> None:
+    """Register every rewrite with coremltools as `ane::<name>`; nothing as the command, which imports when it needs."""
+    if not _are_the_command():
         from .pipeline import register_passes
 
         register_passes()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Only errors of coremltools are shown meanwhile."""
+    logger = logging.getLogger("coremltools")
+    logger.addFilter(_only_errors)
+    try:
+        yield
     finally:
         logger.removeFilter(_only_errors)
+
+
+def _are_the_command() -> bool:
+    command = Path(sys.argv[0]).stem if sys.argv else ""
+    return command == _COMMAND or (command in _RUN_AS_MODULE and "mil_ane_passes" in sys.orig_argv)
 
 
 def _only_errors(record: logging.LogRecord) -> bool:

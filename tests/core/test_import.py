@@ -267,17 +267,45 @@ def test_an_unknown_name_is_an_attribute_error():
         ("", ["python"], False),
     ],
 )
-def test_only_the_command_quietens_coremltools(monkeypatch, argv, orig, ours):
-    import logging
+def test_only_the_command_puts_off_what_an_import_does(monkeypatch, argv, orig, ours):
+    from mil_ane_passes.core.host import register
 
-    from mil_ane_passes.core.host import register_quietly
-
-    added = []
-    logger = logging.getLogger("coremltools")
-    filters = list(logger.filters)
+    done = []
     monkeypatch.setattr(sys, "argv", [argv])
     monkeypatch.setattr(sys, "orig_argv", orig)
-    monkeypatch.setattr(logger, "addFilter", added.append)
-    register_quietly()
-    assert bool(added) == ours
+    monkeypatch.setattr("mil_ane_passes.core.pipeline.register_passes", lambda: done.append(True))
+    register()
+    assert bool(done) != ours
+
+
+def test_the_command_quietens_coremltools_and_gives_its_voice_back(caplog):
+    import logging
+
+    from mil_ane_passes.core.host import quiet
+
+    logger = logging.getLogger("coremltools")
+    filters = list(logger.filters)
+    with quiet(), caplog.at_level(logging.INFO, "coremltools"):
+        logger.warning("noise")
+        logger.error("trouble")
     assert logger.filters == filters
+    assert [record.message for record in caplog.records] == ["trouble"]
+
+
+HELP = """
+import sys
+sys.argv, sys.orig_argv = ["mil-ane-passes", "--help"], ["mil-ane-passes", "--help"]
+from mil_ane_passes.cli.main import main
+try:
+    main(["--help"])
+except SystemExit:
+    assert "coremltools" not in sys.modules, "help waits for coremltools"
+else:
+    raise AssertionError("no help")
+"""
+
+
+def test_help_does_not_wait_for_coremltools():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False,
+                          cwd=Path(ane.__file__).parent.parent)
+    assert done.returncode == 0, done.stderr

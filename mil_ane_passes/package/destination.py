@@ -1,0 +1,47 @@
+"""Whether a package could be written to a path; known before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..core.errors import InputError
+
+
+def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Raises InputError when `save` could not write a package loaded from `source` to `path`."""
+    target = Path(os.path.abspath(path))
+    if _overlap(os.path.realpath(source), os.path.realpath(target)):
+        raise InputError(
+            f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
+            "the source is never changed"
+        )
+    if target.suffix != ".mlpackage":
+        raise InputError(f"{target}: is not the name of a package; expected one that ends in .mlpackage")
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if os.path.lexists(target) and not overwrite:
+        raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
+    if os.path.lexists(target) and not _replaceable(target):
+        raise InputError(f"{target}: exists and is no package (it has no Manifest.json); only a package is "
+                         "overwritten: move it away")
+
+
+def _replaceable(target: Path) -> bool:
+    """Whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return (target / "Manifest.json").is_file() or not any(target.iterdir())
+
+
+def _overlap(source: str, target: str) -> bool:
+    """Whether one of two real paths is the other, or inside it; by identity too, for names that differ in case."""
+    if os.path.commonpath([source, target]) in (source, target):
+        return True
+    if not os.path.exists(source):
+        return False
+    around_target = [path for path in (target, *map(str, Path(target).parents)) if os.path.exists(path)]
+    if any(os.path.samefile(path, source) for path in around_target):
+        return True
+    around_source = map(str, Path(source).parents)
+    return os.path.exists(target) and any(os.path.samefile(path, target) for path in around_source)
