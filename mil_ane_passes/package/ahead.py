@@ -29,7 +29,9 @@ class CopyAhead:
         self._copies: dict[Path, Path] = {}
         self._folder: Path | None = None
         self._thread: threading.Thread | None = None
-        large = [path for path in source.rglob("*") if _is_large(path)] if source.is_dir() else []
+        self._given_up = False
+        # Anything may be given as a source, a whole disk too: only what looks like a package is searched and copied.
+        large = [path for path in source.rglob("*") if _is_large(path)] if (source / "Manifest.json").is_file() else []
         if not large or not os.access(target.parent, os.W_OK):
             return
         self._folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".ahead", dir=target.parent))
@@ -38,6 +40,8 @@ class CopyAhead:
 
     def _copy(self, files: list[Path], folder: Path) -> None:
         for number, path in enumerate(files):
+            if self._given_up:
+                return
             copy = folder / str(number)
             try:
                 copy_file(path, copy)
@@ -60,6 +64,7 @@ class CopyAhead:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._given_up = True
         if self._thread is not None:
             self._thread.join()
         if self._folder is not None:
