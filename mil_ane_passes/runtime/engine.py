@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,11 +39,14 @@ def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, st
 class Runtime:
     """Executes one function of `program`.
 
-    `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`).
+    `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`). `observer` is called
+    with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
+    that must not be changed, or a list or string.
     """
 
     def __init__(
-        self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = ()
+        self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = (),
+        observer: Callable[[Any, Any, Any], None] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -58,6 +61,7 @@ class Runtime:
         self._kernels = load_kernels()
         _refuse_missing(missing_ops(program, self.function))
         self._quirks = [QUIRKS[name]() for name in quirks]
+        self._observer = observer
         self.entered: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
 
@@ -89,7 +93,7 @@ class Runtime:
         from .machine import Machine
         from .numeric import Precision
 
-        return Machine(self._kernels, Precision(self.precision), self._quirks)
+        return Machine(self._kernels, Precision(self.precision), self._quirks, self._observer)
 
     @staticmethod
     def _state_cells(machine: Machine, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:

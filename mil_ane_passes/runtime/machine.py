@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +65,12 @@ def is_lazy(op: Any) -> bool:
 class Machine:
     """Executes blocks of one function. `env` maps the id of a variable to its stored value."""
 
-    def __init__(self, kernels: Mapping[str, Kernel], precision: Precision, quirks: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, kernels: Mapping[str, Kernel], precision: Precision, quirks: Sequence[Any] = (),
+        observer: Callable[[Any, Any, Any], None] | None = None,
+    ) -> None:
         self.kernels = kernels
+        self.observer = observer
         self.precision = precision
         self.quirks = quirks
         self.env: dict[int, Any] = {}
@@ -107,7 +111,9 @@ class Machine:
         if is_lazy(op):
             return
         for var, value in zip(op.outputs, self._evaluate(op)):
-            self.env[id(var)] = self.keep(var, value)
+            stored = self.env[id(var)] = self.keep(var, value)
+            if self.observer is not None:
+                self.observer(op, var, stored)
 
     def keep(self, var: Any, value: Any) -> Any:
         """`value` rounded, wrapped and laid out as `var` is stored."""
