@@ -15,6 +15,7 @@ from ._version import __version__
 from .core.host import register
 
 if TYPE_CHECKING:
+    from . import runtime
     from .api import rewrite, run, verify
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .core.pipeline import pipeline
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
-    "rewrite", "run", "save", "verify",
+    "rewrite", "run", "runtime", "save", "verify",
 ]
 
 _HOMES = {
@@ -38,6 +39,8 @@ register()
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used."""
+    if name == "runtime":
+        return importlib.import_module(".runtime", __name__)
     if name not in _HOME:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name], __name__), name)

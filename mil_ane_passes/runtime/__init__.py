@@ -5,7 +5,8 @@ Importing this package does not import torch; constructing a `Runtime` (or calli
 
 from __future__ import annotations
 
+from .drop_in import PredictError, Predictor, predictor
 from .engine import PRECISIONS, Runtime, missing_ops
 from .quirks import QUIRKS
 
-__all__ = ["PRECISIONS", "QUIRKS", "Runtime", "missing_ops"]
+__all__ = ["PRECISIONS", "QUIRKS", "PredictError", "Predictor", "Runtime", "missing_ops", "predictor"]

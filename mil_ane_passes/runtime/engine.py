@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.errors import InputError, NotSupported, nearest
 from .feeds import check_feeds, check_state, split_inputs
+from .interface import apply_description
 from .quirks import QUIRKS
 from .registry import load_kernels
 
@@ -41,12 +42,13 @@ class Runtime:
 
     `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`). `observer` is called
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
-    that must not be changed, or a list or string.
+    that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
+    `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images, defaults.
     """
 
     def __init__(
         self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = (),
-        observer: Callable[[Any, Any, Any], None] | None = None,
+        observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -62,16 +64,18 @@ class Runtime:
         _refuse_missing(missing_ops(program, self.function))
         self._quirks = [QUIRKS[name]() for name in quirks]
         self._observer = observer
+        self._description = description
         self.entered: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
 
     def __call__(
         self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run once. `state` is updated in place by state writes; states that are not given start as zeros."""
-        declared, states = split_inputs(self._block)
-        arrays = check_feeds(declared, feeds)
-        check_state(states, state or {})
+        """Run once. `state` is updated in place by state writes; states that are not given start as zeros.
+
+        Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
+        """
+        arrays, states = self._checked(feeds, state or {})
         machine = self._machine()
         cells = self._state_cells(machine, states, state or {})
         arguments = [
@@ -88,6 +92,21 @@ class Runtime:
                     state[name] = machine.precision.numpy(cell.content, states[name].dtype)
         outputs = zip(self._block.outputs, results)
         return {var.name: self._leave(machine, var, value) for var, value in outputs}
+
+    def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
+        """Raises InputError for feeds or states of the wrong name, dtype or shape; runs nothing."""
+        self._checked(feeds, state or {})
+
+    def _checked(
+        self, feeds: Mapping[str, Any], state: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+        """The feeds as arrays, and the declared states."""
+        declared, states = split_inputs(self._block)
+        if self._description is not None:
+            feeds = apply_description(self._description, feeds)
+        arrays = check_feeds(declared, feeds)
+        check_state(states, state)
+        return arrays, states
 
     def _machine(self) -> Machine:
         from .machine import Machine

@@ -1,0 +1,151 @@
+"""`predictor`: an object with `MLModel.predict`'s and `make_state`'s signatures that works on any machine.
+
+The host's own methods check and coerce the inputs, so that what they refuse is refused in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+from coremltools.models.model import MLModel, MLState
+
+from ..core.errors import InputError
+from .engine import Runtime
+from .feeds import split_inputs
+from .images import image_of, is_image
+from .interface import array_dtype
+
+__all__ = ["PredictError", "Predictor", "predictor"]
+
+Array = np.ndarray[Any, Any]
+
+
+class PredictError(InputError, RuntimeError):
+    """Inputs that Core ML itself would refuse: there, too, a RuntimeError."""
+
+
+def predictor(
+    mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = ()
+) -> Predictor:
+    """An object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
+
+    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an
+    .mlpackage. `precision` "float16" rounds each value to its declared dtype; see `Runtime`. Raises InputError when it
+    is no ML Program, NotSupported when it has an op that the reference runtime lacks.
+    """
+    if isinstance(mlmodel, (str, PathLike)):
+        mlmodel = MLModel(fspath(mlmodel), skip_model_load=True)
+    return Predictor(mlmodel, precision, quirks)
+
+
+class Predictor:
+    """Predictions of one function of an `MLModel`."""
+
+    def __init__(self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = ()) -> None:
+        from ..package import package_of_mlmodel
+
+        self._model = mlmodel
+        package = package_of_mlmodel(mlmodel)
+        name = getattr(mlmodel, "function_name", None) or None
+        if name is not None and name not in package.functions:
+            name = None
+        name = name or package.program.default_function_name
+        self._proxy = _Proxy(package.program.functions[name], package.description(name), Runtime(
+            package.program, function=name, precision=precision, quirks=quirks, description=package.description(name)))
+
+    def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
+        """Outputs by name for one dictionary of inputs, or a list of those for a list of dictionaries.
+
+        Inputs are lists, numpy arrays, torch tensors or PIL images, as for `MLModel.predict`, and are not changed.
+        Raises TypeError and KeyError as `MLModel.predict` does, and PredictError (a RuntimeError) for shapes, sizes
+        or states that Core ML refuses.
+        """
+        MLModel._check_predict_data(data)
+        copied: Any = dict(data) if isinstance(data, dict) else [dict(each) for each in data]
+        return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
+
+    def make_state(self) -> MLState:
+        """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as the host's."""
+        return self._proxy.new_state()
+
+    def _prepare(self, data: dict[str, Any]) -> None:
+        self._model._verify_input_dict(data)
+        self._model._convert_tensor_to_numpy(data)
+        self._model._update_float16_multiarray_input_to_float32(data)
+
+
+class _State:
+    """Stands in for the framework's state object behind `MLState`."""
+
+    def __init__(self, states: Mapping[str, Any]) -> None:
+        self.arrays: dict[str, Array] = {
+            name: np.zeros(tuple(int(extent) for extent in var.shape), types.nptype_from_builtin(var.dtype))
+            for name, var in states.items()}
+
+    def read_state(self, name: str) -> Array:
+        return self.arrays[self._known(name)].copy()
+
+    def write_state(self, name: str, value: Any) -> None:
+        held, given = self.arrays[self._known(name)], np.asarray(value)
+        if given.shape != held.shape:
+            raise PredictError(f"state '{name}': found shape {given.shape}, expected {held.shape}")
+        self.arrays[name] = given.astype(held.dtype)
+
+    def _known(self, name: str) -> str:
+        if name not in self.arrays:
+            raise PredictError(f"state '{name}': no such state (states: {', '.join(self.arrays) or 'none'})")
+        return name
+
+
+class _Proxy:
+    """Stands in for the framework's model object behind `MLModel`."""
+
+    def __init__(self, function: Any, description: Any, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._description = description
+        self._states = split_inputs(function)[1]
+
+    def new_state(self) -> MLState:
+        return MLState(_State(self._states))
+
+    def predict(self, data: Mapping[str, Any], state: _State | None = None) -> dict[str, Any]:
+        if self._states and state is None:
+            raise PredictError(f"the model has states ({', '.join(self._states)}); pass state=make_state() to predict")
+        feeds = {feature.name: _coerced(feature, data[feature.name])
+                 for feature in self._description.input if feature.name in data}
+        arrays = None if state is None else state.arrays
+        try:
+            self._runtime.check(feeds, arrays)
+        except InputError as error:
+            raise PredictError(str(error)) from error
+        try:
+            found = self._runtime(feeds, arrays)
+        except InputError as error:  # Core ML's words first: tests and callers look for them
+            raise PredictError(f"Unable to compute the prediction using ML Program. {error}") from error
+        return {feature.name: _returned(feature, found[feature.name]) for feature in self._description.output}
+
+    def batchPredict(self, data: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Named as the framework's object names it."""
+        return [self.predict(each) for each in data]
+
+
+def _coerced(feature: Any, value: Any) -> Any:
+    """Any number becomes the described dtype, as on the way into an MLMultiArray."""
+    if is_image(value) or not feature.type.HasField("multiArrayType"):
+        return value
+    dtype = array_dtype(feature.type.multiArrayType)
+    return value if dtype is None else np.asarray(value).astype(dtype)
+
+
+def _returned(feature: Any, value: Any) -> Any:
+    """A result as the framework hands it out: described dtype, rank 1 at least, images as PIL images."""
+    if isinstance(value, Mapping) or not isinstance(value, np.ndarray):
+        return value
+    if feature.type.HasField("imageType"):
+        return image_of(value, feature.type.imageType.colorSpace)
+    dtype = array_dtype(feature.type.multiArrayType)
+    return np.atleast_1d(value if dtype is None else value.astype(dtype))

@@ -1,0 +1,69 @@
+"""Images as a program takes them: `(1, channels, height, width)`, channels in the model's colour order, pixels 0..255.
+
+Scale and bias need nothing here: coremltools writes them into an ML Program as ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools import proto
+
+from ..core.errors import InputError
+
+__all__ = ["image_array", "image_of", "is_image", "is_pixels"]
+
+_Image = proto.FeatureTypes_pb2.ImageFeatureType
+_RGB, _BGR = int(_Image.RGB), int(_Image.BGR)
+_MODES = {_RGB: "RGB", _BGR: "RGB", int(_Image.GRAYSCALE): "L", int(_Image.GRAYSCALE_FLOAT16): "F"}
+
+
+def is_image(value: object) -> bool:
+    """True for a `PIL.Image.Image`, without importing Pillow."""
+    return any(f"{base.__module__}.{base.__qualname__}" == "PIL.Image.Image" for base in type(value).__mro__)
+
+
+def is_pixels(value: object) -> bool:
+    """True for pixels as image libraries hold them: uint8 of shape (height, width) or (height, width, 3)."""
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and (
+        value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3))
+
+
+def image_array(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
+    """A PIL image, or uint8 pixels (height, width[, 3]) in RGB order, as float32 (1, channels, height, width).
+
+    `colour` is the description's `ImageFeatureType.ColorSpace`. Raises InputError when the image has another mode.
+    """
+    mode = _MODES.get(colour)
+    if mode is None:
+        raise InputError(f"{who}: the model's colour layout {colour} is not known; expected RGB, BGR or GRAYSCALE")
+    pixels = np.asarray(value)
+    found = value.mode if is_image(value) else ("L" if pixels.ndim == 2 else "RGB")
+    if found != mode and not (found == "L" and mode == "F" and not is_image(value)):
+        raise InputError(f"{who}: found an image of mode '{found}', expected '{mode}'; convert it with "
+                         f"image.convert('{mode}')")
+    pixels = pixels.astype(np.float32)
+    if pixels.ndim == 2:
+        return pixels[None, None]
+    planes = pixels.transpose(2, 0, 1)[None]
+    return np.ascontiguousarray(planes[:, ::-1] if colour == _BGR else planes)
+
+
+def image_of(array: np.ndarray[Any, Any], colour: int) -> Any:
+    """A result of shape (1, channels, height, width) as a PIL image of the described colour layout.
+
+    Values are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
+    Raises InputError when Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("an image output needs Pillow, which is not installed: pip install pillow") from error
+    planes = array.reshape(array.shape[-3:]).astype(np.float32)
+    if _MODES[colour] == "F":
+        return Image.fromarray(planes[0])
+    pixels = np.clip(np.rint(np.nan_to_num(planes)), 0, 255).astype(np.uint8)
+    if _MODES[colour] == "L":
+        return Image.fromarray(pixels[0])
+    return Image.fromarray(np.ascontiguousarray((pixels[::-1] if colour == _BGR else pixels).transpose(1, 2, 0)))

@@ -1,0 +1,101 @@
+"""What a model's description says about its inputs beyond their types: allowed shapes, images, defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import InputError
+from .images import image_array, is_image, is_pixels
+
+__all__ = ["apply_description", "array_dtype"]
+
+_DTYPES = {"FLOAT16": np.float16, "FLOAT32": np.float32, "DOUBLE": np.float64, "INT32": np.int32, "INT8": np.int8}
+_SHOWN = 6
+"How many enumerated shapes an error lists."
+
+
+def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """`feeds` with images laid out as the program takes them and left-out optional inputs filled in.
+
+    `description` is a `ModelDescription` or `FunctionDescription` proto. Raises InputError when a shape is outside the
+    enumerated or ranged set that the description allows, or an image has another size or mode than it says.
+    """
+    ready = dict(feeds)
+    for feature in description.input:
+        if feature.name in ready:
+            ready[feature.name] = _one(feature, ready[feature.name])
+        elif feature.type.isOptional and feature.type.HasField("multiArrayType"):
+            ready[feature.name] = _default(feature.type.multiArrayType)
+    return ready
+
+
+def array_dtype(array: Any) -> Any:
+    """The numpy dtype of an `ArrayFeatureType` proto, None when it says none."""
+    return _DTYPES.get(array.ArrayDataType.Name(array.dataType))
+
+
+def _one(feature: Any, value: Any) -> Any:
+    who = f"feed '{feature.name}'"
+    if feature.type.HasField("imageType"):
+        image = feature.type.imageType
+        array = image_array(who, value, image.colorSpace) if is_image(value) or is_pixels(value) else np.asarray(value)
+        if array.ndim >= 2:
+            _check_image_size(who, array.shape[-2:], image)
+        return array
+    if is_image(value):
+        raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
+    array = np.asarray(value)
+    if feature.type.HasField("multiArrayType"):
+        _check_shape(who, array.shape, feature.type.multiArrayType)
+    return array
+
+
+def _check_shape(who: str, found: Sequence[int], array: Any) -> None:
+    """The shape against the enumerated set, or against each axis' range."""
+    if array.HasField("enumeratedShapes"):
+        allowed = [tuple(int(extent) for extent in shape.shape) for shape in array.enumeratedShapes.shapes]
+        if tuple(found) not in allowed:
+            raise InputError(f"{who}: found shape {tuple(found)}, expected one of {_listed(allowed)}")
+    elif array.HasField("shapeRange") and len(array.shapeRange.sizeRanges) == len(found):
+        for axis, (extent, allowed_range) in enumerate(zip(found, array.shapeRange.sizeRanges)):
+            _check_extent(f"{who} (shape {tuple(found)})", f"axis {axis}", extent, allowed_range)
+
+
+def _check_image_size(who: str, found: Sequence[int], image: Any) -> None:
+    height, width = (int(extent) for extent in found)
+    if image.HasField("enumeratedSizes"):
+        allowed = [(int(size.height), int(size.width)) for size in image.enumeratedSizes.sizes]
+        allowed.append((int(image.height), int(image.width)))
+        if (height, width) not in allowed:
+            sizes = _listed(dict.fromkeys(allowed))
+            raise InputError(f"{who}: found an image of height {height}, width {width}, expected one of {sizes}")
+    elif image.HasField("imageSizeRange"):
+        _check_extent(who, "the image's height", height, image.imageSizeRange.heightRange)
+        _check_extent(who, "the image's width", width, image.imageSizeRange.widthRange)
+    elif (height, width) != (int(image.height), int(image.width)):
+        raise InputError(f"{who}: found an image of height {height}, width {width}, expected height {image.height}, "
+                         f"width {image.width}; resize it first")
+
+
+def _check_extent(who: str, what: str, found: int, allowed: Any) -> None:
+    """One extent against a `SizeRange` proto, whose upper bound is open when not positive."""
+    low, high = int(allowed.lowerBound), int(allowed.upperBound)
+    if found < low or (0 < high < found):
+        upper = str(high) if high > 0 else "unbounded"
+        raise InputError(f"{who}: found {found} for {what}, expected {low} to {upper}")
+
+
+def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
+    every = list(shapes)
+    shown = ", ".join(str(shape) for shape in every[:_SHOWN])
+    return f"{shown} and {len(every) - _SHOWN} more" if len(every) > _SHOWN else shown
+
+
+def _default(array: Any) -> np.ndarray[Any, Any]:
+    """What Core ML takes for an optional input that is not given."""
+    kind = array.WhichOneof("defaultOptionalValue")
+    value = getattr(array, kind) if kind else 0
+    return np.full(tuple(array.shape), value, dtype=array_dtype(array) or np.float32)

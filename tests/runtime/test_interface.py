@@ -1,0 +1,103 @@
+"""What a package says of its inputs is asked before anything runs: shapes in the allowed set, images, defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+
+import mil_ane_passes as ane
+
+
+def package(tmp_path: Path, shape: Any) -> Path:
+    path = tmp_path / "model.mlpackage"
+    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(1, 3, 8, 8))
+    inputs = [shape if isinstance(shape, ct.ImageType) else ct.TensorType("x", shape)]
+    ct.convert(traced, inputs=inputs, compute_precision=ct.precision.FLOAT32, skip_model_load=True,
+               minimum_deployment_target=ct.target.iOS16).save(str(path))
+    return path
+
+
+def zeros(*shape: int) -> dict[str, Any]:
+    return {"x": np.zeros(shape, np.float32)}
+
+
+ENUMERATED = ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 8), (1, 3, 8, 4)])
+RANGED = (1, 3, ct.RangeDim(4, 16, 8), ct.RangeDim(8, -1, 8))
+
+
+class TestShapes:
+    def test_each_enumerated_shape_runs(self, tmp_path: Path) -> None:
+        path = package(tmp_path, ENUMERATED)
+        for shape in ((1, 3, 8, 8), (1, 3, 16, 8), (1, 3, 8, 4)):
+            (found,) = ane.run(path, zeros(*shape)).values()
+            assert found.shape == shape
+
+    def test_between_the_enumerated_shapes(self, tmp_path: Path) -> None:
+        with pytest.raises(ane.InputError, match=r"feed 'x': found shape \(1, 3, 16, 4\), expected one of "
+                                                 r"\(1, 3, 8, 8\), .*\(1, 3, 16, 8\)"):
+            ane.run(package(tmp_path, ENUMERATED), zeros(1, 3, 16, 4))
+
+    def test_both_ends_of_a_range(self, tmp_path: Path) -> None:
+        path = package(tmp_path, RANGED)
+        for shape in ((1, 3, 4, 8), (1, 3, 16, 300)):
+            (found,) = ane.run(path, zeros(*shape)).values()
+            assert found.shape == shape
+
+    @pytest.mark.parametrize("shape, said", [
+        ((1, 3, 17, 8), "found 17 for axis 2, expected 4 to 16"), ((1, 3, 3, 8), "found 3 for axis 2, expected 4 to 16"),
+        ((1, 3, 8, 7), "found 7 for axis 3, expected 8 to unbounded"),
+        ((1, 4, 8, 8), r"found 4 for axis 1, expected 3 to 3"),
+    ])
+    def test_outside_a_range(self, tmp_path: Path, shape: tuple[int, ...], said: str) -> None:
+        with pytest.raises(ane.InputError, match=rf"feed 'x' \(shape .*\): {said}"):
+            ane.run(package(tmp_path, RANGED), zeros(*shape))
+
+
+class TestDtypes:
+    @pytest.mark.parametrize("value, found", [(np.zeros((1, 3, 8, 8), np.int64), "int64"),
+                                              (np.zeros((1, 3, 8, 8), bool), "bool"),
+                                              (np.zeros((1, 3, 8, 8), complex), "complex128"),
+                                              (np.full((1, 3, 8, 8), "a"), "<U1")])
+    def test_another_dtype(self, tmp_path: Path, value: Any, found: str) -> None:
+        with pytest.raises(ane.InputError, match=f"feed 'x': found dtype {found}, expected fp32"):
+            ane.run(package(tmp_path, (1, 3, 8, 8)), {"x": value})
+
+
+class TestImages:
+    def test_pixels_as_image_libraries_hold_them(self, tmp_path: Path) -> None:
+        path = package(tmp_path, ct.ImageType("x", (1, 3, 8, 6), color_layout=ct.colorlayout.BGR, bias=[-1, -2, -3]))
+        pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 3)).astype(np.uint8)
+        (found,) = ane.run(path, {"x": pixels}).values()
+        bgr = pixels[..., ::-1].transpose(2, 0, 1)[None].astype(np.float32)
+        expected = np.maximum(bgr - np.array([1, 2, 3], np.float32).reshape(3, 1, 1), 0)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        (laid_out,) = ane.run(path, {"x": bgr}).values()
+        np.testing.assert_array_equal(laid_out, found)
+
+    def test_the_wrong_size(self, tmp_path: Path) -> None:
+        path = package(tmp_path, ct.ImageType("x", (1, 3, 8, 6)))
+        with pytest.raises(ane.InputError, match="found an image of height 6, width 8, expected height 8, width 6"):
+            ane.run(path, {"x": np.zeros((6, 8, 3), np.uint8)})
+
+    def test_the_wrong_mode(self, tmp_path: Path) -> None:
+        path = package(tmp_path, ct.ImageType("x", (1, 3, 8, 6)))
+        with pytest.raises(ane.InputError, match="found an image of mode 'L', expected 'RGB'; convert it"):
+            ane.run(path, {"x": np.zeros((8, 6), np.uint8)})
+
+    def test_enumerated_sizes(self, tmp_path: Path) -> None:
+        sizes = ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 8)])
+        path = package(tmp_path, ct.ImageType("x", sizes))
+        (found,) = ane.run(path, {"x": np.zeros((16, 8, 3), np.uint8)}).values()
+        assert found.shape == (1, 3, 16, 8)
+        with pytest.raises(ane.InputError, match=r"height 8, width 16, expected one of \(8, 8\), \(16, 8\)"):
+            ane.run(path, {"x": np.zeros((8, 16, 3), np.uint8)})
+
+    def test_an_image_where_none_is_taken(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image").new("RGB", (8, 8))
+        with pytest.raises(ane.InputError, match="found an image, expected an array"):
+            ane.run(package(tmp_path, (1, 3, 8, 8)), {"x": image})

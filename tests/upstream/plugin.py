@@ -1,0 +1,119 @@
+"""A pytest plugin under which coremltools' own op tests predict on the reference runtime, on any machine.
+
+It makes the tests believe that prediction is available and routes `MLModel.predict` and `make_state` to
+`mil_ane_passes.runtime.predictor`. Nothing of the tests is changed. NeuralNetwork backends are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import zlib
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import coremltools._deps
+import coremltools.models.utils
+import numpy as np
+import pytest
+import torch
+from coremltools.models.model import MLModel
+
+from mil_ane_passes.runtime import predictor
+
+#: the macOS that runs every opset up to iOS18
+MACOS = (15, 5)
+
+coremltools._deps._IS_MACOS = True
+coremltools.models.utils._macos_version = lambda: MACOS
+
+
+class Reached:
+    """How often the current test came to a prediction."""
+
+    calls = 0
+
+
+def _predictor(mlmodel: Any) -> Any:
+    if mlmodel.get_spec().WhichOneof("Type") != "mlProgram":
+        pytest.skip("a NeuralNetwork: not for this runtime")
+    Reached.calls += 1
+    if "_reference_predictor" not in vars(mlmodel):
+        mlmodel._reference_predictor = predictor(mlmodel)
+    return mlmodel._reference_predictor
+
+
+MLModel.predict = lambda self, data, state=None: _predictor(self).predict(data, state)
+MLModel.make_state = lambda self: _predictor(self).make_state()
+
+
+def pytest_addoption(parser: Any) -> None:
+    group = parser.getgroup("upstream")
+    group.addoption("--shard", default="0/1", help="I/N: every Nth case, from the Ith")
+    group.addoption("--one-in", type=int, default=1, help="keep one case in so many of each test function, at least one")
+    group.addoption("--limit", type=int, default=120, help="seconds after which a case has failed")
+    group.addoption("--results", help="file to append one JSON line per case to")
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    index, count = map(int, config.getoption("--shard").split("/"))
+    seen: dict[str, int] = {}
+    kept, dropped = [], []
+    for item in sorted(items, key=lambda each: zlib.crc32(each.nodeid.encode())):
+        function = item.nodeid.split("[")[0]
+        if not _is_neural_network(item):
+            seen[function] = seen.get(function, -1) + 1
+        wanted = not _is_neural_network(item) and seen[function] % config.getoption("--one-in") == 0
+        mine = zlib.crc32(item.nodeid.encode()) // 7 % count == index
+        (kept if wanted and mine else dropped).append(item)
+    # In the order of the files: parametrized fixtures and caches expect it.
+    chosen = {id(item) for item in kept}
+    items[:] = [item for item in items if id(item) in chosen]
+    config.hook.pytest_deselected(items=dropped)
+
+
+def _is_neural_network(item: Any) -> bool:
+    parameters = getattr(item, "callspec", None)
+    backend = parameters.params.get("backend") if parameters is not None else None
+    name = getattr(backend, "backend", None) or (backend[0] if isinstance(backend, (tuple, list)) else backend)
+    return bool(name == "neuralnetwork")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+    """Each case draws its own numbers, whichever ran before it, and has a time limit."""
+    seed = zlib.crc32(item.nodeid.encode())
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    limit = item.config.getoption("--limit")
+
+    def out_of_time(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"not done in {limit} s")
+
+    Reached.calls = 0
+    previous = signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(limit)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    report = yield
+    path = item.config.getoption("--results")
+    if path and (report.when == "call" or report.outcome != "passed"):
+        message = "" if call.excinfo is None else f"{call.excinfo.typename}: {call.excinfo.value}"
+        line = {"case": _short(item), "outcome": report.outcome, "reached": Reached.calls,
+                "seconds": round(report.duration, 2), "message": message[:600]}
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return report
+
+
+def _short(item: Any) -> str:
+    """The case's name from the test's file on: paths differ between machines."""
+    return f"{'/'.join(item.path.parts[-2:])}::{item.nodeid.split('::', 1)[1]}"
