@@ -3,6 +3,7 @@
     python -m tests.upstream                 # all: mil/ops/tests and test_torch_ops.py, on every core
     python -m tests.upstream --suite mil     # or torch
     python -m tests.upstream --one-in 20     # a sample of each test function's cases
+    python -m tests.upstream --record        # all, and keep the counts that the README states
 
 Exit code 0 when every case that came to a prediction passed or is explained in `explained.py`, else 1.
 """
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from .explained import EXPLAINED, explanation
 _MIL = Path(coremltools.__file__).parent / "converters" / "mil"
 SUITES = {"mil": _MIL / "mil" / "ops" / "tests", "torch": _MIL / "frontend" / "torch" / "test" / "test_torch_ops.py"}
 ROOT = Path(__file__).parents[2]
+COUNTS = Path(__file__).with_name("counts.json")
 
 
 def main() -> int:
@@ -35,14 +39,60 @@ def main() -> int:
     parser.add_argument("--one-in", type=int, default=1, help="a sample: one case in so many of each test function")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--limit", type=int, default=300, help="seconds after which one case has failed (default 300)")
+    parser.add_argument("--record", action="store_true", help="write counts.json, from which the README is generated")
     parser.add_argument("--results", type=Path, help="where to keep the JSON lines, one for each case")
     arguments = parser.parse_args()
-    good = True
+    if arguments.record and (arguments.suite, arguments.one_in) != ("all", 1):
+        parser.error("--record keeps the counts of everything; leave out --suite and --one-in")
+    good, counted = True, {}
     for suite in SUITES if arguments.suite == "all" else [arguments.suite]:
         started = time.perf_counter()
         results, broken = run(suite, arguments)
-        good = summarise(suite, results, time.perf_counter() - started, arguments.one_in == 1) and good and not broken
+        counts = count(results)
+        counted[suite] = asdict(counts)
+        report(suite, results, counts, time.perf_counter() - started)
+        if arguments.one_in == 1:
+            report_unused(suite, results)
+        good = good and not broken and counts.reached > 0 and counts.unexplained == 0
+    if arguments.record and good:
+        COUNTS.write_text(json.dumps({"versions": versions(), **counted}, indent=2) + "\n")
     return 0 if good else 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many cases did what. All have an ML Program backend, or none at all."""
+
+    cases: int
+    reached: int
+    "came to a prediction"
+    passed: int
+    failed: int
+    unexplained: int
+    "of those that failed"
+    own: int
+    "came to a prediction, and are expected to fail, or skipped, by the tests themselves"
+    not_converted: int
+    "failed before any prediction: the host's conversion on these versions"
+
+    @property
+    def share(self) -> float:
+        """Per cent of the judged cases that passed."""
+        return 100 * self.passed / (self.passed + self.failed)
+
+
+def count(results: list[dict[str, Any]]) -> Counts:
+    reached = [each for each in results if each["reached"]]
+    outcomes = Counter(each["outcome"] for each in reached)
+    return Counts(
+        cases=len(results), reached=len(reached), passed=outcomes["passed"], failed=outcomes["failed"],
+        unexplained=sum(explanation(each["case"]) is None for each in reached if each["outcome"] == "failed"),
+        own=outcomes["skipped"],
+        not_converted=sum(each["outcome"] == "failed" for each in results if not each["reached"]))
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("coremltools", "torch", "numpy")}
 
 
 def run(suite: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
@@ -72,31 +122,26 @@ def _command(suite: str, index: int, file: Path, arguments: argparse.Namespace) 
             str(SUITES[suite])]
 
 
-def summarise(suite: str, results: list[dict[str, Any]], seconds: float, whole: bool) -> bool:
-    """Print the counts; True when nothing is unexplained."""
-    reached = [each for each in results if each["reached"]]
-    failed = [each for each in reached if each["outcome"] == "failed"]
-    strange = [each for each in failed if explanation(each["case"]) is None]
-    passed = [each for each in reached if each["outcome"] == "passed"]
-    own = len(reached) - len(failed) - len(passed)
-    before = Counter(each["outcome"] for each in results if not each["reached"])
-    judged = len(passed) + len(failed)
-    share = 100 * len(passed) / judged if judged else 0.0
-    print(f"{suite}: {len(results)} cases with an ML Program backend in {seconds:.0f} s; {len(reached)} came to a "
-          f"prediction: {len(passed)} passed, {len(failed)} failed ({len(failed) - len(strange)} of them explained), "
-          f"{own} are expected by the tests themselves to fail on a Mac = {share:.2f} % passed")
-    print(f"{suite}: before any prediction: {before['passed']} passed, {before['skipped']} skipped, "
-          f"{before['failed']} failed (the host's conversion on these versions)")
-    for each in strange:
-        print(f"  UNEXPLAINED {each['case']}: {each['message'][:200]!r}")
-    if whole:
-        unused = [entry for entry in EXPLAINED if entry.suite == suite and not any(
-            entry.covers(each["case"]) for each in failed)]
-        for entry in unused:
-            print(f"  NEVER NEEDED {entry.pattern}: {entry.reason}")
+def report(suite: str, results: list[dict[str, Any]], counts: Counts, seconds: float) -> None:
+    """Print the counts, what is unexplained, and the slowest."""
+    print(f"{suite}: {counts.cases} cases in {seconds:.0f} s; {counts.reached} came to a prediction: {counts.passed} "
+          f"passed, {counts.failed} failed ({counts.failed - counts.unexplained} of them explained), {counts.own} are "
+          f"skipped or expected to fail by the tests themselves; {counts.not_converted} fail before, in the conversion")
+    if counts.passed:
+        print(f"{suite}: {counts.share:.2f} % of those judged pass")
+    for each in results:
+        if each["reached"] and each["outcome"] == "failed" and explanation(each["case"]) is None:
+            print(f"  UNEXPLAINED {each['case']}: {each['message'][:200]!r}")
     slowest = sorted(results, key=lambda each: -each["seconds"])[:10]
     print(f"{suite}: slowest: " + "; ".join(f"{each['seconds']:.0f} s {each['case'][:90]}" for each in slowest))
-    return bool(judged) and not strange
+
+
+def report_unused(suite: str, results: list[dict[str, Any]]) -> None:
+    """Explanations that no failure needs any more."""
+    failed = [each["case"] for each in results if each["outcome"] == "failed"]
+    for entry in EXPLAINED:
+        if entry.suite == suite and not any(entry.covers(case) for case in failed):
+            print(f"  NEVER NEEDED {entry.pattern}: {entry.reason}")
 
 
 if __name__ == "__main__":

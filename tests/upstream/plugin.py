@@ -6,6 +6,7 @@ It makes the tests believe that prediction is available and routes `MLModel.pred
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import zlib
@@ -51,7 +52,7 @@ MLModel.make_state = lambda self: _predictor(self).make_state()
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("upstream")
     group.addoption("--shard", default="0/1", help="I/N: every Nth case, from the Ith")
-    group.addoption("--one-in", type=int, default=1, help="keep one case in so many of each test function, at least one")
+    group.addoption("--one-in", type=int, default=1, help="one case in so many of each test function")
     group.addoption("--limit", type=int, default=120, help="seconds after which a case has failed")
     group.addoption("--results", help="file to append one JSON line per case to")
 
@@ -71,6 +72,12 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     chosen = {id(item) for item in kept}
     items[:] = [item for item in items if id(item) in chosen]
     config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """`ct.convert` collects garbage each time, and would walk over all the collected cases: half a second a case."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_neural_network(item: Any) -> bool:
