@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import types
 from ..core.errors import AnePassesError, InputError
 from .inputs import Inputs
 from .numeric import Precision, is_tensor_value
+from .quirks import in_force
 from .registry import Kernel
 
 __all__ = ["Machine", "StateCell", "last_uses"]
@@ -122,15 +123,17 @@ class Machine:
         return self.precision.store(value, var.dtype)
 
     def _evaluate(self, op: Any) -> Sequence[Any]:
-        inputs = Inputs(op, self)
+        inputs: Any = Inputs(op, self)
+        faults = in_force(self.quirks, op)
         try:
+            for fault in faults:
+                inputs = fault.operands(op, inputs)
             results = self.kernels[op.op_type](op, inputs)
+            outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+            for fault in faults:
+                outputs = tuple(fault.results(op, inputs, outputs))
         except AnePassesError:
             raise  # already says what is wrong, and in which op of a nested block
         except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}") from error
-        outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
-        for quirk in self.quirks:
-            if op.op_type in quirk.op_types:
-                outputs = quirk.apply(op, inputs, outputs)
         return outputs

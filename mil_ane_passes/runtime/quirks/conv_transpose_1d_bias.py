@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from .base import Quirk
+
 __all__ = ["ConvTranspose1dBias"]
 
 
-class ConvTranspose1dBias:
-    """For a rank-3 `conv_transpose` with a non-zero bias, the bias reaches only the first values of each channel.
+class ConvTranspose1dBias(Quirk):
+    """The bias of a rank-3 `conv_transpose` reaches only the first values of each channel.
 
-    Published for `ConvTranspose1d(768, 384, 7, stride=3, padding=2)` on (1, 768, 600), target iOS18; chip and OS are
-    not stated. The report says "only the first few values of each channel"; the number 8 is our choice. Rank 4 is
-    reported right.
+    Published: `ConvTranspose1d(768, 384, 7, stride=3, padding=2)` on (1, 768, 600), target iOS18; another layer, of
+    another size, was right, and so is rank 4. Chip and OS are not stated, nor which sizes are struck: that all are is
+    our choice. The report says "only the first few values of each channel"; the number 8 is our choice. It names no
+    type, so ops declared fp32 are struck as well.
     """
 
     name: ClassVar[str] = "conv_transpose_1d_bias"
     source: ClassVar[str] = "https://zhaode.wang/2025/08/18/coreml-conv1d"
     op_types: ClassVar[tuple[str, ...]] = ("conv_transpose",)
+    any_float: ClassVar[bool] = True
 
     #: how many values of each output channel still get the bias
     reach: ClassVar[int] = 8
 
-    def apply(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Runs the op again without its bias and adds the bias to the first values only."""
-        from ..ops.conv import transposed
+    def operands(self, op: Any, inputs: Any) -> Any:
+        """The bias left out; beside it, what arrives of it."""
+        from ._operands import ARRIVING_BIAS, Operands
 
         bias = inputs.get("bias")
-        if inputs["x"].dim() != 3 or bias is None or not bias.any():
-            return outputs
-        faulty = transposed(inputs) + 0.0
-        faulty[:, :, : self.reach] += bias.view(1, -1, 1)
-        return (faulty,)
+        if bias is None or inputs["x"].dim() != 3 or not bias.any():
+            return inputs
+        return Operands(inputs, {"bias": None, ARRIVING_BIAS: bias.reshape(1, -1, 1).expand(-1, -1, self.reach)})
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The bias added to the first values."""
+        from ._operands import ARRIVING_BIAS, start_of_sums
+
+        (y,) = outputs
+        return outputs if inputs.get(ARRIVING_BIAS) is None else (y + start_of_sums(inputs, y),)

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+from .base import Quirk
 
 __all__ = ["MacOverflow32768"]
 
 
-class MacOverflow32768:
-    """Convolutions and matrix products that reach 32768 in magnitude become infinite.
+class MacOverflow32768(Quirk):
+    """An fp16 convolution or matrix product is infinite once a partial sum of it reaches 32768 in magnitude.
 
-    Published for M2 Pro, M4, M5 and M6: a partial sum or a bias that reaches 32768 gives a sticky infinity. The order
-    of the partial sums is not known, so only the bias and the finished sum are looked at here; the faulty machine may
-    overflow where this does not.
+    Published: for M4 and M6, the bias is the first term of the sum, and once a partial sum reaches 32768 the result is
+    infinite and stays so, even if later products bring the sum back; the limit does not depend on the weights. For M2
+    Pro and M5, matrix products above about 32752 are infinite. The order of the products is not published; ours: over
+    the contracted axis from first to last, for convolutions over the input channels and within one over the elements of
+    the input from first to last. The sign is that of the first partial sum that is too large. Sums are taken in float64
+    of the operands as they are: that the accumulator counts in steps of 2**-16 and drops the smallest products, also
+    published, is not imitated. What NaN goes into comes out as NaN. Not concerned: 8-bit products, whose accumulator is
+    another, and `scaled_dot_product_attention`: where its scale is applied, before or after the product, is not known.
     """
 
     name: ClassVar[str] = "mac_overflow_32768"
     source: ClassVar[str] = (
         "https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 (notes/numerics.md, notes/defects.md); "
-        "https://github.com/sbryngelson/ANEForge (docs/numeric-cliffs.md)"
+        "https://github.com/sbryngelson/ANEForge (docs/numeric-cliffs.md); "
+        "https://github.com/sbryngelson/ANEForge/issues/115"
     )
     op_types: ClassVar[tuple[str, ...]] = ("conv", "conv_transpose", "linear", "matmul", "einsum")
+    last: ClassVar[bool] = True
 
-    #: the magnitude from which on a sum is infinite
+    #: the magnitude from which on a partial sum is infinite
     limit: ClassVar[float] = 32768.0
 
-    def apply(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Infinities of the same sign in place of what is too large."""
-        import torch
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Infinities where a partial sum is too large."""
+        from ._partial_sums import with_overflows
 
         (y,) = outputs
-        if not y.is_floating_point():
-            return outputs
-        over = y.abs() >= self.limit
-        faulty = torch.where(over, torch.copysign(torch.full_like(y, math.inf), y), y)
-        bias = inputs.get("bias") if inputs.accepts("bias") else None
-        if bias is not None:
-            # The bias starts the sum: once it is too large, so is its whole channel.
-            channel = bias if op.op_type == "linear" else bias.reshape(-1, *(1,) * (y.dim() - 2))
-            start = torch.copysign(torch.full_like(channel, math.inf), channel)
-            faulty = torch.where(channel.abs() >= self.limit, start.expand_as(y), faulty)
-        return (faulty,)
+        return (with_overflows(y, inputs, self.limit),)

@@ -1,0 +1,49 @@
+"""Operands as a faulty machine reads them. Needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..inputs import Inputs
+
+__all__ = ["ARRIVING_BIAS", "Operands", "decoded", "start_of_sums"]
+
+#: a name no op has an input of: the bias per channel and position (1, C, n) when it reaches only the first n positions
+ARRIVING_BIAS = "bias that arrives"
+
+
+class Operands(Inputs):
+    """`inputs` with some of them replaced; None leaves one out."""
+
+    def __init__(self, inputs: Inputs, replaced: dict[str, Any]) -> None:
+        super().__init__(inputs.op, inputs.machine)
+        self._inputs = inputs
+        self._replaced = replaced
+
+    def get(self, name: str) -> Any:
+        """The replacement, or what the replaced inputs have."""
+        return self._replaced[name] if name in self._replaced else self._inputs.get(name)
+
+
+def start_of_sums(inputs: Inputs, y: torch.Tensor) -> torch.Tensor:
+    """What the sums of products behind each element of `y` start from: the bias, where it arrives, else zero."""
+    arriving, bias = inputs.get(ARRIVING_BIAS), inputs.get("bias")
+    start = torch.zeros_like(y)
+    if arriving is not None:
+        start[..., : arriving.shape[-1]] = arriving[..., : y.shape[-1]]
+    elif bias is not None:
+        start += bias if inputs.op.op_type == "linear" else bias.reshape(-1, *(1,) * (y.dim() - 2))
+    return start
+
+
+def decoded(x: torch.Tensor) -> torch.Tensor:
+    """`x` with what fp16 cannot hold read as if the exponent field of all ones were an ordinary exponent.
+
+    Infinities become ±2**16. Every NaN becomes 1.5 * 2**16, as the usual one, 0x7E00: payload and sign of a NaN
+    depend on the machine that runs this.
+    """
+    half = x.half()
+    large = torch.where(half.isnan(), 1.5 * 2.0**16, torch.copysign(torch.full_like(x, 2.0**16), x))
+    return torch.where(half.isfinite(), x, large)

@@ -1,0 +1,189 @@
+"""The partial sums behind convolutions and matrix products, formed only where they may be too large. Needs torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ..inputs import Inputs
+from ..ops.conv import _transposed_window, forward_pads
+from ._operands import Operands, start_of_sums
+
+__all__ = ["with_overflows"]
+
+#: products held at once: 32 MB of float64
+_AT_ONCE = 1 << 22
+#: products summed as one block; an output is looked into when a block may bring it over the limit: few if it is short
+_BLOCK = 24
+#: a sum of magnitudes is rounded itself: one part in a hundred covers some hundred thousand float32 terms
+_SLACK = 1.01
+
+
+class _Products(NamedTuple):
+    """The products behind each output: `left` and `right`, picked by the output's place, multiplied elementwise.
+
+    The outputs are viewed as `shape`. The leading axes of `left` are the output axes `left_axes`, those of `right` the
+    output axes `right_axes`; their other axes, one at least, are summed, in row-major order.
+    """
+
+    shape: tuple[int, ...]
+    left: torch.Tensor
+    right: torch.Tensor
+    left_axes: tuple[int, ...]
+    right_axes: tuple[int, ...]
+
+    def terms(self) -> int:
+        """How many products an output sums."""
+        return math.prod(self.left.shape[len(self.left_axes) :])
+
+    def blocks(self) -> Iterator[_Products]:
+        """Stretches of the sums, in order: as many products each as `_BLOCK` and `_AT_ONCE` allow."""
+        axis, other = len(self.left_axes), len(self.right_axes)
+        extent = self.left.shape[axis]
+        rows = max(math.prod(self.left.shape[:axis]), math.prod(self.right.shape[:other]), 1)
+        size = max(1, min(_BLOCK, _AT_ONCE // rows) * extent // max(1, self.terms()))
+        for first in range(0, extent, size):
+            length = min(size, extent - first)
+            left, right = self.left.narrow(axis, first, length), self.right.narrow(other, first, length)
+            yield self._replace(left=left.double(), right=right.double())
+
+    def total(self) -> torch.Tensor:
+        """All sums."""
+        summed = range(len(self.shape), len(self.shape) + self.left.dim() - len(self.left_axes))
+        return torch.einsum(
+            self.left, [*self.left_axes, *summed], self.right, [*self.right_axes, *summed], list(range(len(self.shape)))
+        )
+
+
+def with_overflows(y: torch.Tensor, inputs: Inputs, limit: float) -> torch.Tensor:
+    """`y` with an infinity for each element one of whose partial sums reaches `limit`, signed as the first such sum.
+
+    Takes one more run of the op, on magnitudes. Where that leaves a doubt, two more in float64, and time linear in the
+    products of the stretches in doubt. Beyond copies of operands and results, the memory is bounded.
+    """
+    start = start_of_sums(inputs, y)
+    places = (~(_bound(inputs, start) < limit)).flatten().nonzero().squeeze(1)
+    if not places.numel():
+        return y
+    products = _PRODUCTS[inputs.op.op_type](inputs, y)
+    start, sign = start.flatten().double(), torch.zeros(y.numel(), dtype=torch.float64)
+    if places.numel() * products.terms() <= _AT_ONCE:
+        sign[places] = _first_overflow(products, places, start[places], limit)
+    else:
+        _block_by_block(products, start, limit, sign)
+    sign = sign.reshape(y.shape).to(y.dtype)
+    return torch.where(sign == 0, y, sign * math.inf)
+
+
+def _block_by_block(products: _Products, sums: torch.Tensor, limit: float, sign: torch.Tensor) -> None:
+    """Fills `sign` as `_first_overflow` says, looking into a block only where it may matter; `sums` is the start."""
+    for block in products.blocks():
+        magnitude = block._replace(left=block.left.abs(), right=block.right.abs()).total().flatten()
+        doubt = ~(sums.abs() + _SLACK * magnitude < limit) & (sign == 0) & ~sums.isnan()
+        for places in doubt.nonzero().squeeze(1).split(max(1, _AT_ONCE // max(1, block.terms()))):
+            sign[places] = _first_overflow(block, places, sums[places], limit)
+        sums = sums + block.total().flatten()
+
+
+def _bound(inputs: Inputs, start: torch.Tensor) -> torch.Tensor:
+    """For each element a number that no partial sum of it exceeds in magnitude: the sum of all magnitudes."""
+    names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
+    magnitudes: dict[str, Any] = {"bias": None}
+    for name in names.get(inputs.op.op_type, ("x", "weight")):
+        value = inputs[name]
+        magnitudes[name] = [each.abs() for each in value] if isinstance(value, list) else value.abs()
+    sums: torch.Tensor = inputs.machine.kernels[inputs.op.op_type](inputs.op, Operands(inputs, magnitudes))
+    return (sums + start.abs()) * _SLACK
+
+
+def _first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:
+    """For each flat output index in `places`: the sign of the first partial sum that reaches `limit`, or 0."""
+    index = torch.unravel_index(places, products.shape)
+    left = products.left[tuple(index[axis] for axis in products.left_axes)].flatten(1).double()
+    right = products.right[tuple(index[axis] for axis in products.right_axes)].flatten(1).double()
+    sums = torch.cat([start[:, None], left.mul_(right)], dim=1).cumsum_(1)
+    too_large = sums.abs() >= limit
+    first = too_large.to(torch.uint8).argmax(1, keepdim=True)
+    return (sums.gather(1, first).sign() * too_large.gather(1, first)).squeeze(1)
+
+
+def _linear(inputs: Inputs, y: torch.Tensor) -> _Products:
+    weight = inputs["weight"]
+    x = inputs["x"].reshape(-1, weight.shape[1])
+    return _Products((x.shape[0], weight.shape[0]), x, weight, (0,), (1,))
+
+
+def _matmul(inputs: Inputs, y: torch.Tensor) -> _Products:
+    left, right = inputs["x"], inputs["y"]
+    left = left[None] if left.dim() == 1 else left.mT if inputs.value("transpose_x") else left
+    right = right if inputs.value("transpose_y") else right.mT
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
+    axes = tuple(range(len(batch)))
+    rows, columns = len(batch), len(batch) + 1
+    return _Products((*batch, left.shape[-2], right.shape[-2]), left, right, (*axes, rows), (*axes, columns))
+
+
+def _einsum(inputs: Inputs, y: torch.Tensor) -> _Products:
+    """The two equations of the op: the last axis of the first operand against the last but two of the second."""
+    left, right = inputs["values"]
+    right = right.movedim(-3, -1)
+    rank = y.dim()
+    left = left.expand(*y.shape[:-1], left.shape[-1])
+    right = right.expand(*y.shape[:-3], *y.shape[-2:], right.shape[-1])
+    return _Products(tuple(y.shape), left, right, tuple(range(rank - 1)), (*range(rank - 3), rank - 2, rank - 1))
+
+
+def _conv(inputs: Inputs, y: torch.Tensor) -> _Products:
+    x, weight = inputs["x"], inputs["weight"]
+    strides, dilations = inputs.values("strides"), inputs.values("dilations")
+    reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
+    pads = forward_pads(inputs, list(x.shape[2:]), reach, strides)
+    return _windows(_padded(x, pads), weight, y, strides, dilations, inputs.value("groups"))
+
+
+def _conv_transpose(inputs: Inputs, y: torch.Tensor) -> _Products:
+    """As a convolution: zeros between the elements of the input, the kernel turned round."""
+    x, weight, groups = inputs["x"], inputs["weight"], inputs.value("groups")
+    strides, dilations = inputs.values("strides"), inputs.values("dilations")
+    rank = x.dim() - 2
+    spread = x.new_zeros(*x.shape[:2], *((extent - 1) * step + 1 for extent, step in zip(x.shape[2:], strides)))
+    spread[(..., *(slice(None, None, step) for step in strides))] = x
+    reach = [(size - 1) * step for size, step in zip(weight.shape[2:], dilations)]
+    full = [extent + more for extent, more in zip(spread.shape[2:], reach)]
+    same = [extent * step for extent, step in zip(x.shape[2:], strides)]
+    starts, _ = _transposed_window(inputs, full, same, False)
+    pads = [(reach[axis] - starts[axis], starts[axis] + y.shape[2 + axis] - spread.shape[2 + axis])
+            for axis in range(rank)]
+    turned = weight.flip(list(range(2, rank + 2))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    return _windows(_padded(spread, pads), turned, y, [1] * rank, dilations, groups)
+
+
+def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
+    return functional.pad(x, [amount for pair in reversed(pads) for amount in pair]).contiguous()
+
+
+def _windows(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, strides: list[int], dilations: list[int], groups: int
+) -> _Products:
+    """A convolution of the padded `x`: each output's window of the input is a view, not a copy."""
+    each = weight.shape[1]
+    size = (x.shape[0], groups, *y.shape[2:], each, *weight.shape[2:])
+    steps = [step * stride for step, stride in zip(x.stride()[2:], strides)]
+    taps = [step * dilation for step, dilation in zip(x.stride()[2:], dilations)]
+    windows = x.as_strided(size, (x.stride(0), each * x.stride(1), *steps, x.stride(1), *taps))
+    shape = (x.shape[0], groups, weight.shape[0] // groups, *y.shape[2:])
+    return _Products(shape, windows, weight.unflatten(0, (groups, -1)), (0, 1, *range(3, len(shape))), (1, 2))
+
+
+_PRODUCTS: dict[str, Callable[[Inputs, torch.Tensor], _Products]] = {
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "einsum": _einsum,
+    "linear": _linear,
+    "matmul": _matmul,
+}

@@ -1,0 +1,34 @@
+"""A log-sum-exp drops to zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import HALF_OVERFLOW, Quirk
+
+__all__ = ["LogSumExpCliff"]
+
+
+class LogSumExpCliff(Quirk):
+    """An fp16 `reduce_log_sum_exp` whose sum of exponentials overflows fp16 is 0.
+
+    Published: over 32 equal channels the output falls from 11.10 to 0 at x = 7.63, which is ln(65504 / 32); over x
+    and a zero at 11.098, which is ln(65504 / 1). That is a sum taken without subtracting the maximum first. Published
+    for reductions of the channel axis and of a stacked axis; that every axis is struck is our choice.
+    """
+
+    name: ClassVar[str] = "log_sum_exp_cliff"
+    source: ClassVar[str] = (
+        "https://github.com/apple/coremltools/issues/2690; https://github.com/apple/coremltools/pull/2726"
+    )
+    op_types: ClassVar[tuple[str, ...]] = ("reduce_log_sum_exp",)
+
+    #: the first right result that comes out as 0
+    cliff: ClassVar[float] = math.log(HALF_OVERFLOW)
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Zero in place of what is too large."""
+        (y,) = outputs
+        return (y.masked_fill(y >= self.cliff, 0.0),)

@@ -1,0 +1,38 @@
+"""Softplus drops to zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import Quirk
+
+__all__ = ["SoftplusCliff"]
+
+
+class SoftplusCliff(Quirk):
+    """An fp16 `softplus` of more than about 10.4 is 0, and so is what is built on it, such as mish.
+
+    Published: from x = 10.4 on the output is 0 (M3 Max with macOS 26.3.1, M4); on an M5 softplus(10) is right and
+    softplus(11) is 0. So the cliff lies below ln(65504) = 11.09, where fp16 ends, and all reports agree with
+    1 + exp(x) overflowing at 2**15; that it is exactly there is our choice. Mish, x * tanh(softplus(x)), is no op of
+    its own: it falls to 0 with the softplus in it (published: a mean absolute error of 2.955). `softplus_parametric` is
+    not concerned, for nobody reports on it. A softplus spelled log(1 + exp(x)) holds no such op; see `exp_overflow`.
+    """
+
+    name: ClassVar[str] = "softplus_cliff"
+    source: ClassVar[str] = (
+        "https://github.com/apple/coremltools/issues/2687; https://github.com/apple/coremltools/issues/2359; "
+        "https://github.com/apple/coremltools/pull/2618; https://github.com/apple/coremltools/pull/2725; "
+        "https://github.com/sbryngelson/ANEForge/issues/113"
+    )
+    op_types: ClassVar[tuple[str, ...]] = ("softplus",)
+
+    #: the first right result that comes out as 0
+    cliff: ClassVar[float] = math.log(2.0**15)
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Zero in place of what is too large."""
+        (y,) = outputs
+        return (y.masked_fill(y >= self.cliff, 0.0),)
