@@ -43,7 +43,8 @@ class Runtime:
     `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`). `observer` is called
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
-    `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images, defaults.
+    `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
+    defaults.
     """
 
     def __init__(

@@ -49,7 +49,8 @@ class TestShapes:
             assert found.shape == shape
 
     @pytest.mark.parametrize("shape, said", [
-        ((1, 3, 17, 8), "found 17 for axis 2, expected 4 to 16"), ((1, 3, 3, 8), "found 3 for axis 2, expected 4 to 16"),
+        ((1, 3, 17, 8), "found 17 for axis 2, expected 4 to 16"),
+        ((1, 3, 3, 8), "found 3 for axis 2, expected 4 to 16"),
         ((1, 3, 8, 7), "found 7 for axis 3, expected 8 to unbounded"),
         ((1, 4, 8, 8), r"found 4 for axis 1, expected 3 to 3"),
     ])
