@@ -16,18 +16,18 @@ from .core.host import register
 
 if TYPE_CHECKING:
     from . import runtime
-    from .api import rewrite, run, verify
+    from .api import rewrite, run, trace, verify
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .core.pipeline import pipeline
     from .package import Package, load, save
 
 __all__ = [
     "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
-    "rewrite", "run", "runtime", "save", "verify",
+    "rewrite", "run", "runtime", "save", "trace", "verify",
 ]
 
 _HOMES = {
-    ".api": ("rewrite", "run", "verify"),
+    ".api": ("rewrite", "run", "trace", "verify"),
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
     ".core.pipeline": ("pipeline",),
     ".package": ("Package", "load", "save"),

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Program
@@ -24,10 +24,17 @@ from .core.printer import program_diff, program_text
 from .core.query import op_count
 from .core.targets import parse_target
 from .package import CopyAhead, Package, check_destination, load, package_of_mlmodel, save
+from .proof.callables import is_callable_side
+from .proof.outside import compare_with_callable
 from .proof.prove import VerifyReport, compare_programs
+from .proof.trace import traced
 from .report.rewrite import RewriteReport
+from .report.trace import TraceReport
 
-__all__ = ["rewrite", "run", "verify"]
+if TYPE_CHECKING:
+    from .runtime.quirks import Described
+
+__all__ = ["fault_models", "rewrite", "run", "trace", "verify"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
@@ -138,7 +145,7 @@ def _rewrite(
     if diff and report.changed:
         report.diff = program_diff(text, program_text(after.program, names=True))
     if report.changed and prove:
-        report.verify = _prove(before, after, _weakest(report.traces), seeds, progress)
+        report.verify = _prove(before, after, report.traces, seeds, progress)
         if not report.verify.equal:
             report.status = "not proved"
 
@@ -153,16 +160,28 @@ def _copy(opened: _Opened) -> _Opened:
     return _Opened(twin, package, opened.name)
 
 
-def _prove(before: _Opened, after: _Opened, exactness: Exactness, seeds: int, progress: Progress) -> VerifyReport:
+def _prove(
+    before: _Opened, after: _Opened, traces: Sequence[PassTrace], seeds: int, progress: Progress
+) -> VerifyReport:
+    exactness = _weakest(traces)
     if importlib.util.find_spec("torch") is None:
         raise InputError("the proof runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]', or "
                          "--no-verify (verify=False) to write without a proof")
     try:
         return compare_programs(
             before.program, after.program, seeds=seeds, precisions=PROOF_PRECISIONS, exactness=exactness,
-            describe=before.describe, progress=progress)
+            describe=before.describe, progress=progress, mapping=_stand_ins(traces))
     except NotSupported as lacking:
         return VerifyReport("not proved", exactness, reason=f"{lacking}; --no-verify writes without a proof")
+
+
+def _stand_ins(traces: Sequence[PassTrace]) -> dict[str, str]:
+    """Which value stands for one that is gone, after all passes."""
+    found: dict[str, str] = {}
+    for trace in reversed(traces):  # what came later first: a stand-in may have got one of its own
+        for gone, other in reversed(trace.replaced.items()):
+            found[gone] = found.get(other, other)
+    return found
 
 
 def _weakest(traces: Sequence[PassTrace]) -> Exactness:
@@ -185,34 +204,93 @@ def _deliver(
 
 def verify(
     before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
-    exactness: str = "rounding", progress: Progress = _quiet,
+    exactness: str = "rounding", quirks: Sequence[str] = (), tolerance: float | None = None,
+    progress: Progress = _quiet,
 ) -> VerifyReport:
-    """Are two models equal on the same feeds?
+    """Are two models equal on the same feeds? If not, the report's `first` says which op is the first that differs.
 
     `precision` is float64 (is the algebra the same), float32 or float16 (typed execution). `exactness` is "bitwise"
     or "rounding"; rounding at float32 or float16 is judged against the float64 run of `before`. Without `feeds`
-    every function runs on `seeds` seeded draws. Raises InputError for feeds or interfaces that do not fit,
+    every function runs on `seeds` seeded draws. `quirks` names published faults that are imitated in `after` only: a
+    model against itself shows whether the fault hits it, against its rewrite whether that cures it.
+
+    One side may be a torch module (in eval mode) or any callable. It gets the model's inputs in their order, or by
+    name when all the names are its parameters: a module as tensors (integers as int64), anything else as arrays. Its
+    outputs are taken by name from a dictionary with the model's output names, else by position. They pass within
+    `tolerance` times the output's largest value (default 1e-4 for a model all in fp32, 2e-2 where it has fp16 or
+    compressed values); integers have to be equal.
+
+    Raises InputError for feeds or interfaces that do not fit, for a callable that raises, and for an unknown quirk;
     NotSupported (nothing run) for an op the reference runtime lacks.
     """
     if exactness not in ("bitwise", "rounding"):
         raise InputError(f"exactness '{exactness}' is not known; expected bitwise or rounding"
                          f"{nearest(exactness, ('bitwise', 'rounding'))}")
+    if is_callable_side(before) or is_callable_side(after):
+        return _verify_callable(before, after, exactness, tolerance, feeds=feeds, precision=precision, seeds=seeds,
+                                quirks=quirks, progress=progress)
+    if tolerance is not None:
+        raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
     old, new = _open(before), _open(after)
     precisions = (precision,) if precision == "float64" else ("float64", precision)
     return compare_programs(
         old.program, new.program, seeds=seeds, precisions=precisions, exactness=Exactness(exactness), feeds=feeds,
-        describe=old.describe, progress=progress)
+        describe=old.describe, progress=progress, quirks=quirks)
+
+
+def _verify_callable(
+    before: Any, after: Any, exactness: str, tolerance: float | None, *, quirks: Sequence[str], **how: Any
+) -> VerifyReport:
+    program_first = is_callable_side(after)
+    if program_first and is_callable_side(before):
+        raise InputError("both sides are callables; expected a model on one side: its inputs say what to feed")
+    if exactness == "bitwise":
+        raise InputError("exactness 'bitwise' is for two models; a torch module or a callable is judged by tolerance")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
+    if quirks and program_first:
+        raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
+    opened = _open(before if program_first else after)
+    return compare_with_callable(
+        opened.program, after if program_first else before, program_first=program_first, tolerance=tolerance,
+        describe=opened.describe, quirks=quirks, **how)
 
 
 def run(
     src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
-    state: dict[str, Array] | None = None,
+    state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
 ) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
-    `state` holds the states by name and is updated in place. Raises InputError for feeds with wrong names, shapes or
-    dtypes, NotSupported for an op the runtime lacks.
+    `state` holds the states by name and is updated in place; given an empty dict, all are left in it. `quirks` names
+    published faults to imitate. Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown
+    quirk, NotSupported for an op the runtime lacks.
     """
     from .runtime import Runtime
 
-    return dict(Runtime(_open(src).program, function=function, precision=precision)(feeds, state))
+    opened = _open(src)
+    runtime = Runtime(opened.program, function=function, precision=precision, quirks=quirks,
+                      description=opened.describe(function or opened.program.default_function_name))
+    return dict(runtime(feeds, state))
+
+
+def fault_models() -> list[Described]:
+    """Name, one-sentence summary and sources of every published fault that `quirks` may name."""
+    from .runtime.quirks import described
+
+    return described()
+
+
+def trace(
+    src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
+    state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
+) -> TraceReport:
+    """Execute as `run` does and say of each op what its results look like: range, NaN, infinities, what fp16 loses.
+
+    At float32 and float64 this shows where fp16 would overflow, at float16 where it does: see `TraceReport`.
+    """
+    opened = _open(src)
+    found = traced(opened.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
+                   description=opened.describe(function or opened.program.default_function_name))
+    return TraceReport(opened.name, found.function, precision, tuple(quirks), found.outputs, dict(state or {}),
+                       found.rows, found.first)

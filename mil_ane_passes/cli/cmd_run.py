@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
-from .output import read_feeds
+from .arrays import check_target, read_arrays, write_arrays
+from .output import add_format, show
+from .quirks import add_quirk
+
+if TYPE_CHECKING:
+    from ..report.trace import RunReport
 
 HELP = "execute a package on any machine"
 
@@ -20,40 +19,46 @@ HELP = "execute a package on any machine"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     parser.add_argument("--feeds", metavar="F.npz", required=True, help="inputs by name")
-    parser.add_argument("-o", "--output", metavar="OUT.npz", required=True,
-                        help="where the outputs go; replaced if it exists")
+    parser.add_argument("-o", "--output", metavar="OUT.npz",
+                        help="where the outputs go; replaced if it exists; may be left out with --trace")
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float32",
                         help="float16 rounds each value to its declared dtype; default float32")
     parser.add_argument("--function", help="the function to run (default: the package's default function)")
+    parser.add_argument("--state", metavar="S.npz", help="what the states hold at the start, by name (default: zeros)")
+    parser.add_argument("--state-out", metavar="OUT.npz", help="where goes what is left in the states")
+    parser.add_argument("--trace", action="store_true",
+                        help="a line for each op: range, NaN, infinities, what fp16 cannot hold, and where that starts")
+    add_quirk(parser, "in this run")
+    add_format(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..api import run as execute
     from ..proof.compare import as_arrays
 
-    target = Path(arguments.output)
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
-    if target.is_dir():
-        raise InputError(f"'{target}' is a folder; expected the name of an .npz file to write")
-    feeds = read_feeds(arguments.feeds) or {}
-    outputs = as_arrays(execute(arguments.input, feeds, function=arguments.function, precision=arguments.precision))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            _write_npz(file, outputs)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    for name, value in outputs.items():
-        print(f"{name}: {value.dtype}{list(value.shape)}")
+    if arguments.output is None and not arguments.trace:
+        raise InputError("no output; expected -o OUT.npz, or --trace")
+    targets = [None if path is None else check_target(path) for path in (arguments.output, arguments.state_out)]
+    if targets[0] is not None and targets[0] == targets[1]:
+        raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
+    report = _executed(arguments)
+    if targets[1] is not None and not report.states:
+        raise InputError("--state-out: the function has no states, so there is nothing to write; leave it out")
+    for target, arrays in zip(targets, (report.outputs, report.states)):
+        if target is not None:
+            write_arrays(target, as_arrays(arrays))
+    show(report, arguments.format)
     return 0
 
 
-def _write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """What `np.savez` writes, for any names: an output may be called `file`, which is a parameter there."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+def _executed(arguments: argparse.Namespace) -> RunReport:
+    from .. import api
+    from ..report.trace import RunReport
+
+    feeds, state = read_arrays(arguments.feeds) or {}, read_arrays(arguments.state, "state", "state") or {}
+    how: dict[str, Any] = {"function": arguments.function, "precision": arguments.precision, "state": state,
+                           "quirks": arguments.quirks}
+    if arguments.trace:
+        return api.trace(arguments.input, feeds, **how)
+    outputs = api.run(arguments.input, feeds, **how)
+    return RunReport(arguments.input, arguments.function, arguments.precision, tuple(arguments.quirks), outputs, state)

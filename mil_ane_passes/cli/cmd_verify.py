@@ -1,10 +1,12 @@
-"""Are two packages equal? Runs both on the same feeds with the reference runtime and judges the outputs."""
+"""Are two packages equal, and if not, which op is the first that differs? Runs both on the same feeds."""
 
 from __future__ import annotations
 
 import argparse
 
-from .output import add_format, at_least_one, progress_line, read_feeds, show
+from .arrays import read_arrays
+from .output import add_format, at_least_one, progress_line, show
+from .quirks import add_quirk
 
 HELP = "are two packages equal"
 
@@ -17,6 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
     parser.add_argument("--seeds", type=at_least_one, default=3, help="seeded draws per function (default 3)")
+    add_quirk(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
+                      "that cures it")
     add_format(parser)
     parser.set_defaults(run=run, proves=True)
 
@@ -26,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with progress_line() as progress:
         report = verify(
-            arguments.before, arguments.after, feeds=read_feeds(arguments.feeds), precision=arguments.precision,
-            exactness=arguments.exactness, seeds=arguments.seeds, progress=progress)
+            arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
+            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, progress=progress)
     show(report, arguments.format)
     return 0 if report.equal else 1

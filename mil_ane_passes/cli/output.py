@@ -1,22 +1,15 @@
-"""What commands share: printing a report, showing progress, reading feeds."""
+"""What commands share: printing a report, showing progress."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..core.errors import InputError
-
-__all__ = ["add_format", "at_least_one", "progress_line", "read_feeds", "show"]
+__all__ = ["add_format", "at_least_one", "progress_line", "show"]
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -52,22 +45,3 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
-
-
-def read_feeds(path: str | None) -> dict[str, np.ndarray[Any, Any]] | None:
-    """The arrays of an .npz file by name. Raises InputError when it is missing or no .npz of plain arrays."""
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        raise InputError(f"feeds: no file '{path}'; expected an .npz with one array for each input")
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise InputError(f"feeds: '{path}' holds one array; expected an .npz with one array for each input")
-        with archive:
-            return {name: archive[name] for name in archive.files}
-    except InputError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"feeds: cannot read '{path}' ({error}); expected an .npz with one array for each input"
-                         ) from error

@@ -35,6 +35,8 @@ class PassTrace:
     fired: list[Finding] = field(default_factory=list)
     near_misses: list[Finding] = field(default_factory=list)
     strength: Exactness | None = None
+    replaced: dict[str, str] = field(default_factory=dict)
+    "Names of values that are gone, and of the ones that were there already and took their place."
     rounds: int = 0
     ops_before: int = 0
     ops_after: int = 0
@@ -205,6 +207,7 @@ class _Walk:
             raise RuleError(f"{_where(self.rule)} replaced {old} by {new}; expected the same dtype and shape")
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
+                self.trace.replaced[old.name] = new.name
                 editor.replace(old, new)
                 return
             with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's

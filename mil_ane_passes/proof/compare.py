@@ -12,12 +12,14 @@ import numpy as np
 
 from ..core.contract import Exactness
 
-__all__ = ["ALGEBRA", "OutputDifference", "as_arrays", "differences"]
+__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "as_arrays", "differences", "worst"]
 
 Array = np.ndarray[Any, Any]
 
 ALGEBRA = 1e-9
 """At float64, how far rounding may move a value that the algebra leaves alone, as a share of the output's largest."""
+EVERY = "every output"
+"What stands for an output's name where there are none, as the program cannot be run."
 _WORSE = 4.0
 """How many times further from the full-precision result a typed run may be than the run of the program before."""
 
@@ -96,14 +98,14 @@ def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array |
     if old.dtype.kind in "US":
         return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
     if old.dtype.kind != "f":
-        return _worst(name, old, new, np.zeros(old.shape), False)
+        return worst(name, old, new, np.zeros(old.shape), False)
     if exactness is Exactness.BITWISE:
-        return _worst(name, old, new, np.zeros(old.shape), False)
+        return worst(name, old, new, np.zeros(old.shape), False)
     allowed = _allowed(old, truth)
     with np.errstate(invalid="ignore"):
         good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
     good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
-    return _worst(name, old, new, allowed, bool(np.all(good)))
+    return worst(name, old, new, allowed, bool(np.all(good)))
 
 
 def _reference(old: Array, truth: Array | None) -> Array:
@@ -140,7 +142,11 @@ def _same_bits(old: Array, new: Array) -> bool:
     return bool(np.all(_same(old, new)) and np.array_equal(np.signbit(old) & (old == 0), np.signbit(new) & (new == 0)))
 
 
-def _worst(name: str, old: Array, new: Array, allowed: Array, passed: bool) -> OutputDifference:
+def worst(
+    name: str, old: Array, new: Array, allowed: Array, passed: bool, unit_of: Any = None
+) -> OutputDifference:
+    """The element that is furthest off, in arrays of one shape; `unit_of` is the dtype that ULP are counted in, if it
+    is not that of `old`."""
     old64, new64 = old.astype(np.float64), new.astype(np.float64)
     with np.errstate(invalid="ignore"):
         gap = np.abs(new64 - old64)
@@ -150,7 +156,8 @@ def _worst(name: str, old: Array, new: Array, allowed: Array, passed: bool) -> O
     value = old64[index]
     distance = float(gap[index])
     known = bool(np.isfinite(value))
-    unit = _unit(old.dtype, float(value)) if old.dtype.kind == "f" and known else float("nan")
+    dtype = np.dtype(unit_of or old.dtype)
+    unit = _unit(dtype, float(value)) if dtype.kind == "f" and known else float("nan")
     relative = distance / abs(float(value)) if known and value else float("nan")
     return OutputDifference(
         name, False, passed, absolute=distance, relative=relative, ulps=distance / unit, index=index,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Operation, Program
+from coremltools.converters.mil.mil import Block, Function, Operation, Program
 
 from ..core.printer import block_text
 
-__all__ = ["blocks_not_entered"]
+__all__ = ["Place", "blocks_not_entered", "blocks_of"]
 
-_Place = tuple[str, ...]
+Place = tuple[str, ...]
+"Where a block is: the function, and for each level the op's first output and the block's number."
 
 
 def blocks_not_entered(before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]) -> list[str]:
@@ -24,16 +25,21 @@ def blocks_not_entered(before: Program, after: Program, seen_before: set[Block],
     ]
 
 
-def _nested(program: Program) -> Iterator[tuple[_Place, Block]]:
-    """Every nested block under its place: function, and for each level the op's first output and the block's number."""
-    pending: list[tuple[_Place, Block]] = [((name,), function) for name, function in program.functions.items()]
+def _nested(program: Program) -> Iterator[tuple[Place, Block]]:
+    """Every nested block under its place."""
+    for name, function in program.functions.items():
+        yield from (found for found in blocks_of(name, function) if len(found[0]) > 1)
+
+
+def blocks_of(name: str, function: Function) -> Iterator[tuple[Place, Block]]:
+    """The function called `name` and every block nested in it, each under its place, outer blocks first."""
+    pending: list[tuple[Place, Block]] = [((name,), function)]
     while pending:
         place, block = pending.pop()
+        yield place, block
         for op in block.operations:
-            for number, inner in enumerate(op.blocks):
-                found = (*place, f"block {number} of {op.op_type} '{_name(op)}'")
-                yield found, inner
-                pending.append((found, inner))
+            pending += [((*place, f"block {number} of {op.op_type} '{_name(op)}'"), inner)
+                        for number, inner in enumerate(op.blocks)]
 
 
 def _name(op: Operation) -> str:

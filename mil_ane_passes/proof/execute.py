@@ -10,10 +10,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Program
 
 from ..core.errors import InputError, NotSupported
+from ..runtime.interface import apply_description
 from .compare import as_arrays
 from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
-__all__ = ["Execution", "Plan", "Run", "execute", "plans"]
+__all__ = ["Execution", "Plan", "Run", "check_runnable", "execute", "fresh_state", "plans"]
 
 Array = np.ndarray[Any, Any]
 GIVEN = "given feeds"
@@ -52,11 +53,14 @@ def plans(
 ) -> list[Plan]:
     """The runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
 
-    Given `feeds` there is one run, of the default function.
+    Given `feeds` there is one run, of the default function. Raises InputError for feeds that the function's
+    description does not allow.
     """
     if feeds is not None:
         name = program.default_function_name
-        return [Plan(name, GIVEN, dict(feeds), make_state(program.functions[name], 0))]
+        description = describe(name)
+        laid_out = dict(feeds) if description is None else apply_description(description, feeds)
+        return [Plan(name, GIVEN, laid_out, make_state(program.functions[name], 0))]
     made: list[Plan] = []
     for name, function in program.functions.items():
         description = describe(name)
@@ -69,13 +73,23 @@ def plans(
     return made
 
 
+def check_runnable(program: Program, quirks: Sequence[str]) -> None:
+    """Raises what `execute` would for the program or for a quirk, before anything is run."""
+    from ..runtime import Runtime
+
+    for function in program.functions:
+        Runtime(program, function=function, quirks=quirks)
+
+
 def execute(
-    program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None]
+    program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
+    quirks: Sequence[str] = (),
 ) -> Execution:
     """Execute every plan at every precision; what is left in a state counts as an output.
 
-    Raises NotSupported before running anything if an op is lacking, and InputError for feeds that were given and do
-    not fit; drawn feeds that cannot be run leave an error in their `Run`.
+    `quirks` names published faults to imitate. Raises NotSupported before running anything if an op is lacking, and
+    InputError for a quirk that is not known or feeds that were given and do not fit; drawn feeds that cannot be run
+    leave an error in their `Run`.
     """
     from ..runtime import Runtime
 
@@ -83,7 +97,7 @@ def execute(
     done = 0
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
-            runtime = Runtime(program, function=function, precision=precision)
+            runtime = Runtime(program, function=function, precision=precision, quirks=quirks)
             for run in found.runs:
                 if run.plan.function != function or run.error:
                     continue
@@ -94,8 +108,13 @@ def execute(
     return found
 
 
+def fresh_state(plan: Plan) -> dict[str, Array]:
+    """What the states hold at the start of `plan`, for one run to write to."""
+    return {name: value.copy() for name, value in plan.state.items()}
+
+
 def _one(runtime: Any, run: Run, precision: str) -> None:
-    state = {name: value.copy() for name, value in run.plan.state.items()}
+    state = fresh_state(run.plan)
     try:
         outputs = as_arrays(runtime(run.plan.feeds, state))
     except NotSupported:

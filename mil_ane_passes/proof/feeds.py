@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Function, Operation, Var, types
+from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import consumers, static_shape
+from ..core.query import static_shape
+from .domains import domains, whole_numbers
+from .steps import Interval
 
 __all__ = ["ShapeChoice", "make_feeds", "make_state", "shape_choices"]
 
@@ -51,24 +53,45 @@ def shape_choices(function: Function, description: Any = None) -> list[ShapeChoi
 
 
 def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
-    """Feeds for `function` at `choice`: normal draws for floats, pixels for images, ids in range for integers."""
+    """Feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
+
+    A float that is used as a number of something (cast to an integer that selects) is drawn as one.
+    """
     random = np.random.default_rng(seed)
     images = {feature.name for feature in description.input if feature.type.HasField("imageType")} \
         if description is not None else set()
-    feeds: dict[str, Any] = {}
-    for name, shape in choice.shapes.items():
-        var = function.inputs[name]
-        dtype = types.nptype_from_builtin(var.dtype)
-        if name in images:
-            feeds[name] = random.integers(0, 256, shape).astype(dtype)
-        elif types.is_float(var.dtype):
-            feeds[name] = random.standard_normal(shape).astype(dtype)
-        elif var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
-            one = int(np.prod(shape)) == 1
-            feeds[name] = np.full(shape, seed % 2 == 0) if one else random.integers(0, 2, shape).astype(bool)
-        else:
-            feeds[name] = random.integers(0, _bound(var), shape).astype(dtype)
-    return feeds
+    wanted = domains(function, _sizes(function, choice.shapes))
+    return {name: _drawn(random, function.inputs[name], shape, seed, wanted[name], name in images)
+            for name, shape in choice.shapes.items()}
+
+
+def _drawn(random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, wanted: Interval, image: bool
+           ) -> Any:
+    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    if image:
+        return random.integers(0, 256, shape).astype(dtype)
+    if var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
+        one = int(np.prod(shape)) == 1
+        return np.full(shape, seed % 2 == 0) if one else random.integers(0, 2, shape).astype(bool)
+    if types.is_float(var.dtype):
+        if math.isinf(wanted[1]):
+            return random.standard_normal(shape).astype(dtype)
+        lowest, highest = -_exact(dtype), _exact(dtype)
+    else:
+        lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    first, last = whole_numbers(wanted, lowest, highest, _INTEGER)
+    return random.integers(first, last, shape, endpoint=True).astype(dtype)
+
+
+def _exact(dtype: np.dtype[Any]) -> int:
+    """Up to which whole number every one has a float of that dtype."""
+    return 1 << (np.finfo(dtype).nmant + 1)
+
+
+def _sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
+    """The extent of each symbol when the inputs have these shapes."""
+    return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
+            if is_symbolic(dim)}
 
 
 def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
@@ -137,39 +160,3 @@ def _same_symbol_same_size(function: Function, shapes: dict[str, tuple[int, ...]
         result[name] = tuple(
             sizes.setdefault(dim, extent) if is_symbolic(dim) else extent for dim, extent in zip(dims, shape))
     return result
-
-
-def _bound(var: Var) -> int:
-    """How large an integer input may be: the extent of the table it indexes, as far as that can be followed."""
-    extents = [extent for op, reached in _readers(var) for extent in _table_extent(op, reached)]
-    return min(extents, default=_INTEGER)
-
-
-_PASSES_ON = frozenset({"cast", "identity", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index",
-                        "slice_by_size", "select", "add", "concat", "stack"})
-
-
-def _readers(var: Var) -> Iterator[tuple[Operation, Var]]:
-    seen: set[Var] = set()
-    pending = [var]
-    while pending:
-        reached = pending.pop()
-        if reached in seen:
-            continue
-        seen.add(reached)
-        for op in consumers(reached):
-            yield op, reached
-            if op.op_type in _PASSES_ON:
-                pending.extend(op.outputs)
-
-
-def _table_extent(op: Operation, var: Var) -> list[int]:
-    if op.op_type in ("gather", "gather_along_axis") and op.indices is var and op.axis is not None:
-        extent = op.x.shape[int(op.axis.val)]
-    elif op.op_type == "gather_nd" and op.indices is var:
-        extent = min((d for d in op.x.shape if not is_symbolic(d)), default=_INTEGER)
-    elif op.op_type == "one_hot" and op.indices is var and op.one_hot_vector_size.val is not None:
-        extent = int(op.one_hot_vector_size.val)
-    else:
-        return []
-    return [] if is_symbolic(extent) else [int(extent)]

@@ -11,9 +11,11 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
-from .compare import OutputDifference, differences
+from .bisect import first_difference
+from .compare import EVERY, OutputDifference, differences
 from .coverage import blocks_not_entered
-from .execute import Execution, execute, plans
+from .difference import FirstDifference
+from .execute import Execution, check_runnable, execute, plans
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 
@@ -30,6 +32,14 @@ class Case:
     precision: str
     outputs: list[OutputDifference]
 
+    @property
+    def failed(self) -> list[OutputDifference]:
+        return [output for output in self.outputs if not output.passed]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
     def to_dict(self) -> dict[str, Any]:
         return {"function": self.function, "feeds": self.feeds, "precision": self.precision,
                 "outputs": [output.to_dict() for output in self.outputs]}
@@ -45,6 +55,12 @@ class VerifyReport:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     "What was not compared, and why."
+    first: FirstDifference | None = None
+    "Where two programs part, in the first run whose outputs differ; None when that cannot be told."
+    quirks: tuple[str, ...] = ()
+    "The published faults that were imitated in the second."
+    tolerance: float | None = None
+    "How far a callable's outputs may be off, as a share of each output's largest value; None between programs."
 
     @property
     def equal(self) -> bool:
@@ -56,20 +72,28 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
-                "reason": self.reason, "notes": self.notes, "cases": [case.to_dict() for case in self.cases]}
+                "tolerance": self.tolerance, "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes,
+                "first_difference": self.first.to_dict() if self.first else None,
+                "cases": [case.to_dict() for case in self.cases]}
 
     def __str__(self) -> str:
         if self.status == "not proved":
             return f"not proved: {self.reason}"
         runs = f"{len(self.cases)} runs at {', '.join(dict.fromkeys(case.precision for case in self.cases))}"
+        faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
+        notes = [f"  {note}" for note in self.notes]
         if self.equal:
-            how = "bit for bit" if self.equal_bits else f"judged as {self.exactness.value}"
-            return "\n".join([f"equal in {runs}, {how}", *(f"  {note}" for note in self.notes)])
-        lines = [f"different, judged as {self.exactness.value} ({runs})"]
+            same = self.equal_bits and self.tolerance is None
+            return "\n".join([f"equal in {runs}, {'bit for bit' if same else self._judged_as()}{faults}", *notes])
+        lines = [f"different, {self._judged_as()} ({runs}){faults}"]
         for case in self.cases:
-            lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}"
-                      for output in case.outputs if not output.passed]
-        return "\n".join(lines)
+            lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}" for output in case.failed]
+        return "\n".join([*lines, *notes, *([str(self.first)] if self.first else [])])
+
+    def _judged_as(self) -> str:
+        if self.tolerance is None:
+            return f"judged as {self.exactness.value}"
+        return f"judged within {self.tolerance:g} of the output's scale"
 
 
 def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyReport:
@@ -87,13 +111,13 @@ def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyR
         for precision, results in old.results.items():
             if precision not in new.results:
                 reason = f"the program after cannot run: {new.error}"
-                lost = OutputDifference("every output", False, False, reason=reason)
+                lost = OutputDifference(EVERY, False, False, reason=reason)
                 report.cases.append(Case(old.plan.function, old.plan.label, precision, [lost]))
                 continue
             truth = old.results.get("float64") if precision != "float64" else None
             found = differences(results, new.results[precision], exactness, truth)
             report.cases.append(Case(old.plan.function, old.plan.label, precision, found))
-    if not all(output.passed for case in report.cases for output in case.outputs):
+    if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
         report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[0]}"
@@ -104,21 +128,35 @@ def compare_programs(
     before: Program, after: Program, *, seeds: int = 3, precisions: Sequence[str] = ("float64",),
     exactness: Exactness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
+    quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None,
 ) -> VerifyReport:
     """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
 
-    "not proved" when nothing could be run, or when the runs never entered a nested block in which the two differ.
+    `quirks` names published faults to imitate in `after`; `before` runs faithfully. `mapping` (name before -> name
+    after) helps to find the first difference where a rewrite put one value in the place of another. "not proved" when
+    nothing could be run, or when the runs never entered a nested block in which the two differ.
     """
     _same_interface(before, after)
+    check_runnable(after, quirks)
     made = plans(before, seeds, describe, feeds)
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
-    new = execute(after, made, precisions, lambda text: progress(f"after, {text}"))
+    new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = judged(old, new, exactness)
+    report.quirks = tuple(quirks)
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
     if report.equal and unseen:
         report.status = "not proved"
         report.reason = f"what was run never entered {unseen[0]}, in which the programs differ"
+    if report.status == "different":
+        progress("looking for the first difference")
+        case = next(case for case in report.cases if not case.passed)
+        plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
+        try:
+            report.first = first_difference(before, after, plan, case.precision, exactness, case.failed, quirks=quirks,
+                                            mapping=mapping)
+        except OSError as error:  # no room for temporary files; the verdict stands
+            report.notes.append(f"the first difference could not be found: {error}")
     return report
 
 

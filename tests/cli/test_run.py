@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import stat
 
+import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -101,3 +103,115 @@ def test_run_of_an_op_that_cannot_be_run_says_so(source, feeds, tmp_path, monkey
     monkeypatch.delitem(load_kernels(), "tanh")
     assert main(["run", source, "--feeds", feeds, "-o", str(tmp_path / "out.npz")]) == 2
     assert capsys.readouterr().err.startswith("mil-ane-passes: the reference runtime has no kernel for: tanh ('")
+
+
+class Remembers(torch.nn.Module):
+    """Adds what it gets to what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2, 3, dtype=torch.float16))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total * 2
+
+
+@pytest.fixture(scope="module")
+def stateful(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stateful")
+    model = ct.convert(
+        torch.jit.trace(Remembers().eval(), torch.zeros(2, 3, dtype=torch.float16)),
+        inputs=[ct.TensorType("x", (2, 3), dtype=np.float16)], outputs=[ct.TensorType("y", dtype=np.float16)],
+        states=[ct.StateType(ct.TensorType(shape=(2, 3), dtype=np.float16), name="total")],
+        minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    model.save(str(folder / "stateful.mlpackage"))
+    np.savez(folder / "x.npz", x=np.arange(6, dtype=np.float16).reshape(2, 3))
+    np.savez(folder / "total.npz", total=np.full((2, 3), 10, np.float16))
+    return folder
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_states_are_read_and_written(given, stateful, tmp_path, capsys):
+    out, left = tmp_path / "y.npz", tmp_path / "left.npz"
+    state = ["--state", str(stateful / "total.npz")] if given else []
+    source, feeds = str(stateful / "stateful.mlpackage"), str(stateful / "x.npz")
+    assert main(["run", source, "--feeds", feeds, "-o", str(out), *state, "--state-out", str(left)]) == 0
+    total = np.arange(6).reshape(2, 3) + (10 if given else 0)
+    np.testing.assert_array_equal(np.load(left)["total"], total)
+    np.testing.assert_array_equal(np.load(out)["y"], 2 * total)
+    assert np.load(left).files == ["total"] and capsys.readouterr().out == "y: float32[2, 3]\n"
+
+
+STATES = {
+    "missing": (["--state", "{tmp}/no.npz"], "state: no file '{tmp}/no.npz'; expected an .npz with one array for each "
+                                             "state"),
+    "another name": (["--state", "{feeds}"], "state 'x': no such state (states: total)"),
+    "one file for both": (["--state-out", "{tmp}/out.npz"], "outputs and states would both be written to "
+                                                           "'{tmp}/out.npz'; expected two files"),
+    "no folder": (["--state-out", "{tmp}/no/s.npz"], "no folder '{tmp}/no' to write 's.npz' to; create it first"),
+}
+
+
+@pytest.mark.parametrize(("asked", "message"), STATES.values(), ids=STATES)
+def test_states_that_cannot_be_used(asked, message, stateful, tmp_path, capsys):
+    words = {"tmp": tmp_path, "feeds": stateful / "x.npz"}
+    arguments = ["run", stateful / "stateful.mlpackage", "--feeds", stateful / "x.npz", "-o", tmp_path / "out.npz",
+                 *(each.format(**words) for each in asked)]
+    assert main([str(each) for each in arguments]) == 2
+    assert capsys.readouterr().err == f"mil-ane-passes: {message.format(**words)}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_without_states_has_none_to_write(source, feeds, tmp_path, capsys):
+    assert main(["run", source, "--feeds", feeds, "-o", str(tmp_path / "o.npz"), "--state-out",
+                 str(tmp_path / "s.npz")]) == 2
+    assert "the function has no states, so there is nothing to write" in capsys.readouterr().err
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_a_run_needs_somewhere_to_go(source, feeds, capsys):
+    assert main(["run", source, "--feeds", feeds]) == 2
+    assert capsys.readouterr().err == "mil-ane-passes: no output; expected -o OUT.npz, or --trace\n"
+
+
+def test_trace_shows_where_fp16_overflows(source, golden, tmp_path, capsys):
+    np.savez(tmp_path / "loud.npz", mel=golden["mel"] * np.float32(1e4))
+    for precision in ("float32", "float16"):
+        assert main(["run", source, "--feeds", str(tmp_path / "loud.npz"), "--trace", "--precision", precision]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split() == ["value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow"]
+        computed = [op for _, op in all_ops(load(source).program) if op.op_type != "const"]
+        assert sum(line[2:].startswith("%") and " = " not in line for line in lines[1:]) == len(computed)
+        assert lines[-1].startswith("no op overflows fp16: every value is within its range")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loud.npz"]
+
+
+def test_trace_as_data_and_outputs_beside_it(source, feeds, tmp_path, capsys):
+    out = tmp_path / "out.npz"
+    assert main(["run", source, "--feeds", feeds, "--trace", "--format", "json", "-o", str(out)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["command"] == "run" and data["source"] == source and data["function"] == "main"
+    assert data["outputs"] == {"waveform": {"dtype": "float32", "shape": [1, 4, 120]}}
+    computed = {op.outputs[0].name for _, op in all_ops(load(source).program) if op.op_type != "const"}
+    assert {row["value"] for row in data["trace"]} == computed
+    last = data["trace"][-1]
+    wave = np.load(out)["waveform"]
+    assert (last["value"], last["min"], last["max"]) == ("waveform", float(wave.min()), float(wave.max()))
+
+
+def test_a_run_as_data(source, feeds, tmp_path, capsys):
+    assert main(["run", source, "--feeds", feeds, "-o", str(tmp_path / "out.npz"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["schema", "tool", "version", "command", "source", "function", "precision", "quirks",
+                          "outputs", "states", "first_overflow", "trace"]
+    assert data["schema"] == 1 and data["trace"] is None and data["quirks"] == [] and data["states"] == {}
+
+
+def test_run_with_a_fault(source, feeds, golden, tmp_path, capsys):
+    arguments = ["run", source, "--feeds", feeds, "-o", str(tmp_path / "out.npz")]
+    assert main([*arguments, "--quirk", "conv_transpose_1d_bias"]) == 0
+    faulty = np.load(tmp_path / "out.npz")["waveform"]
+    assert np.mean(np.abs(faulty - golden["waveform"]) > 0.01) > 0.5
+    assert main([*arguments, "--quirk", "conv_transpose_bias"]) == 2
+    assert "did you mean 'conv_transpose_1d_bias'?" in capsys.readouterr().err

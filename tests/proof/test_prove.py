@@ -217,13 +217,18 @@ def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch
 def test_progress_names_each_run():
     said = []
     compare_programs(convolved(), convolved(), seeds=1, progress=said.append)
-    assert said == [f"{which}, run 1 of 1: main, seed 0, float64" for which in ("before", "after")]
+    runs = [f"{which}, run 1 of 1: main, seed 0, float64" for which in ("before", "after")]
+    assert said == runs
+    compare_programs(convolved(), convolved(2.0), seeds=1, progress=said.append)
+    assert said == [*runs, *runs, "looking for the first difference"]
 
 
 def test_the_report_as_data():
     report = compare_programs(convolved(), convolved(2.0), seeds=1, exactness=Exactness.BITWISE)
     data = report.to_dict()
-    assert list(data) == ["schema", "status", "exactness", "equal_bits", "reason", "notes", "cases"]
+    assert list(data) == ["schema", "status", "exactness", "equal_bits", "tolerance", "quirks", "reason", "notes",
+                          "first_difference", "cases"]
+    assert data["tolerance"] is None and data["quirks"] == []
     assert (data["schema"], data["status"], data["exactness"]) == (1, "different", "bitwise")
     (case,) = data["cases"]
     assert list(case) == ["function", "feeds", "precision", "outputs"]

@@ -9,8 +9,10 @@ import coremltools as ct
 import numpy as np
 import pytest
 import torch
+from coremltools import proto
 
 import mil_ane_passes as ane
+from mil_ane_passes.runtime.interface import apply_description
 
 
 def package(tmp_path: Path, shape: Any) -> Path:
@@ -27,7 +29,7 @@ def zeros(*shape: int) -> dict[str, Any]:
 
 
 ENUMERATED = ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 8), (1, 3, 8, 4)])
-RANGED = (1, 3, ct.RangeDim(4, 16, 8), ct.RangeDim(8, -1, 8))
+RANGED = (1, 3, ct.RangeDim(4, 16, 8), ct.RangeDim(8, 300, 8))
 
 
 class TestShapes:
@@ -51,12 +53,21 @@ class TestShapes:
     @pytest.mark.parametrize("shape, said", [
         ((1, 3, 17, 8), "found 17 for axis 2, expected 4 to 16"),
         ((1, 3, 3, 8), "found 3 for axis 2, expected 4 to 16"),
-        ((1, 3, 8, 7), "found 7 for axis 3, expected 8 to unbounded"),
+        ((1, 3, 8, 7), "found 7 for axis 3, expected 8 to 300"),
         ((1, 4, 8, 8), r"found 4 for axis 1, expected 3 to 3"),
     ])
     def test_outside_a_range(self, tmp_path: Path, shape: tuple[int, ...], said: str) -> None:
         with pytest.raises(ane.InputError, match=rf"feed 'x' \(shape .*\): {said}"):
             ane.run(package(tmp_path, RANGED), zeros(*shape))
+
+
+    def test_an_open_end(self) -> None:
+        description = proto.Model_pb2.ModelDescription()
+        array = description.input.add(name="x").type.multiArrayType
+        array.shapeRange.sizeRanges.add(lowerBound=2, upperBound=-1)
+        assert apply_description(description, {"x": np.zeros(1000)})["x"].shape == (1000,)
+        with pytest.raises(ane.InputError, match="found 1 for axis 0, expected 2 to unbounded"):
+            apply_description(description, {"x": np.zeros(1)})
 
 
 class TestDtypes:

@@ -1,0 +1,41 @@
+"""The option `--quirk`, and the list of them that help ends with."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+
+from ..core.host import quiet
+
+__all__ = ["add_quirk"]
+
+_LIST = "quirks"
+
+
+def add_quirk(parser: argparse.ArgumentParser, where: str) -> None:
+    """`--quirk NAME`, any number of times; `where` completes "a published fault to imitate"."""
+    parser.add_argument("--quirk", metavar="NAME", action="append", default=[], dest="quirks",
+                        help=f"a published fault to imitate {where}; may be given more than once; see below")
+    parser.formatter_class = _ListsQuirks
+    parser.epilog = _LIST
+
+
+class _ListsQuirks(argparse.HelpFormatter):
+    """Puts the list in when help is shown: it is not there before coremltools is imported."""
+
+    def add_text(self, text: str | None) -> None:
+        if text != _LIST:
+            super().add_text(text)
+            return
+        with quiet():
+            from ..api import fault_models
+
+        self.start_section("quirks (they model published faults and prove nothing about a given chip)")
+        for quirk in fault_models():
+            self._add_item(_entry, [quirk.name, quirk.summary, self._width])
+        self.end_section()
+
+
+def _entry(name: str, summary: str, width: int) -> str:
+    """A name, and below it what is wrong."""
+    return f"  {name}\n{textwrap.indent(textwrap.fill(summary, width - 4), ' ' * 4)}\n"

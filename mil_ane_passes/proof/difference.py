@@ -1,0 +1,232 @@
+"""The first difference of two programs, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var, types
+
+from ..core.printer import op_text, type_text
+from ..core.query import flat_inputs
+from .compare import OutputDifference
+from .execute import Plan
+from .match import Values, is_constant
+
+__all__ = ["FirstDifference", "Known", "Side", "described"]
+
+_AROUND = 3
+"Ops of context on either side of the one that differs."
+_SHOWN = 8
+"Ops without a counterpart that the text lists; the JSON has all."
+
+_Sides = Sequence[tuple[Values, Var | None, Operation]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The value in one program: its name, the op that makes it, its type (`fp16[1, 2]`), and the MIL around that op."""
+
+    value: str
+    op_type: str
+    type: str
+    mil: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "op_type": self.op_type, "type": self.type, "mil": list(self.mil)}
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first value of the second program that is not what the first computes.
+
+    `function`, `feeds` and `precision` say in which run; `place` where the op stands (function > nested block > ...),
+    `execution` which time it was computed (in a loop: the iteration). `worst` is the element that is furthest off, its
+    index in the shape of `before`. Of what the op reads, `agree` was compared and is right, `unknown` has no
+    counterpart. `parameters` are constants of the op that differ. Where operands are unknown, the fault lies between
+    the values `since` and this one, in the ops `own_before` and `own_after`, which the other program lacks by name.
+    """
+
+    function: str
+    feeds: str
+    precision: str
+    place: str
+    execution: int
+    before: Side
+    after: Side
+    worst: OutputDifference
+    agree: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    since: tuple[str, ...] = ()
+    own_before: tuple[str, ...] = ()
+    own_after: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        worst = self.worst.to_dict()
+        numbers = {key: worst[key] for key in ("index", "absolute", "relative", "ulps", "allowed", "reason")}
+        return {
+            "function": self.function, "feeds": self.feeds, "precision": self.precision, "place": self.place,
+            "execution": self.execution, "before": {**self.before.to_dict(), "number": worst["before"]},
+            "after": {**self.after.to_dict(), "number": worst["after"]}, **numbers,
+            "operands": {"agree": list(self.agree), "unknown": list(self.unknown)},
+            "parameters": list(self.parameters),
+            "between": {"since": list(self.since), "before": list(self.own_before), "after": list(self.own_after)},
+        }
+
+    def __str__(self) -> str:
+        one, other = self.before, self.after
+        name = f"%{one.value}" if one.value == other.value else f"%{one.value}, now %{other.value}"
+        op = one.op_type if one.op_type == other.op_type else f"{one.op_type}, now {other.op_type}"
+        kind = one.type if one.type == other.type else f"{one.type}, now {other.type}"
+        again = f", execution {self.execution}" if self.execution > 1 else ""
+        return "\n".join([
+            f"first difference: {name} ({op}) in {self.place}{again}; {self.feeds}, {self.precision}",
+            f"  {kind}: {str(self.worst).removeprefix(f'{self.worst.output}: ')}{self._share()}",
+            *(f"  {line}" for line in self._causes()),
+            *(f"  {line}" for line in self._mil()),
+        ])
+
+    def _mil(self) -> list[str]:
+        if self.before.mil == self.after.mil:
+            return ["in both", *self.after.mil]
+        return ["before", *self.before.mil, "after", *self.after.mil]
+
+    def _share(self) -> str:
+        return f", relative {self.worst.relative:.3g}" if np.isfinite(self.worst.relative) else ""
+
+    def _causes(self) -> Iterator[str]:
+        if self.parameters:
+            yield f"constants that differ: {', '.join(self.parameters)}"
+        if self.agree:
+            yield f"operands that agree: {_listed(self.agree)}"
+        if self.unknown:
+            yield f"operands without a counterpart: {_listed(self.unknown)}"
+            since = _listed(self.since) if self.since else "the inputs"
+            yield f"so somewhere between {since} and %{self.after.value}:"
+            for which, ops in (("first", self.own_before), ("second", self.own_after)):
+                if ops:
+                    yield f"  only the {which} program computes {_listed(ops, '')}"
+
+
+def _listed(names: Sequence[str], sign: str = "%") -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"{sign}{name}" for name in names[:_SHOWN]) + more
+
+
+def described(
+    plan: Plan, precision: str, sides: _Sides, execution: int, worst: OutputDifference,
+    known: Known,
+) -> FirstDifference:
+    """The difference found at the ops of `sides` (before, after), with what is known of the values that lead there."""
+    (old, _, old_op), (new, _, new_op) = sides
+    trail = _Trail(new, known)
+    operands = trail.leading(new_op)
+    unknown = [var for var in operands if not trail.knows(var)]
+    since, own_after = trail.back(unknown)
+    matched = _Trail(old, Known(known.matched))
+    _, own_before = matched.back(matched.leading(old_op)) if unknown else ([], [])
+    return FirstDifference(
+        plan.function, plan.label, precision, " > ".join(new.place(new_op)), execution,
+        _side(old, old_op, sides[0][1]), _side(new, new_op, sides[1][1]), worst,
+        agree=tuple(var.name for var in operands if trail.knows(var)), unknown=tuple(var.name for var in unknown),
+        parameters=tuple(_other_constants(old_op, new_op)), since=tuple(var.name for var in since),
+        own_before=tuple(map(_op_name, own_before)), own_after=tuple(map(_op_name, own_after)))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the runs have shown up to the difference.
+
+    `right` are values that agree, `later` those that will be compared but are not computed yet, `matched` the values of
+    the first program that have a counterpart, `entered` the blocks that the second has entered (None: take all).
+    """
+
+    right: Collection[Var]
+    later: Collection[Var] = ()
+    matched: Collection[Var] = ()
+    entered: Collection[Block] | None = None
+
+
+class _Trail:
+    """From a value back to values that are known to be right."""
+
+    def __init__(self, values: Values, known: Known) -> None:
+        self._values, self._known = values, known
+        self._right = {*known.right, *values.function.inputs.values()}
+
+    def leading(self, op: Operation) -> list[Var]:
+        """What `op` is computed from: its operands and what the blocks that it ran return; no constants."""
+        returned = [var for block in op.blocks if self._known.entered is None or block in self._known.entered
+                    for var in block.outputs]
+        return list(dict.fromkeys(var for var in [*flat_inputs(op), *returned] if _is_value(var)))
+
+    def knows(self, var: Var) -> bool:
+        """Whether `var` is right: it was compared, or fed, or a loop hands it on and it was right on each way in."""
+        return all(each in self._right or is_constant(each) or (each is not var and each in self._known.later)
+                   for each in self._values.sources(var))
+
+    def back(self, unknown: Sequence[Var]) -> tuple[list[Var], list[Operation]]:
+        """The known values nearest to `unknown`, and the ops on the way, both in program order."""
+        since: set[Var] = set()
+        ops: set[Operation] = set()
+        pending, seen = list(unknown), set(unknown)
+        while pending:
+            var = pending.pop()
+            if self.knows(var):
+                since |= {var} - set(self._values.carried)  # what a loop hands on has no place of its own
+                continue
+            if var.op is not None:
+                ops.add(var.op)
+            leading = self._values.carried.get(var, []) if var.op is None else self.leading(var.op)
+            fresh = [each for each in leading if each not in seen]
+            seen.update(fresh)
+            pending += fresh
+        order = self._values.order
+        return sorted(since, key=lambda var: (order.get(var.op, -1), var.name)), sorted(ops, key=lambda op: order[op])
+
+
+def _is_value(var: Var) -> bool:
+    """Whether `var` is worth naming: no constant, no function that builds a block, no state."""
+    return not is_constant(var) and (var.op is not None or not types.is_state(var.sym_type)) and not callable(var.val)
+
+
+def _op_name(op: Operation) -> str:
+    return f"{op.op_type} %{op.outputs[0].name if op.outputs else op.name}"
+
+
+def _side(values: Values, op: Operation, var: Var | None) -> Side:
+    made = var if var is not None else (op.outputs[0] if op.outputs else op.inputs["value"])
+    block = [each for each in op.enclosing_block.operations if not _is_stored(each)]
+    at = block.index(op)
+    lines = [("> " if each is op else "  ") + op_text(each) for each in block[max(0, at - _AROUND):at + _AROUND + 1]]
+    return Side(made.name, op.op_type, type_text(made), tuple(lines))
+
+
+def _is_stored(op: Operation) -> bool:
+    """Whether `op` only holds constants: such ops are left out of the MIL that is shown."""
+    return bool(op.outputs) and all(is_constant(var) for var in op.outputs)
+
+
+def _other_constants(old: Operation, new: Operation) -> Iterator[str]:
+    """The parameters whose constant differs, where both ops are of one type."""
+    if old.op_type != new.op_type:
+        return
+    for name in dict.fromkeys([*old.inputs, *new.inputs]):
+        one, other = old.inputs.get(name), new.inputs.get(name)
+        if (one is None) != (other is None) or _other_value(one, other):
+            yield name
+
+
+def _other_value(one: Any, other: Any) -> bool:
+    """Whether two inputs are constants of different values; large ones that are the same array are not read."""
+    values = [var.val if isinstance(var, Var) else None for var in (one, other)]
+    known = all(value is not None and not callable(value) for value in values)
+    return known and values[0] is not values[1] and not _equal(*values)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    first, second = np.asarray(one), np.asarray(other)
+    return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f"))

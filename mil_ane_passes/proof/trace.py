@@ -1,0 +1,154 @@
+"""What the values of one run look like, op by op: where does fp16 overflow?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Program, Var
+
+from ..core.printer import op_text, type_text
+from ..core.query import flat_inputs
+from .coverage import Place
+from .match import Values, is_constant
+
+__all__ = ["Traced", "TraceRow", "traced"]
+
+Array = np.ndarray[Any, Any]
+
+_OVERFLOWS = 65520.0
+"From this magnitude on a number rounds to an infinity in fp16: its largest one, 65504, and half a step."
+_VANISHES = 2.0**-25
+"Up to this magnitude a number rounds to zero in fp16: half its smallest one, 2**-24."
+
+
+@dataclass
+class TraceRow:
+    """All results of one op's output in a run, `runs` of them (more than one in a loop).
+
+    `minimum` and `maximum` are over the finite elements (None when there are none); the rest counts elements over all
+    runs. In a float32 or float64 run `overflow` are finite ones that would be infinite as fp16 (magnitude of 65520 or
+    more), `underflow` those other than zero that would be zero; in a float16 run what overflowed is infinite, and both
+    are 0. `starts` marks a value that is beyond fp16 (infinite, or `overflow`) and made of values that are not.
+    """
+
+    value: str
+    op_type: str
+    type: str
+    place: Place
+    shape: tuple[int, ...] = ()
+    runs: int = 0
+    elements: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+    nan: int = 0
+    inf: int = 0
+    overflow: int = 0
+    underflow: int = 0
+    starts: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "op_type": self.op_type, "type": self.type, "place": " > ".join(self.place),
+                "shape": list(self.shape), "runs": self.runs, "elements": self.elements, "min": self.minimum,
+                "max": self.maximum, "nan": self.nan, "inf": self.inf, "overflow": self.overflow,
+                "underflow": self.underflow, "starts": self.starts}
+
+
+@dataclass
+class Traced:
+    """A run's outputs, a row for each value in the order in which they were first computed, and the first op that
+    `starts` to be beyond fp16 as MIL (or "")."""
+
+    function: str
+    rows: list[TraceRow] = field(default_factory=list)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    first: str = ""
+
+
+def traced(
+    program: Program, feeds: Mapping[str, Any], *, function: str | None = None, precision: str = "float32",
+    state: dict[str, Array] | None = None, quirks: Sequence[str] = (), description: Any = None,
+) -> Traced:
+    """Run one function of `program` and note what every op's results look like. Raises what `Runtime` does.
+
+    `description` is the function's, as for `Runtime`.
+    """
+    from ..runtime import Runtime
+    from ..runtime.interface import apply_description
+
+    collector = _Collector(math.inf if precision == "float16" else _OVERFLOWS)
+    runtime = Runtime(program, function=function, precision=precision, quirks=quirks, observer=collector)
+    if description is not None:
+        feeds = apply_description(description, feeds)
+    collector.start(Values(runtime.function, program.functions[runtime.function]), {**feeds, **(state or {})})
+    outputs = runtime(feeds, state)
+    first = op_text(collector.first) if collector.first is not None else ""
+    return Traced(runtime.function, list(collector.rows.values()), outputs, first)
+
+
+class _Collector:
+    """The observer of one run; from the magnitude `limit` on a number is beyond fp16."""
+
+    def __init__(self, limit: float) -> None:
+        self.rows: dict[Var, TraceRow] = {}
+        self.first: Operation | None = None
+        self._limit = np.float64(limit)  # not a Python number, which would be rounded to fp16 beside an fp16 array
+        self._beyond: dict[Var, bool] = {}
+
+    def start(self, values: Values, given: Mapping[str, Any]) -> None:
+        self._values = values
+        self._beyond = {var: self._is_beyond(given.get(name)) for name, var in values.function.inputs.items()}
+
+    def __call__(self, op: Operation, var: Var, value: Any) -> None:
+        row = self.rows.get(var)
+        if row is None:
+            row = self.rows[var] = TraceRow(var.name, op.op_type, type_text(var), self._values.place(op))
+        row.runs += 1
+        if not hasattr(value, "numpy"):  # a list or a text
+            return
+        beyond = self._note(row, value.numpy())
+        if beyond and not any(self._beyond_of(each) for given in _leading(op) for each in self._values.sources(given)):
+            row.starts = True
+            self.first = self.first or op
+        self._beyond[var] = beyond  # only now: in a loop the op may have read its own last result
+
+    def _beyond_of(self, var: Var) -> bool:
+        """Whether an operand is beyond fp16; a constant is read here, so only those of an op that overflows."""
+        if var not in self._beyond:
+            self._beyond[var] = is_constant(var) and self._is_beyond(var.val)
+        return self._beyond[var]
+
+    def _is_beyond(self, value: Any) -> bool:
+        array = np.asarray(value)
+        return array.dtype.kind == "f" and bool(np.any(np.abs(array) >= self._limit))
+
+    def _note(self, row: TraceRow, array: Array) -> bool:
+        """Add one result to its row; whether it is beyond fp16."""
+        row.shape = tuple(array.shape)
+        row.elements += array.size
+        if array.dtype.kind != "f":
+            _stretch(row, array)
+            return False
+        finite = array[np.isfinite(array)]
+        nan = int(np.count_nonzero(np.isnan(array)))
+        inf, size = array.size - finite.size - nan, np.abs(finite)
+        over = int(np.count_nonzero(size >= self._limit))
+        row.nan, row.inf, row.overflow = row.nan + nan, row.inf + inf, row.overflow + over
+        if math.isfinite(self._limit):
+            row.underflow += int(np.count_nonzero((size <= _VANISHES) & (size > 0)))
+        _stretch(row, finite)
+        return bool(inf or over)
+
+
+def _leading(op: Operation) -> list[Var]:
+    return [*flat_inputs(op), *(out for block in op.blocks for out in block.outputs)]
+
+
+def _stretch(row: TraceRow, array: Array) -> None:
+    if array.size:
+        low, high = float(array.min()), float(array.max())
+        row.minimum = low if row.minimum is None else min(row.minimum, low)
+        row.maximum = high if row.maximum is None else max(row.maximum, high)

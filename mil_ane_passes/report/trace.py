@@ -1,0 +1,94 @@
+"""A run's values op by op, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._version import __version__
+from ..proof.compare import as_arrays
+from ..proof.trace import TraceRow
+
+__all__ = ["RunReport", "TraceReport"]
+
+
+@dataclass
+class RunReport:
+    """One run of `function` (None: the default one) at `precision`: `outputs` and what is left in `states`, by name."""
+
+    source: str
+    function: str | None
+    precision: str
+    quirks: tuple[str, ...] = ()
+    outputs: dict[str, Any] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `run --format json` prints: of arrays dtype and shape, not the numbers."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "run", "source": self.source,
+            "function": self.function, "precision": self.precision, "quirks": list(self.quirks),
+            "outputs": _kinds(self.outputs), "states": _kinds(self.states), "first_overflow": None, "trace": None,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value.dtype}{list(value.shape)}"
+                         for name, value in as_arrays(self.outputs).items())
+
+
+@dataclass
+class TraceReport(RunReport):
+    """A run op by op: `rows` has one entry for each value, in the order in which they were first computed.
+
+    `first` is the first row whose value is beyond fp16 although what it is made of is not, `first_mil` its op.
+    """
+
+    rows: list[TraceRow] = field(default_factory=list)
+    first_mil: str = ""
+
+    @property
+    def first(self) -> TraceRow | None:
+        return next((row for row in self.rows if row.starts), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `run --trace --format json` prints."""
+        return super().to_dict() | {"first_overflow": self.first.value if self.first else None,
+                                    "trace": [row.to_dict() for row in self.rows]}
+
+    def __str__(self) -> str:
+        return "\n".join([*_table(self.rows), self._verdict()])
+
+    def _verdict(self) -> str:
+        row = self.first
+        if row is None:
+            beyond = any(row.inf or row.overflow for row in self.rows)
+            within = "what is beyond its range was given" if beyond else "every value is within its range"
+            return f"no op overflows fp16: {within} ({self.precision})"
+        found = f"{row.overflow} of magnitude 65520 or more" if row.overflow else f"{row.inf} infinite"
+        return (f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "
+                f"{row.elements} elements\n  {self.first_mil}")
+
+
+def _kinds(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"dtype": str(value.dtype), "shape": list(value.shape)} for name, value in as_arrays(arrays).items()}
+
+
+_HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow")
+_ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
+
+
+def _table(rows: Sequence[TraceRow]) -> list[str]:
+    lines = [_HEAD, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(align(cell, width) for align, cell, width in zip(_ALIGNED, line, widths)).rstrip()
+            for line in lines]
+
+
+def _cells(row: TraceRow) -> tuple[str, ...]:
+    """One line: values of nested blocks indented, `x3` for one computed three times, counts of zero left blank."""
+    times = f" x{row.runs}" if row.runs > 1 else ""
+    name = f"{'> ' if row.starts else '  '}{'  ' * (len(row.place) - 1)}%{row.value}{times}"
+    ends = ("" if end is None else f"{end:.4g}" for end in (row.minimum, row.maximum))
+    counts = (str(count) if count else "" for count in (row.nan, row.inf, row.overflow, row.underflow))
+    return (name, row.op_type, row.type, *ends, *counts)
