@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.report.catalogue import markdown_table
+from mil_ane_passes.runtime.quirks import described
+from tests.upstream.__main__ import Counts
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -21,8 +24,49 @@ def block_after(marker: str) -> str:
     return re.search(rf"<!-- {marker} -->\n```\w*\n(.*?)\n```", README, re.S).group(1)
 
 
-def test_the_table_of_passes_is_generated():
-    assert f"<!-- passes -->\n{markdown_table()}\n" in README, "run python -m tests.test_readme to write the table"
+def fault_table() -> str:
+    """The fault models, one row each, with links to who published them."""
+    rows = [f"| `{each.name}` | {each.summary} | {', '.join(link(source) for source in each.sources)} |"
+            for each in described()]
+    return "\n".join(["| name | what goes wrong | published in |", "|---|---|---|", *rows])
+
+
+def link(source: str) -> str:
+    """`https://github.com/OWNER/NAME/issues/1 (page)` as a short link."""
+    address = source.split(" ")[0]
+    words = address.removeprefix("https://").removeprefix("github.com/").removesuffix("/").split("/")
+    label = f"{words[1]}#{words[3]}" if words[2:3] in (["issues"], ["pull"]) else words[min(1, len(words) - 1)]
+    return f"[{label}]({address})"
+
+
+def upstream_table() -> str:
+    """What `python -m tests.upstream --record` counted last."""
+    counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
+    lines = [f"| tests ({versions}) | came to a prediction | passed | explained | share |", "|---|---|---|---|---|"]
+    for suite, numbers in counts.items():
+        judged = Counts(**numbers)
+        lines.append(f"| {NAMES[suite]} | {judged.passed + judged.failed:,} | {judged.passed:,} | {judged.failed:,} | "
+                     f"{judged.share:.2f} % |")
+    return "\n".join(lines)
+
+
+NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`"}
+TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table}
+
+
+@pytest.mark.parametrize("marker", TABLES)
+def test_the_tables_are_generated(marker):
+    wanted = f"<!-- {marker} -->\n{TABLES[marker]()}\n"
+    assert wanted in README, "run python -m tests.test_readme to write the tables"
+
+
+def test_coremltools_own_tests_pass():
+    """The whole of them, as counted last; a sample runs beside this."""
+    counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
+    mil, torch = Counts(**counts["mil"]), Counts(**counts["torch"])
+    assert mil.passed > 4000 and mil.share >= 99.5 and mil.unexplained == 0
+    assert torch.passed > 4000 and torch.share >= 99 and torch.unexplained == 0
 
 
 def test_before_and_after_are_the_rules_own():
@@ -44,7 +88,7 @@ def test_every_command_line_is_one_the_tool_knows():
         _parser().parse_args(line.split())
 
 
-@pytest.mark.parametrize("line", ["rewrite", "verify", "run", "load", "save", "pipeline"])
+@pytest.mark.parametrize("line", ["rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
 def test_every_library_call_exists(line):
     import mil_ane_passes as ane
 
@@ -81,7 +125,10 @@ def test_a_newcomers_rewrite_is_one_source_file(tmp_path):
 
 def write_tables() -> None:
     """Write the generated parts into the README."""
-    text = re.sub(r"(<!-- passes -->\n)(?:\|.*\n)+", lambda found: found.group(1) + markdown_table() + "\n", README)
+    text = README
+    for marker, table in TABLES.items():
+        made = f"<!-- {marker} -->\n{table()}\n"
+        text = re.sub(rf"<!-- {marker} -->\n(?:\|.*\n)*", lambda found, made=made: made, text)
     (ROOT / "README.md").write_text(text)
 
 
