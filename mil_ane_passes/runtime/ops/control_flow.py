@@ -19,6 +19,7 @@ class TensorList:
     def written(self, index: int, value: torch.Tensor) -> TensorList:
         """A copy with `value` at `index`; a list of dynamic length grows to take it."""
         items = list(self.items)
+        _not_negative(index)
         if self.dynamic and index >= len(items):
             items += [None] * (index + 1 - len(items))
         items[index] = value
@@ -26,6 +27,7 @@ class TensorList:
 
     def read(self, index: int) -> torch.Tensor:
         """The element at `index`; one that was never written reads as zeros, of the shape its neighbours have."""
+        _not_negative(index)
         item = self.items[index]
         if item is not None:
             return item
@@ -33,6 +35,12 @@ class TensorList:
         if known is None:
             raise IndexError(f"list element {index} is read before any element is written")
         return torch.zeros_like(known)
+
+
+def _not_negative(index: int) -> None:
+    """Indices of lists do not count from the end, unlike Python's."""
+    if index < 0:
+        raise IndexError(f"list index {index} is negative")
 
 
 @kernel("const", "_const_symbolic")
@@ -91,7 +99,7 @@ def list_read(op: Any, ins: Any) -> torch.Tensor:
 @kernel("list_gather")
 def list_gather(op: Any, ins: Any) -> torch.Tensor:
     picked = [ins["ls"].read(index) for index in ins.values("indices")]
-    return ins.machine.precision.operand(torch.stack(picked))
+    return ins.machine.precision.operand(torch.stack(picked) if picked else ins["ls"].read(0)[None][:0])
 
 
 @kernel("list_scatter")

@@ -5,31 +5,35 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..registry import kernel
 
 
 def grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
-    """`count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes."""
-    index = torch.arange(count, dtype=first.dtype)
-    span = last - first
+    """`count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes.
+
+    No point leaves the interval, as the documented formulas say for a whole axis and NeuralNetwork.proto says for any
+    interval. With `last` before `first` (silent in both), the points of the opposite interval are mirrored.
+    """
+    index, length = torch.arange(count, dtype=first.dtype), (last - first).abs()
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
-        if count == 1:
-            return first + (span / 2 if mode == "ALIGN_CORNERS" else 0 * span) + 0 * index
-        return first + index * (span / (count - 1))
-    if mode == "OFFSET_CORNERS":
-        return first + (index + 0.5) * (span.clamp(min=1.0) / count)
-    spacing = (span + 1) / count
-    if mode == "UNALIGN_CORNERS":
-        return first + (index + 0.5) * spacing - 0.5
-    return first + index * spacing
+        centre = length / 2 if mode == "ALIGN_CORNERS" else 0 * length
+        steps = index * (length / (count - 1)) if count > 1 else centre + index
+    elif mode == "OFFSET_CORNERS":
+        steps = (index + 0.5) * (length.clamp(min=1.0) / count)
+    elif mode == "UNALIGN_CORNERS":
+        steps = (index + 0.5) * ((length + 1) / count) - 0.5
+    else:
+        steps = index * ((length + 1) / count)
+    return first + torch.sign(last - first) * torch.minimum(steps.clamp(min=0.0), length)
 
 
 def _image_grid(extent: int, count: int, mode: str) -> torch.Tensor:
-    """The grid over a whole axis, kept inside. In float64: it must not depend on the precision of the image."""
+    """The grid over a whole axis. In float64: it must not depend on the precision of the image."""
     ends = torch.tensor([0.0, extent - 1.0], dtype=torch.float64)
-    return grid(ends[0], ends[1], count, mode).clamp(0.0, extent - 1.0)
+    return grid(ends[0], ends[1], count, mode)
 
 
 def _linear(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
@@ -38,7 +42,11 @@ def _linear(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
     high = (low + 1).clamp(max=x.shape[axis] - 1)
     weight = (points - low).to(x.dtype).reshape([-1 if each == axis else 1 for each in range(x.dim())])
     below, above = torch.index_select(x, axis, low), torch.index_select(x, axis, high)
-    # A point on an element takes it as it is: infinity times weight zero would be NaN.
+    return _mixed(below, above, weight)
+
+
+def _mixed(below: torch.Tensor, above: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A point on an element takes it as it is: infinity times weight zero would be NaN."""
     return torch.where(weight == 0, below, below * (1 - weight) + above * weight)
 
 
@@ -50,27 +58,30 @@ def _resized(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor:
     return x
 
 
-def _nearest(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Element `floor(i * in / out)` of each axis, as torch and TensorFlow choose."""
+def _nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
+    """Element `floor(i * in / out)` of each of the last axes, or `floor((i + 1/2) * in / out)`: pixels have centres."""
     for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
-        x = torch.index_select(x, axis, torch.arange(size) * x.shape[axis] // size)
+        index = (2 * torch.arange(size) + int(centred)) * x.shape[axis] // (2 * size)
+        x = torch.index_select(x, axis, index)
     return x
 
 
 def _scaled_sizes(ins: Any) -> list[int]:
-    x = ins["x"]
-    factors = ins.value("scale_factor_height"), ins.value("scale_factor_width")
-    return [math.floor(extent * factor) for extent, factor in zip(x.shape[-2:], factors)]
+    """In float32, as type inference has it: 0.7 times 10 is 7, which the exact value of that float32 is below."""
+    factors = (np.float32(ins.value(f"scale_factor_{side}")) for side in ("height", "width"))
+    return [math.floor(factor * np.float32(extent)) for extent, factor in zip(ins["x"].shape[-2:], factors)]
 
 
 @kernel("upsample_nearest_neighbor")
 def upsample_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
-    return _nearest(ins["x"], _scaled_sizes(ins))
+    """Silent on the choice: torch's `nearest` and TensorFlow's without half-pixel centres, which convert to this op."""
+    return _nearest(ins["x"], _scaled_sizes(ins), centred=False)
 
 
 @kernel("resize_nearest_neighbor")
 def resize_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
-    return _nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")])
+    """Silent on the choice: TensorFlow's with half-pixel centres, which converts to this op."""
+    return _nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")], centred=True)
 
 
 @kernel("upsample_bilinear")
@@ -89,11 +100,18 @@ def resize_bilinear(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("resize")
 def resize(op: Any, ins: Any) -> torch.Tensor:
+    """`NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`, which the documentation says it contains.
+
+    In the other modes, on which the documentation is silent, it takes the element nearest to each point of the grid,
+    the higher one of two. Integers are interpolated in float64 and truncated.
+    """
     x, count = ins["x"], ins.value("resized_dims")
     wanted = ins.values("shape")[-count:] if count else []
     sizes = [size or extent for size, extent in zip(wanted, x.shape[x.dim() - count :])]
     if ins.value("interpolation_mode") == "LINEAR":
         return _resized(x, sizes, ins.value("sampling_mode"))
+    if ins.value("sampling_mode") in ("DEFAULT", "UNALIGN_CORNERS"):
+        return _nearest(x, sizes, centred=True)
     for axis, size in enumerate(sizes, start=x.dim() - count):
         points = _image_grid(x.shape[axis], size, ins.value("sampling_mode"))
         x = torch.index_select(x, axis, (points + 0.5).floor().long().clamp(max=x.shape[axis] - 1))
@@ -110,14 +128,20 @@ def crop(op: Any, ins: Any) -> torch.Tensor:
 def sampled(
     image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None, nearest: bool = False
 ) -> torch.Tensor:
-    """`image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None."""
+    """`image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None.
+
+    A point that is NaN (silent) counts as 0; beyond the first element outside, all points are alike.
+    """
+    rows, columns = (
+        points.nan_to_num(0.0).clamp(-1.0, extent) for points, extent in zip((rows, columns), image.shape[-2:])
+    )
     if nearest:
         return _picked(image, rows.round(), columns.round(), fill)
     top, left = rows.floor(), columns.floor()
     down, right = (rows - top).to(image.dtype), (columns - left).to(image.dtype)
-    upper = _picked(image, top, left, fill) * (1 - right) + _picked(image, top, left + 1, fill) * right
-    lower = _picked(image, top + 1, left, fill) * (1 - right) + _picked(image, top + 1, left + 1, fill) * right
-    return upper * (1 - down) + lower * down
+    upper = _mixed(_picked(image, top, left, fill), _picked(image, top, left + 1, fill), right)
+    lower = _mixed(_picked(image, top + 1, left, fill), _picked(image, top + 1, left + 1, fill), right)
+    return _mixed(upper, lower, down)
 
 
 def _picked(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None) -> torch.Tensor:
@@ -162,11 +186,16 @@ def crop_resize(op: Any, ins: Any) -> torch.Tensor:
     if ins.accepts("boxes"):
         boxes = ins["boxes"].tolist()
         indices = ins.values("box_indices") if ins.var("box_indices") is not None else range(len(boxes))
-        return torch.stack([_cropped(x[index], box, ins) for index, box in zip(indices, boxes)])
-    rois = ins["roi"].flatten(1).tolist()
-    if len(rois[0]) == 5:
-        return torch.stack([_cropped(x[int(roi[0])], roi[1:], ins)[None] for roi in rois])
-    return torch.stack([torch.stack([_cropped(image, roi, ins) for image in x]) for roi in rois])
+        made, leading = [_cropped(x[index], box, ins) for index, box in zip(indices, boxes)], x.shape[1:2]
+    elif ins["roi"].shape[2] == 5:
+        rois = ins["roi"].flatten(1).tolist()
+        made, leading = [_cropped(x[int(roi[0])], roi[1:], ins)[None] for roi in rois], (1, x.shape[1])
+    else:
+        rois = ins["roi"].flatten(1).tolist()
+        made, leading = [torch.stack([_cropped(image, roi, ins) for image in x]) for roi in rois], x.shape[:2]
+    # A detector may find nothing: no box, no crop.
+    empty = (0, *leading, ins.value("target_height"), ins.value("target_width"))
+    return torch.stack(made) if made else x.new_zeros(empty)
 
 
 def _unnormalized(points: torch.Tensor, extent: int, mode: str, align_corners: bool) -> torch.Tensor:
@@ -201,12 +230,16 @@ def resample(op: Any, ins: Any) -> torch.Tensor:
     return torch.stack([sampled(x[each], rows[each], columns[each], fill, nearest) for each in range(x.shape[0])])
 
 
+def _centred(count: int) -> torch.Tensor:
+    """`count` points from -1 to 1; a single one (silent) stands in the middle, as in torch's `affine_grid`."""
+    return torch.linspace(-1.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.zeros(1, dtype=torch.float64)
+
+
 @kernel("affine")
 def affine(op: Any, ins: Any) -> torch.Tensor:
     x, height, width = ins["x"], ins.value("output_height"), ins.value("output_width")
     matrices = ins["transform_matrix"].double().expand(x.shape[0], 6)
-    columns = torch.linspace(-1.0, 1.0, width, dtype=torch.float64)[None, :]
-    rows = torch.linspace(-1.0, 1.0, height, dtype=torch.float64)[:, None]
+    columns, rows = _centred(width)[None, :], _centred(height)[:, None]
     made = []
     for image, (a0, a1, a2, b0, b1, b2) in zip(x, matrices):
         across = _unnormalized(a0 * columns + a1 * rows + a2, x.shape[-1], "normalized_minus_one_to_one", True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from coremltools.converters.mil.mil import types
 
 from ..registry import kernel
 
@@ -18,17 +20,21 @@ def _generator(ins: Any) -> torch.Generator:
 
 def _uniform(ins: Any) -> torch.Tensor:
     # Drawn in float64 whatever the precision, so that the precisions agree on what was drawn.
-    return torch.rand(ins.values("shape"), generator=_generator(ins), dtype=torch.float64).to(ins.compute)
+    return torch.rand(ins.values("shape"), generator=_generator(ins), dtype=torch.float64)
 
 
 @kernel("random_uniform")
 def random_uniform(op: Any, ins: Any) -> torch.Tensor:
-    return ins["low"] + _uniform(ins) * (ins["high"] - ins["low"])
+    """Never `high` itself, to which rounding to the declared dtype would bring the largest draws."""
+    low, high = ins["low"].double(), ins["high"].double()
+    declared = types.nptype_from_builtin(ins.op.outputs[0].dtype)
+    below = float(np.nextafter(declared(high.item()), declared(low.item())))
+    return (low + _uniform(ins) * (high - low)).clamp(max=max(below, low.item()))
 
 
 @kernel("random_bernoulli")
 def random_bernoulli(op: Any, ins: Any) -> torch.Tensor:
-    return (_uniform(ins) < ins["prob"]).to(ins.compute)
+    return (_uniform(ins) < ins["prob"].double()).to(ins.compute)
 
 
 @kernel("random_normal")

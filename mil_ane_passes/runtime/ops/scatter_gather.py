@@ -26,8 +26,10 @@ def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, m
         flat[index] = values
     elif mode == "div" and flat.dtype.kind == "i":
         quotients = flat.astype(np.float64)
-        np.divide.at(quotients, index, values)
-        flat[...] = np.trunc(quotients)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            np.divide.at(quotients, index, values)
+        # Division by zero gives 0, as in `real_div`; the one quotient that int32 cannot hold wraps.
+        flat[...] = np.where(np.isfinite(quotients), quotients, 0.0).astype(np.int64)
     else:
         _UFUNCS[mode].at(flat, index, values)
     return torch.from_numpy(flat).reshape(data.shape)
@@ -47,6 +49,7 @@ def _wrapped(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
     """Indices with negative ones counted from the end; one that is outside is an error.
 
     Where the op says that it does not validate its indices, such a result is undefined: nothing to compare.
+    Since iOS17 negative ones are undefined too unless validated; they count from the end, as in coremltools' inference.
     """
     indices = indices.long()
     strict = ins.accepts("validate_indices") and bool(ins.value("validate_indices"))
@@ -100,7 +103,7 @@ def gather(op: Any, ins: Any) -> torch.Tensor:
         # Rows of a mapped table: only those that are asked for are read and converted.
         indices = _wrapped(ins["indices"], table.shape[0], ins)
         rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
-        return rows.reshape(*indices.shape, *table.shape[1:])
+        return rows.reshape((*indices.shape, *table.shape[1:]))
     return _gather(ins["x"], ins["indices"], axis, batch_dims, ins)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from coremltools.converters.mil.mil import types
 from torch.nn import functional
 
 from ..registry import kernel
@@ -34,8 +35,13 @@ def fill_like(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("range_1d")
 def range_1d(op: Any, ins: Any) -> torch.Tensor:
-    start, end, step = ins["start"], ins.value("end"), ins["step"]
-    count = max(math.ceil((end - start.item()) / step.item()), 0)
+    """As long as type inference and numpy have it: counted in the declared dtype, at every precision."""
+    start, step = ins["start"], ins["step"]
+    declared = types.nptype_from_builtin(ins.var("start").dtype)
+    first, end, spacing = (declared(ins.value(name)) for name in ("start", "end", "step"))
+    if spacing == 0:
+        raise ZeroDivisionError("step is 0")
+    count = max(math.ceil((end - first) / spacing), 0)
     return start + torch.arange(count, dtype=start.dtype) * step
 
 
@@ -116,16 +122,23 @@ def cumsum(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("argsort")
 def argsort(op: Any, ins: Any) -> torch.Tensor:
-    """Stable: equal elements keep their order."""
-    return torch.argsort(ins["x"], dim=ins.value("axis"), descending=not ins.value("ascending"), stable=True)
+    return _order(ins["x"], ins.value("axis"), bool(ins.value("ascending")))
+
+
+def _order(x: torch.Tensor, axis: int, ascending: bool) -> torch.Tensor:
+    """Silent on both: equal elements keep their order; NaN comes last either way, as coremltools' inference has it."""
+    if x.is_floating_point() and not ascending:
+        return torch.argsort(-x, dim=axis, stable=True)
+    return torch.argsort(x, dim=axis, descending=not ascending, stable=True)
 
 
 @kernel("topk")
 def topk(op: Any, ins: Any) -> Any:
+    """Sorted whether or not `sort` asks for it: the documentation guarantees no order otherwise."""
     x, axis, k = ins["x"], ins.value("axis"), ins.value("k")
     count = x.shape[axis] if k == -1 else k
-    ordered, indices = torch.sort(x, dim=axis, descending=not ins.value("ascending"), stable=True)
-    return (ordered.narrow(axis, 0, count), indices.narrow(axis, 0, count))[: len(op.outputs)]
+    indices = _order(x, axis, bool(ins.value("ascending"))).narrow(axis, 0, count)
+    return (torch.take_along_dim(x, indices, axis), indices)[: len(op.outputs)]
 
 
 @kernel("non_zero")

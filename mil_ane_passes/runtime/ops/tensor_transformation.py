@@ -23,9 +23,14 @@ def expand_dims(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("squeeze")
 def squeeze(op: Any, ins: Any) -> torch.Tensor:
-    """Axes whose extent is not 1 stay, as in torch."""
-    x = ins["x"]
-    return torch.squeeze(x, tuple(ins.values("axes"))) if ins.has("axes") else torch.squeeze(x)
+    """Axes whose extent is not 1 stay, as in torch; so do symbolic ones, whatever they turn out to be.
+
+    Type inference has it so, and the ops that follow were built for that rank.
+    """
+    x, declared = ins["x"], ins.var("x").shape
+    axes = ins.values("axes") if ins.has("axes") else range(x.dim())
+    known = len(declared) == x.dim()  # a rank that depends on a value is known only here
+    return torch.squeeze(x, tuple(axis for axis in axes if not known or declared[axis] == 1))
 
 
 @kernel("reshape")
@@ -107,12 +112,14 @@ def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("slice_by_size")
 def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
+    """A size of -1 takes what remains. A slice that leaves `x` (silent) cannot have the size it declares: an error."""
     x = ins["x"]
-    slices = []
     for axis, (begin, size) in enumerate(zip(ins.values("begin"), ins.values("size"))):
         first = begin + x.shape[axis] if begin < 0 else begin
-        slices.append(slice(first, first + size if size > 0 else None))
-    return _sliced(x, slices)
+        if first < 0:
+            raise IndexError(f"axis {axis} has {x.shape[axis]} elements, 'begin' is {begin}")
+        x = x.narrow(axis, first, x.shape[axis] - first if size < 0 else size)
+    return x
 
 
 @kernel("slice_update")
