@@ -20,8 +20,8 @@ class Explained:
         return re.search(self.pattern, case) is not None
 
 
-_UNDEFINED = ("the indices lie outside and validate_indices is false: the op documents the result as undefined, and the "
-              "test asserts that it is not what the runtime gives")
+_UNDEFINED = ("the indices lie outside and validate_indices is false: the op documents the result as undefined, and "
+              "the test asserts that it is not what the runtime gives")
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("mil", r"iOS15/test_image_resizing\.py::TestCropResize::test_builder_to_backend_smoke",
@@ -36,8 +36,8 @@ EXPLAINED: tuple[Explained, ...] = (
               "the host takes the first sequence's length for the batch size, so the converted lstm gets an initial "
               "state of 10 rows for a batch of 3, which the op's documentation does not allow"),
     Explained("torch", r"TestIndexPut::test_index_put_negative_indices_case_2\[.*rank=2-accumulate=False",
-              "the host's add_int16_cast casts a part of the negative indices to uint16, where -1 is 65535, before they "
-              "are compared with 0; MIL defines no saturation there, and the scatter then asks for row 65535"),
+              "the host's add_int16_cast casts a part of the negative indices to uint16, where -1 is 65535, before "
+              "they are compared with 0; MIL defines no saturation there, and the scatter then asks for row 65535"),
     Explained("torch", r"TestIndex::test_index_bool_indices\[.*\(3, 4, 5, 6\)",
               "selects where a random float32 number is above 0.5, and the program compares in float16: a number just "
               "above rounds to 0.5, so the shapes depend on the draw"),
