@@ -1,0 +1,260 @@
+"""Real architectures from packages on PyPI, with random weights, for tests.models.architectures to measure.
+
+They are taken as they come. Depth and width are scaled down where the full size is slow; ResNet-50 is whole.
+This file imports torch at its top: import it inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.models.tools import seed_weights
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model: where it comes from, how it is made, and what it is fed."""
+
+    name: str
+    kind: str  # vision, audio or language
+    package: str
+    make: Callable[[], nn.Module]
+    inputs: tuple[tuple[int, ...], ...]  # shapes
+    ids: int = 0  # inputs of rank 2 hold ids below this; 0: numbers
+    export: bool = False  # torch.export instead of torch.jit.trace
+    gains: dict[str, float] = field(default_factory=dict)  # as in seed_weights
+    host_fault: str = ""  # why coremltools' conversion computes something else than the module
+    as_host: Callable[[nn.Module], object] | None = None  # changes the module to compute what coremltools converted
+
+    def missing(self) -> str:
+        """Why this machine cannot make it, or an empty string."""
+        needed = (self.package, "torchvision") if self.package == "timm" else (self.package,)
+        return next((f"needs {name}" for name in needed if importlib.util.find_spec(name) is None), "")
+
+    def draw(self, seed: int, batch: int = 1) -> Tensors:
+        """Seeded inputs: standard normal numbers, int32 ids."""
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(batch, *shape[1:]) for shape in self.inputs]
+        return tuple(
+            torch.randint(0, self.ids, shape, generator=generator, dtype=torch.int32) if self.ids and len(shape) == 2
+            else torch.randn(shape, generator=generator)
+            for shape in shapes)
+
+    def model(self, seed: int = 0) -> nn.Module:
+        """The module with weights of a sane size: every layer matters and no activation dies or explodes."""
+        torch.manual_seed(seed)
+        _complete_torchvision()
+        model = seed_weights(self.make(), seed, gains=self.gains)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("weight") and parameter.dim() == 1:  # of a normalisation: around one
+                    parameter.add_(1)
+                elif name.endswith("alpha"):  # of a snake, which divides by it
+                    parameter.abs_().add_(0.5)
+        _settle_batch_norms(model, self.draw(seed + 1, batch=4))
+        return model
+
+
+def _complete_torchvision() -> None:
+    """Make torchvision importable beside a torch of another build; timm and transformers import it, too.
+
+    PyPI's wheel is built for CUDA. Beside a torch for CPUs its compiled operators do not load, and importing fails
+    where its Python part describes two of them. No model here calls them, so to declare them is enough.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _settle_batch_norms(model: nn.Module, batch: Tensors) -> None:
+    """Running statistics of a random batch: fresh ones (0 and 1) would leave the values of deep models unbounded."""
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    for each in norms:
+        each.reset_running_stats()
+        each.momentum = None  # the plain mean over batches, of which there is one
+        each.train()
+    if norms:
+        with torch.no_grad():
+            model(*batch)
+    model.eval()
+
+
+class Call(nn.Module):
+    """A module as a function of tensors: `pick` chooses outputs, `constants` are further arguments."""
+
+    def __init__(
+        self, module: nn.Module, names: Sequence[str] = (), pick: Callable[[Any], Any] = lambda output: output[0],
+        **constants: Any,
+    ) -> None:
+        super().__init__()
+        self.module, self.names, self.pick = module, names, pick
+        self.settings = {name: value for name, value in constants.items() if not isinstance(value, torch.Tensor)}
+        self.tensors = sorted(set(constants) - set(self.settings))
+        for name in self.tensors:
+            self.register_buffer(name, constants[name].clone())
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        further = {**self.settings, **{name: getattr(self, name) for name in self.tensors}}
+        if self.names:
+            return self.pick(self.module(**dict(zip(self.names, inputs)), **further))
+        return self.pick(self.module(*inputs, **further))
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def _torchvision(name: str, pick: Callable[[Any], Any] = _whole, **options: Any) -> Callable[[], Call]:
+    def make() -> Call:
+        from torchvision.models import get_model
+
+        return Call(get_model(name, weights=None, **options), pick=pick)
+
+    return make
+
+
+def _feature_pyramid() -> Call:
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+    made = resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5)
+    return Call(made, pick=lambda levels: tuple(levels.values()))
+
+
+def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        import timm
+
+        return timm.create_model(name, pretrained=False, **options)
+
+    return make
+
+
+def _transformers(
+    module: str, config: str, part: str = "", call: dict[str, Any] | None = None, **options: Any
+) -> Callable[[], Call]:
+    """`part` is the attribute of the module to take, `call` the arguments of `Call`, `options` those of the config."""
+
+    def make() -> Call:
+        import transformers
+
+        settings = getattr(transformers, config)(**options)
+        settings._attn_implementation = "eager"
+        made = getattr(transformers, module)(settings)
+        return Call(made.get_submodule(part), **(call or {}))
+
+    return make
+
+
+def _mask(length: int, *, causal: bool) -> torch.Tensor:
+    """Added to attention scores (1, 1, length, length). A large number: half precision has no float32 minimum."""
+    return torch.full((1, 1, length, length), -1e4).triu(1) if causal else torch.zeros(1, 1, length, length)
+
+
+def _prediction_network() -> Call:
+    from transformers.models.parakeet import configuration_parakeet, modeling_parakeet
+
+    settings = configuration_parakeet.ParakeetTDTConfig(vocab_size=VOCABULARY, decoder_hidden_size=192)
+    return Call(modeling_parakeet.ParakeetRNNTDecoder(settings), pick=_whole)
+
+
+def _reciprocals_as_host(model: nn.Module) -> None:
+    from transformers.models.dac.modeling_dac import Snake1d
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + (self.alpha * x).sin().pow(2) / (self.alpha + 1e-9 + 1e-4)
+
+    for each in model.modules():
+        if isinstance(each, Snake1d):
+            each.forward = forward.__get__(each)
+
+
+def _gelus_as_host(model: nn.Module) -> None:
+    for each in model.modules():
+        if hasattr(each, "act_fn"):
+            each.act_fn = nn.GELU()
+
+
+VOCABULARY, TOKENS = 2048, 32
+_SMALL = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
+_TEXT = {**_SMALL, "vocab_size": VOCABULARY}
+_MASKED = {"attention_mask": _mask(TOKENS, causal=False)}
+_CAUSAL = {"attention_mask": _mask(TOKENS, causal=True), "use_cache": False}
+_IDS: dict[str, Any] = {"inputs": ((1, TOKENS),), "ids": VOCABULARY}
+
+
+def _image(size: int) -> dict[str, Any]:
+    return {"inputs": ((1, 3, size, size),)}
+
+
+ARCHITECTURES = (
+    Architecture("ResNet-50", "vision", "torchvision", _torchvision("resnet50"), **_image(224)),
+    Architecture("MobileNetV3", "vision", "torchvision", _torchvision("mobilenet_v3_small"), **_image(128)),
+    Architecture("EfficientNet-B0", "vision", "torchvision", _torchvision("efficientnet_b0"), **_image(128)),
+    Architecture("DeepLabV3", "vision", "torchvision", _torchvision(
+        "deeplabv3_mobilenet_v3_large", lambda output: output["out"], weights_backbone=None), **_image(96)),
+    Architecture("ResNet-18 FPN", "vision", "torchvision", _feature_pyramid, ((1, 3, 96, 128),)),
+    Architecture("ConvNeXt", "vision", "timm", _timm("convnext_atto"), **_image(96)),
+    Architecture("ViT", "vision", "timm", _timm("vit_tiny_patch16_224", img_size=96), **_image(96), export=True),
+    Architecture("Swin", "vision", "timm", _timm(
+        "swin_tiny_patch4_window7_224", img_size=112, embed_dim=48), **_image(112), export=True),
+    Architecture("Sequencer2D (LSTM)", "vision", "timm", _timm("sequencer2d_s", layers=(1, 1, 2, 1)), **_image(56)),
+    Architecture("SegFormer", "vision", "transformers", _transformers(
+        "SegformerForSemanticSegmentation", "SegformerConfig", hidden_sizes=[16, 32, 80, 128]), **_image(64)),
+    Architecture("Wav2Vec2", "audio", "transformers", _transformers(
+        "Wav2Vec2Model", "Wav2Vec2Config", **_SMALL), ((1, 8000),)),
+    Architecture("Whisper", "audio", "transformers", _transformers(
+        "WhisperForConditionalGeneration", "WhisperConfig", d_model=192, encoder_layers=2, encoder_attention_heads=4,
+        encoder_ffn_dim=384, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=384,
+        max_source_positions=100, vocab_size=VOCABULARY, pad_token_id=0, call={
+        "names": ("input_features", "decoder_input_ids"), "use_cache": False,
+        "decoder_attention_mask": _mask(16, causal=True)}), ((1, 80, 200), (1, 16)), ids=VOCABULARY),
+    Architecture("AST", "audio", "transformers", _transformers(
+        "ASTModel", "ASTConfig", max_length=128, **_SMALL), ((1, 128, 128),)),
+    Architecture("Parakeet conformer", "audio", "transformers", _transformers(
+        "ParakeetEncoder", "ParakeetEncoderConfig", **_SMALL), ((1, 80, 80),)),
+    Architecture("HiFi-GAN", "audio", "transformers", _transformers(
+        "SpeechT5HifiGan", "SpeechT5HifiGanConfig", call={"pick": _whole},
+        upsample_initial_channel=128), ((1, 30, 80),)),
+    Architecture("DAC decoder", "audio", "transformers", _transformers(
+        "DacModel", "DacConfig", part="decoder", call={"pick": _whole}, hidden_size=128,
+        decoder_hidden_size=192), ((1, 128, 10),), gains={"": 0.7}, as_host=_reciprocals_as_host,
+        host_fault="torch.reciprocal becomes `inverse` with its default epsilon: 1 / (x + 1e-4)"),
+    Architecture("RNN-T predictor (LSTM)", "language", "transformers", _prediction_network, **_IDS,
+                 gains={"embedding": 192**0.5, "lstm": 1.5}),
+    Architecture("BERT", "language", "transformers", _transformers(
+        "BertModel", "BertConfig", call=_MASKED, **_TEXT), **_IDS, export=True),
+    Architecture("DistilBERT", "language", "transformers", _transformers(
+        "DistilBertModel", "DistilBertConfig", dim=192, n_layers=3, n_heads=4, hidden_dim=384,
+        vocab_size=VOCABULARY), **_IDS),
+    Architecture("GPT-2", "language", "transformers", _transformers(
+        "GPT2LMHeadModel", "GPT2Config", call=_CAUSAL, n_embd=192, n_layer=3, n_head=4, vocab_size=VOCABULARY), **_IDS),
+    Architecture("T5", "language", "transformers", _transformers(
+        "T5ForConditionalGeneration", "T5Config", d_model=192, d_kv=48, num_heads=4, num_layers=2, d_ff=384,
+        vocab_size=VOCABULARY, call={"names": ("input_ids", "decoder_input_ids"), "use_cache": False,
+        "decoder_attention_mask": _mask(16, causal=True)}), ((1, TOKENS), (1, 16)), ids=VOCABULARY,
+        gains={"Attention.q": 48**-0.5}),  # T5 does not divide the scores
+    Architecture("Llama", "language", "transformers", _transformers(
+        "LlamaForCausalLM", "LlamaConfig", call=_CAUSAL, num_key_value_heads=2, **_TEXT), **_IDS, export=True),
+    Architecture("Mamba", "language", "transformers", _transformers(
+        "MambaForCausalLM", "MambaConfig", call={"use_cache": False}, hidden_size=128, num_hidden_layers=2,
+        vocab_size=VOCABULARY), ((1, 16),), ids=VOCABULARY),
+    Architecture("Gemma", "language", "transformers", _transformers(
+        "GemmaForCausalLM", "GemmaConfig", call=_CAUSAL, num_key_value_heads=1, head_dim=48, **_TEXT), **_IDS,
+        export=True, as_host=_gelus_as_host,
+        host_fault="the keyword approximate='tanh' of an exported gelu is dropped: the exact gelu"),
+)
