@@ -15,6 +15,7 @@ from .registry import load_kernels
 
 if TYPE_CHECKING:
     from .machine import Machine, StateCell
+    from .prepared import Prepared
 
 __all__ = ["PRECISIONS", "Runtime", "missing_ops"]
 
@@ -66,6 +67,7 @@ class Runtime:
         self._quirks = [QUIRKS[name]() for name in quirks]
         self._observer = observer
         self._description = description
+        self._prepared: Prepared | None = None
         self.entered: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
 
@@ -79,10 +81,11 @@ class Runtime:
         arrays, states = self._checked(feeds, state or {})
         machine = self._machine()
         cells = self._state_cells(machine, states, state or {})
-        arguments = [
+        # No list of them: what is read early in the run is freed early.
+        arguments = (
             cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
             for name, var in self._block.inputs.items()
-        ]
+        )
         try:
             results = machine.run_block(self._block, arguments)
         finally:
@@ -91,8 +94,8 @@ class Runtime:
             for name, cell in cells.items():
                 if cell.written or name not in state:
                     state[name] = machine.precision.numpy(cell.content, states[name].dtype)
-        outputs = zip(self._block.outputs, results)
-        return {var.name: self._leave(machine, var, value) for var, value in outputs}
+        # Each tensor is freed before the next is copied.
+        return {var.name: self._leave(machine, var, results.pop(0)) for var in self._block.outputs}
 
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         """Raises InputError for feeds or states of the wrong name, dtype or shape; runs nothing."""
@@ -112,8 +115,11 @@ class Runtime:
     def _machine(self) -> Machine:
         from .machine import Machine
         from .numeric import Precision
+        from .prepared import Prepared
 
-        return Machine(self._kernels, Precision(self.precision), self._quirks, self._observer)
+        if self._prepared is None or not self._prepared.is_current():
+            self._prepared = Prepared(self._block, Precision(self.precision))
+        return Machine(self._kernels, self._prepared, self._quirks, self._observer)
 
     @staticmethod
     def _state_cells(machine: Machine, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:

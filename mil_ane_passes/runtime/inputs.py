@@ -19,6 +19,7 @@ class Inputs:
     def __init__(self, op: Any, machine: Machine) -> None:
         self.op = op
         self.machine = machine
+        self._vars = machine.prepared.inputs(op)
 
     @property
     def compute(self) -> torch.dtype:
@@ -27,7 +28,7 @@ class Inputs:
 
     def var(self, name: str) -> Any:
         """The input variable itself, or None when it is not connected."""
-        return self.op.inputs.get(name)
+        return self._vars.get(name)
 
     def accepts(self, name: str) -> bool:
         """True when the op, in the opset it was made for, has such an input at all."""
@@ -41,7 +42,7 @@ class Inputs:
         """The operand (a tensor, string, list or state; a list of them for a tuple), its default, or None."""
         var = self.var(name)
         if var is None:
-            return self._default(name)
+            return self.machine.prepared.default(self.op, name)
         if isinstance(var, (list, tuple)):
             return [self.machine.operand(each) for each in var]
         return self.machine.operand(var)
@@ -69,10 +70,3 @@ class Inputs:
         var = self.var(name)
         known = var is not None and var.op is not None and var.op.op_type == "const"
         return np.asarray(var.val) if known else None
-
-    def _default(self, name: str) -> Any:
-        # Op classes build their defaults afresh on every call, some from the ranks of other inputs.
-        default = dict(self.op.default_inputs().items()).get(name)
-        if default is None or isinstance(default, str):
-            return default
-        return self.machine.precision.tensor(list(default) if isinstance(default, range) else default)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from coremltools.converters.mil.mil import types
 
 from ..core.errors import AnePassesError, InputError
 from .inputs import Inputs
-from .numeric import Precision, is_tensor_value
+from .numeric import is_tensor_value
+from .prepared import Prepared, is_lazy
 from .quirks import in_force
 from .registry import Kernel
 
-__all__ = ["Machine", "StateCell", "last_uses"]
+__all__ = ["Machine", "StateCell"]
 
 
 class StateCell:
@@ -26,91 +26,59 @@ class StateCell:
         self.written = False
 
 
-def operands(op: Any) -> Iterable[Any]:
-    """All variables an op reads, those read inside its nested blocks included."""
-    for given in op.inputs.values():
-        yield from given if isinstance(given, (list, tuple)) else (given,)
-    for block in op.blocks:
-        yield from block.outputs
-        for inner in block.operations:
-            yield from operands(inner)
-
-
-def last_uses(block: Any) -> list[list[int]]:
-    """For each op of `block`, the ids of the block's own variables that nobody reads after it."""
-    ops = list(block.operations)
-    kept = {id(var) for var in block.outputs}
-    last: dict[int, int] = {id(var): -1 for var in _inputs(block)}
-    for index, op in enumerate(ops):
-        for var in operands(op):
-            if id(var) in last:
-                last[id(var)] = index
-        for var in op.outputs:
-            last[id(var)] = index
-    dead: list[list[int]] = [[] for _ in ops]
-    for key, index in last.items():
-        if key not in kept and index >= 0:
-            dead[index].append(key)
-    return dead
-
-
-def _inputs(block: Any) -> list[Any]:
-    return list(block.inputs.values()) if isinstance(block.inputs, Mapping) else list(block.inputs)
-
-
-def is_lazy(op: Any) -> bool:
-    """Constants and compressed constants: made when used and not kept, since weights may be memory mapped."""
-    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
-
-
 class Machine:
     """Executes blocks of one function. `env` maps the id of a variable to its stored value."""
 
     def __init__(
-        self, kernels: Mapping[str, Kernel], precision: Precision, quirks: Sequence[Any] = (),
+        self, kernels: Mapping[str, Kernel], prepared: Prepared, quirks: Sequence[Any] = (),
         observer: Callable[[Any, Any, Any], None] | None = None,
     ) -> None:
         self.kernels = kernels
-        self.observer = observer
-        self.precision = precision
+        self.prepared = prepared
+        self.precision = prepared.precision
         self.quirks = quirks
+        self.observer = observer
         self.env: dict[int, Any] = {}
         self.entered: set[Any] = set()
-        self._dead: dict[int, list[list[int]]] = {}
 
     def operand(self, var: Any) -> Any:
         """The value of `var` as kernels see it."""
         if id(var) in self.env:
             return self.precision.operand(self.env[id(var)])
+        return self.prepared.constants.get(var, self._constant)
+
+    def _constant(self, var: Any) -> tuple[Any, bool]:
+        """The operand that a constant variable is; True if it shares the program's memory."""
         if is_lazy(var.op) and var.op.op_type != "const":
             made = self._evaluate(var.op)[var.op.outputs.index(var)]
-            return self.precision.operand(self.keep(var, made))
+            return self.precision.operand(self.keep(var, made)), False
         value = var.val
         if value is None:
             raise KeyError(f"variable '{var.name}' is read before it is computed")
-        return self.precision.tensor(value) if is_tensor_value(value) else value
+        return self.precision.constant(value) if is_tensor_value(value) else (value, True)
 
-    def run_block(self, block: Any, arguments: Sequence[Any] = ()) -> list[Any]:
+    def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
         self.entered.add(block)
-        for var, value in zip(_inputs(block), arguments):
-            self.env[id(var)] = value
-        # Liveness is a property of the program: computed once per block even when a loop runs it many times.
-        if id(block) not in self._dead:
-            self._dead[id(block)] = last_uses(block)
-        for op, finished in zip(list(block.operations), self._dead[id(block)]):
+        steps = self.prepared.steps(block)
+        self.env.update(zip(map(id, steps.inputs), arguments))
+        self._forget(steps.unread)
+        for op, finished in steps.ops:
             self.run_op(op)
-            for key in finished:
-                self.env.pop(key, None)
-        results = [self.keep(var, self.operand(var)) for var in block.outputs]
-        for var in [*_inputs(block), *(out for op in block.operations for out in op.outputs)]:
-            self.env.pop(id(var), None)
+            self._forget(finished)
+        results = [self._stored(var) for var in block.outputs]
+        self._forget(steps.left)
         return results
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self.env.pop(key, None)
+
+    def _stored(self, var: Any) -> Any:
+        return self.env[id(var)] if id(var) in self.env else self.keep(var, self.operand(var))
 
     def run_op(self, op: Any) -> None:
         """Run one op and store its outputs."""
-        if is_lazy(op):
-            return
         for var, value in zip(op.outputs, self._evaluate(op)):
             stored = self.env[id(var)] = self.keep(var, value)
             if self.observer is not None:
@@ -118,9 +86,8 @@ class Machine:
 
     def keep(self, var: Any, value: Any) -> Any:
         """`value` rounded, wrapped and laid out as `var` is stored."""
-        if not isinstance(value, torch.Tensor) or types.is_list(var.sym_type):
-            return value
-        return self.precision.store(value, var.dtype)
+        dtype = self.prepared.dtype(var) if isinstance(value, torch.Tensor) else None
+        return value if dtype is None else self.precision.store(value, dtype)
 
     def _evaluate(self, op: Any) -> Sequence[Any]:
         inputs: Any = Inputs(op, self)

@@ -18,6 +18,9 @@ __all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
 #: torch allocates on this boundary; vector libraries may round differently on another, so everything is brought to it.
 _ALIGNMENT = 64
 
+#: what torch reads as numpy lays it out, in the machine's byte order
+_NUMPY = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
+
 
 def tidy(x: torch.Tensor) -> torch.Tensor:
     """`x` with the one canonical memory layout of its shape: dense, row-major, aligned."""
@@ -25,7 +28,7 @@ def tidy(x: torch.Tensor) -> torch.Tensor:
     if x.data_ptr() % _ALIGNMENT:
         x = x.clone()
     # Axes of extent 1 may carry any stride and still count as contiguous; kernels look at strides to pick a layout.
-    return x.view(-1).view(x.shape) if x.dim() else x
+    return x.view(-1).view(x.shape) if 1 in x.shape else x
 
 
 def bit_width(dtype: Any) -> int:
@@ -38,26 +41,48 @@ def is_tensor_value(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and not isinstance(value, np.str_)
 
 
+class _Lent:
+    """An array's memory offered as writable: torch warns of arrays that are not. No kernel writes to its operands."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 class Precision:
     """One precision's rules for entering, computing, storing and leaving."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.compute = torch.float64 if name == "float64" else torch.float32
+        self._storage: dict[Any, torch.dtype] = {}
 
     def tensor(self, value: Any) -> torch.Tensor:
         """A numpy value as a tensor in the computing dtype, in memory that torch allocated (never shared)."""
         array = np.asarray(value)
-        if array.dtype.kind == "f":
-            dtype = self.compute
-        elif array.dtype.kind == "b":
-            dtype = torch.bool
-        else:
-            wide = array.dtype.itemsize == 8 or array.dtype == np.uint32
-            dtype = torch.int64 if wide else torch.int32
-        out = torch.empty(array.shape, dtype=dtype)
+        out = torch.empty(array.shape, dtype=self._computed(array.dtype))
+        if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
+            # The same bits as from numpy, and several times faster from float16.
+            return out.copy_(torch.from_numpy(np.asarray(_Lent(array))))
         np.copyto(out.numpy(), array, casting="unsafe")
         return out
+
+    def constant(self, value: Any) -> tuple[torch.Tensor, bool]:
+        """As `tensor`, but on the memory of `value` itself where that has the dtype and the layout; True if it is."""
+        array = np.asarray(value)
+        if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
+            shared = torch.from_numpy(np.asarray(_Lent(array)))
+            if shared.dtype == self._computed(array.dtype) and shared.data_ptr() % _ALIGNMENT == 0:
+                return shared, True
+        return self.tensor(array), False
+
+    def _computed(self, dtype: np.dtype[Any]) -> torch.dtype:
+        if dtype.kind == "f":
+            return self.compute
+        if dtype.kind == "b":
+            return torch.bool
+        return torch.int64 if dtype.itemsize == 8 or dtype == np.uint32 else torch.int32
 
     def operand(self, value: Any) -> Any:
         """A stored value as the kernels see it: floats in the computing dtype."""
@@ -67,21 +92,34 @@ class Precision:
 
     def store(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
         """A kernel's result as it is kept for a variable declared as builtin type `dtype`."""
-        return tidy(value.to(self.storage(dtype)) if types.is_bool(dtype) else self._store_number(value, dtype))
+        storage = self.storage(dtype)
+        if value.is_floating_point() and not (storage.is_floating_point or storage == torch.bool):
+            # Undefined in MIL, and processors differ: NaN is 0, what is out of reach the nearest end of the storage.
+            ends = torch.iinfo(storage)
+            value = value.double().nan_to_num(0.0).clamp(ends.min, min(ends.max, 2**63 - 1024))
+        value = value.to(storage)
+        if not (storage.is_floating_point or storage == torch.bool):
+            value = self._wrapped(value, dtype)
+        stored = tidy(value)
+        # A part of something larger would keep the whole in memory.
+        return stored.clone() if stored.untyped_storage().nbytes() > stored.nbytes else stored
 
     def storage(self, dtype: Any) -> torch.dtype:
         """The torch dtype that variables declared as builtin type `dtype` are kept in."""
+        if dtype not in self._storage:
+            self._storage[dtype] = self._storage_of(dtype)
+        return self._storage[dtype]
+
+    def _storage_of(self, dtype: Any) -> torch.dtype:
         if types.is_float(dtype):
             return torch.float16 if self.name == "float16" and dtype == types.fp16 else self.compute
         if types.is_bool(dtype):
             return torch.bool
         return torch.int64 if bit_width(dtype) == 64 or dtype == types.uint32 else torch.int32
 
-    def _store_number(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
-        if types.is_float(dtype):
-            return value.to(self.storage(dtype))
+    @staticmethod
+    def _wrapped(value: torch.Tensor, dtype: Any) -> torch.Tensor:
         bits = bit_width(dtype)
-        value = value.to(self.storage(dtype))
         if bits >= 64 or dtype == types.int32:
             return value
         value = value & ((1 << bits) - 1)

@@ -1,4 +1,7 @@
-"""Activations. `alpha` and `beta` are scalars, or one value per channel for `prelu` and `softplus_parametric`."""
+"""Activations. `alpha` and `beta` are scalars, or one value per channel for `prelu` and `softplus_parametric`.
+
+Each holds at most two tensors of the size of `x` beside it: intermediate results are changed in place.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,12 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 def softplus_of(x: torch.Tensor) -> torch.Tensor:
     """`log(1 + e^x)` without overflow."""
-    return torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
+    return torch.abs(x).neg_().exp_().log1p_().add_(torch.relu(x))
+
+
+def _times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`y`, changed to `x * y`: of two NaNs a product keeps the first."""
+    return torch.mul(x, y, out=y)
 
 
 def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -34,9 +42,9 @@ _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": relu,
     "relu6": lambda x: torch.clamp(x, 0.0, 6.0),
     "sigmoid": torch.sigmoid,
-    "silu": lambda x: x * torch.sigmoid(x),
+    "silu": lambda x: _times(x, torch.sigmoid(x)),
     "softplus": softplus_of,
-    "softsign": lambda x: x / (1.0 + torch.abs(x)),
+    "softsign": lambda x: x / torch.abs(x).add_(1.0),
 }
 
 #: the activations a recurrent op may name, with the constants coremltools' own op tests expect
@@ -69,62 +77,71 @@ def softmax(op: Any, ins: Any) -> torch.Tensor:
 @kernel("clamped_relu")
 def clamped_relu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return torch.minimum(torch.where(x >= 0, x, ins["alpha"] * x), ins["beta"])
+    y = _either(x >= 0, x, ins["alpha"] * x)
+    return torch.minimum(y, ins["beta"], out=y)
 
 
 @kernel("elu")
 def elu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return torch.where(x > 0, x, ins["alpha"] * torch.expm1(x))
+    return _either(x > 0, x, torch.expm1(x).mul_(ins["alpha"]))
 
 
 @kernel("gelu")
 def gelu(op: Any, ins: Any) -> torch.Tensor:
     x, mode = ins["x"], ins.value("mode")
-    if mode == "TANH_APPROXIMATION":
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
     if mode == "SIGMOID_APPROXIMATION":
-        return x * torch.sigmoid(1.702 * x)
-    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+        return _times(x, (1.702 * x).sigmoid_())
+    if mode == "TANH_APPROXIMATION":
+        y = (x**3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
+    else:
+        y = (x / math.sqrt(2.0)).erf_()
+    return y.add_(1.0).mul_(0.5 * x)
 
 
 @kernel("leaky_relu")
 def leaky_relu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return torch.where(x < 0, ins["alpha"] * x, x)
+    y = ins["alpha"] * x
+    return torch.where(x < 0, y, x, out=y)
 
 
 @kernel("linear_activation")
 def linear_activation(op: Any, ins: Any) -> torch.Tensor:
-    return ins["alpha"] * ins["x"] + ins["beta"]
+    return (ins["alpha"] * ins["x"]).add_(ins["beta"])
 
 
 @kernel("prelu")
 def prelu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return torch.where(x > 0, x, _per_channel(ins["alpha"], x) * x)
+    return _either(x > 0, x, _per_channel(ins["alpha"], x) * x)
 
 
 @kernel("scaled_tanh")
 def scaled_tanh(op: Any, ins: Any) -> torch.Tensor:
-    return ins["alpha"] * torch.tanh(ins["x"] * ins["beta"])
+    return (ins["x"] * ins["beta"]).tanh_().mul_(ins["alpha"])
 
 
 @kernel("sigmoid_hard")
 def sigmoid_hard(op: Any, ins: Any) -> torch.Tensor:
-    return torch.clamp(ins["alpha"] * ins["x"] + ins["beta"], 0.0, 1.0)
+    return (ins["alpha"] * ins["x"]).add_(ins["beta"]).clamp_(0.0, 1.0)
 
 
 @kernel("softplus_parametric")
 def softplus_parametric(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return _per_channel(ins["alpha"], x) * softplus_of(x * _per_channel(ins["beta"], x))
+    return softplus_of(x * _per_channel(ins["beta"], x)).mul_(_per_channel(ins["alpha"], x))
 
 
 @kernel("thresholded_relu")
 def thresholded_relu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     return torch.where(x < ins["alpha"], 0.0, x)
+
+
+def _either(where: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`y`, changed to `x` at the places that `where` marks."""
+    return torch.where(where, x, y, out=y)
 
 
 def _per_channel(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -66,8 +66,7 @@ def convolved(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     trivial = [x.shape[2 + axis] == 1 == weight.shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
     kept = _kept_axes(trivial)
     # Padding is always explicit: padded zeros meet infinite weights the same way whatever the pads are.
-    flat = [amount for axis in reversed(kept) for amount in pads[axis]]
-    padded = functional.pad(_drop_trivial_axes(x, kept), flat)
+    padded = _padded(_drop_trivial_axes(x, kept), [pads[axis] for axis in kept])
     y = _CONV[len(kept) - 1](
         tidy(padded),
         tidy(_drop_trivial_axes(weight, kept)),
@@ -108,8 +107,7 @@ def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
     )
     # A negative amount crops, a positive one extends with zeros.
     crops = [(-starts[axis], starts[axis] + lengths[axis] - full[axis]) for axis in kept]
-    y = functional.pad(y, [amount for crop in reversed(crops) for amount in crop])
-    return _restore_axes(y, rank, kept)
+    return _restore_axes(_padded(y, crops), rank, kept)
 
 
 def _transposed_window(
@@ -127,6 +125,12 @@ def _transposed_window(
         starts = [same_pad(full[axis] - lengths[axis], pad_type == "same_lower")[0] for axis in range(rank)]
         return starts, lengths
     return [0] * rank, list(shape[2:]) if shape else full
+
+
+def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
+    """`x` with zeros around its spatial axes; `x` itself, not a copy, when there are none."""
+    flat = [amount for pair in reversed(pads) for amount in pair]
+    return functional.pad(x, flat) if any(flat) else x
 
 
 def _kept_axes(trivial: list[bool]) -> list[int]:
@@ -150,7 +154,5 @@ def _restore_axes(y: torch.Tensor, rank: int, kept: list[int]) -> torch.Tensor:
 
 
 def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Always one addition: no bias is bit for bit a zero bias (-0 becomes +0)."""
-    if bias is None:
-        return y + 0.0
-    return y + bias.reshape(1, -1, *(1,) * (y.dim() - 2))
+    """`y`, changed. Always one addition: no bias is bit for bit a zero bias (-0 becomes +0)."""
+    return y.add_(0.0 if bias is None else bias.reshape(1, -1, *(1,) * (y.dim() - 2)))

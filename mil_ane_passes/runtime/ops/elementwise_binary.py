@@ -56,10 +56,11 @@ def floor_div(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("mod")
 def mod(op: Any, ins: Any) -> torch.Tensor:
-    """The remainder with the sign of the divisor."""
+    """The remainder with the sign of the divisor; a remainder of zero has it too, as in numpy and unlike in torch."""
     x, y = same_kind(ins["x"], ins["y"])
     if x.is_floating_point():
-        return torch.remainder(x, y)
+        rest = torch.remainder(x, y)
+        return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest)
     wide = torch.remainder(x.long(), torch.where(y == 0, 1, y).long())
     return torch.where(y == 0, 0, wide)
 

@@ -45,7 +45,8 @@ def cast(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("clip")
 def clip(op: Any, ins: Any) -> torch.Tensor:
-    return torch.minimum(torch.maximum(ins["x"], ins["alpha"]), ins["beta"])
+    y = torch.maximum(ins["x"], ins["alpha"])
+    return torch.minimum(y, ins["beta"], out=y)
 
 
 @kernel("exp2")
@@ -56,24 +57,25 @@ def exp2(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("inverse")
 def inverse(op: Any, ins: Any) -> torch.Tensor:
-    return 1.0 / (ins["x"] + ins["epsilon"])
+    return (ins["x"] + ins["epsilon"]).reciprocal_()
 
 
 @kernel("log")
 def log(op: Any, ins: Any) -> torch.Tensor:
-    return torch.log(ins["x"] + ins["epsilon"])
+    return (ins["x"] + ins["epsilon"]).log_()
 
 
 @kernel("rsqrt")
 def rsqrt(op: Any, ins: Any) -> torch.Tensor:
-    return 1.0 / torch.sqrt(ins["x"] + ins["epsilon"])
+    return (ins["x"] + ins["epsilon"]).sqrt_().reciprocal_()
 
 
 @kernel("sign")
 def sign(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     # torch says sign(NaN) is 0; numpy and IEEE keep it.
-    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+    y = torch.sign(x)
+    return torch.where(torch.isnan(x), x, y, out=y) if x.is_floating_point() else y
 
 
 @kernel("threshold")

@@ -17,7 +17,7 @@ def linear(op: Any, ins: Any) -> torch.Tensor:
     bias = ins.get("bias")
     # Leading axes only group rows: one matrix product, whatever the rank.
     y = torch.matmul(tidy(x.reshape(-1, x.shape[-1])), weight.t())
-    y = y + (0 if bias is None else bias)
+    y.add_(0 if bias is None else bias)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 

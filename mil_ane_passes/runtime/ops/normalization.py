@@ -11,16 +11,12 @@ from ..registry import kernel
 from .reduction import reduce_over
 
 
-def _mean(x: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    return reduce_over(x, axes, lambda rows: rows.mean(-1))
-
-
 def _scaled(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
-    """`y * gamma + beta`, each optional and viewed as `shape`."""
+    """`y`, changed to `y * gamma + beta`, each optional and viewed as `shape`."""
     gamma, beta = ins.get("gamma"), ins.get("beta")
     if gamma is not None:
-        y = y * gamma.reshape(shape)
-    return y if beta is None else y + beta.reshape(shape)
+        y.mul_(gamma.reshape(shape))
+    return y if beta is None else y.add_(beta.reshape(shape))
 
 
 @kernel("batch_norm")
@@ -28,16 +24,24 @@ def batch_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     shape = [1, -1] + [1] * (x.dim() - 2)
     deviation = torch.sqrt(ins["variance"].reshape(shape) + ins["epsilon"])
-    return _scaled((x - ins["mean"].reshape(shape)) / deviation, ins, shape)
+    return _scaled((x - ins["mean"].reshape(shape)).div_(deviation), ins, shape)
+
+
+def _normalized(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
+    """`x` less its mean over `axes`, divided by its deviation there; at most two more of its size are held."""
+    y = x - reduce_over(x, axes, _mean)
+    return y.div_(reduce_over(y, axes, lambda rows: _mean(rows.square())).add_(epsilon).sqrt_())
+
+
+def _mean(rows: torch.Tensor) -> torch.Tensor:
+    return rows.mean(-1)
 
 
 @kernel("instance_norm")
 def instance_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = list(range(2, x.dim()))
-    centred = x - _mean(x, axes)
-    y = centred / torch.sqrt(_mean(centred.square(), axes) + ins["epsilon"])
-    return _scaled(y, ins, [1, -1] + [1] * len(axes))
+    return _scaled(_normalized(x, axes, ins["epsilon"]), ins, [1, -1] + [1] * len(axes))
 
 
 @kernel("layer_norm")
@@ -45,8 +49,7 @@ def layer_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = ins.values("axes") if ins.has("axes") else list(range(x.dim()))
     axes = sorted(axis % x.dim() for axis in axes)
-    centred = x - _mean(x, axes)
-    y = centred / torch.sqrt(_mean(centred.square(), axes) + ins["epsilon"])
+    y = _normalized(x, axes, ins["epsilon"])
     return _scaled(y, ins, [x.shape[axis] if axis in axes else 1 for axis in range(x.dim())])
 
 

@@ -1,4 +1,7 @@
-"""Poolings: the input is padded explicitly to exactly the windows there are, then pooled without padding."""
+"""Poolings: the input is padded explicitly to exactly the windows there are, then pooled without padding.
+
+Only for a maximum it makes no difference whether padding is there or left out: torch may do it where it can.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from .conv import forward_pads
 class _Windows:
     """Where the windows of a pooling lie on each spatial axis."""
 
-    def __init__(self, ins: Any) -> None:
+    def __init__(self, ins: Any, x: torch.Tensor) -> None:
         self.sizes: list[int] = ins.values("kernel_sizes")
         self.strides: list[int] = ins.values("strides")
-        self.extents: list[int] = list(ins["x"].shape[2:])
+        self.extents: list[int] = list(x.shape[2:])
         self.pads: list[tuple[int, int]] = forward_pads(ins, self.extents, self.sizes, self.strides)
         ceil = bool(ins.value("ceil_mode"))
         self.counts = [self._count(axis, ceil) for axis in range(len(self.sizes))]
@@ -43,7 +46,16 @@ class _Windows:
             before = self.pads[axis][0]
             covered = (self.counts[axis] - 1) * self.strides[axis] + self.sizes[axis]
             flat += [before, covered - before - self.extents[axis]]
-        return functional.pad(x, flat, value=value)
+        return functional.pad(x, flat, value=value) if any(flat) else x
+
+    def torch_can_pad(self) -> bool:
+        """True when torch's own padding gives the same windows: equal on both sides, at most half a window."""
+        return all(
+            before == after and 2 * before <= size and count == (extent + 2 * before - size) // stride + 1
+            for (before, after), size, stride, extent, count in zip(
+                self.pads, self.sizes, self.strides, self.extents, self.counts
+            )
+        )
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over each window, zeros around."""
@@ -67,17 +79,22 @@ class _Windows:
 
 @kernel("avg_pool")
 def avg_pool(op: Any, ins: Any) -> torch.Tensor:
-    windows = _Windows(ins)
-    return windows.sums(ins["x"]) / windows.divisors(ins["x"], bool(ins.value("exclude_padding_from_average")))
+    x = ins["x"]
+    windows = _Windows(ins, x)
+    return windows.sums(x).div_(windows.divisors(x, bool(ins.value("exclude_padding_from_average"))))
 
 
 @kernel("l2_pool")
 def l2_pool(op: Any, ins: Any) -> torch.Tensor:
-    return _Windows(ins).sums(ins["x"].square()).sqrt()
+    x = ins["x"]
+    return _Windows(ins, x).sums(x.square()).sqrt_()
 
 
 @kernel("max_pool")
 def max_pool(op: Any, ins: Any) -> torch.Tensor:
-    windows = _Windows(ins)
-    pools = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
-    return pools[len(windows.sizes) - 1](windows.padded(ins["x"], -math.inf), windows.sizes, windows.strides)
+    x = ins["x"]
+    windows = _Windows(ins, x)
+    pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(windows.sizes) - 1]
+    if windows.torch_can_pad():
+        return pool(x, windows.sizes, windows.strides, [before for before, _ in windows.pads])
+    return pool(windows.padded(x, -math.inf), windows.sizes, windows.strides)
