@@ -182,3 +182,17 @@ def test_lifted_conv_transpose_has_the_same_bits(layer: dict[str, Any]) -> None:
     same_bits(_one_axis(layer, mb.conv_transpose, shape, 2), flat)
     same_bits(_one_axis(layer, mb.conv_transpose, shape, 3), flat)
     same_bits(_one_axis(layer, mb.conv_transpose, shape, None), flat)
+
+
+def test_a_stride_that_steps_nowhere_does_not_pick_another_algorithm() -> None:
+    """One thread, input and kernel of extent 1: a stride of 2 rounded otherwise than a stride of 1."""
+    layer = {"groups": 1, "channels": (2, 2), "size": 1, "dilation": 1, "stride": 2, "length": 1, "pad": (0, 0),
+             "bias": False, "extra": None, "precision": "float32", "dtype": np.float32}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for seed in range(20):
+            flat = _one_axis({**layer, "seed": seed}, mb.conv, (2, 2, 1), None)
+            same_bits(_one_axis({**layer, "seed": seed}, mb.conv, (2, 2, 1), 3), flat)
+    finally:
+        torch.set_num_threads(threads)

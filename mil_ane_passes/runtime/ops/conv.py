@@ -71,8 +71,8 @@ def convolved(ins: Any, weight: torch.Tensor) -> torch.Tensor:
         tidy(padded),
         tidy(_drop_trivial_axes(weight, kept)),
         None,
-        stride=[strides[axis] for axis in kept],
-        dilation=[dilations[axis] for axis in kept],
+        stride=_steps(strides, trivial, kept),
+        dilation=_steps(dilations, trivial, kept),
         groups=ins.value("groups"),
     )
     return _restore_axes(y, rank, kept)
@@ -101,8 +101,8 @@ def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
         tidy(_drop_trivial_axes(x, kept)),
         tidy(_drop_trivial_axes(weight, kept)),
         None,
-        stride=[strides[axis] for axis in kept],
-        dilation=[dilations[axis] for axis in kept],
+        stride=_steps(strides, trivial, kept),
+        dilation=_steps(dilations, trivial, kept),
         groups=ins.value("groups"),
     )
     # A negative amount crops, a positive one extends with zeros.
@@ -136,6 +136,11 @@ def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
 def _kept_axes(trivial: list[bool]) -> list[int]:
     """The spatial axes that take part; the last one when none does, so that there is something to convolve."""
     return [axis for axis, drop in enumerate(trivial) if not drop] or [len(trivial) - 1]
+
+
+def _steps(steps: list[int], trivial: list[bool], kept: list[int]) -> list[int]:
+    """Strides or dilations of the kept axes; on a trivial one they mean nothing, but would pick another algorithm."""
+    return [1 if trivial[axis] else steps[axis] for axis in kept]
 
 
 def _drop_trivial_axes(x: torch.Tensor, kept: list[int]) -> torch.Tensor:
