@@ -40,6 +40,7 @@ class Machine:
         self.observer = observer
         self.env: dict[int, Any] = {}
         self.entered: set[Any] = set()
+        prepared.constants.keep_read(self._constant)
 
     def operand(self, var: Any) -> Any:
         """The value of `var` as kernels see it."""
@@ -47,20 +48,19 @@ class Machine:
             return self.precision.operand(self.env[id(var)])
         return self.prepared.constants.get(var, self._constant)
 
-    def _constant(self, var: Any) -> tuple[Any, bool]:
-        """The operand that a constant variable is; True if it shares the program's memory."""
+    def _constant(self, var: Any) -> Any:
         if is_lazy(var.op) and var.op.op_type != "const":
             made = self._evaluate(var.op)[var.op.outputs.index(var)]
-            return self.precision.operand(self.keep(var, made)), False
+            return self.precision.operand(self.keep(var, made))
         value = var.val
         if value is None:
             raise KeyError(f"variable '{var.name}' is read before it is computed")
-        return self.precision.constant(value) if is_tensor_value(value) else (value, True)
+        return self.precision.tensor(value) if is_tensor_value(value) else value
 
     def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
         self.entered.add(block)
-        steps = self.prepared.steps(block)
+        steps = self.prepared.steps[block]
         self.env.update(zip(map(id, steps.inputs), arguments))
         self._forget(steps.unread)
         for op, finished in steps.ops:
@@ -86,7 +86,7 @@ class Machine:
 
     def keep(self, var: Any, value: Any) -> Any:
         """`value` rounded, wrapped and laid out as `var` is stored."""
-        dtype = self.prepared.dtype(var) if isinstance(value, torch.Tensor) else None
+        dtype = self.prepared.dtypes[var] if isinstance(value, torch.Tensor) else None
         return value if dtype is None else self.precision.store(value, dtype)
 
     def _evaluate(self, op: Any) -> Sequence[Any]:

@@ -68,14 +68,19 @@ class Precision:
         np.copyto(out.numpy(), array, casting="unsafe")
         return out
 
-    def constant(self, value: Any) -> tuple[torch.Tensor, bool]:
-        """As `tensor`, but on the memory of `value` itself where that has the dtype and the layout; True if it is."""
+    def shared(self, value: Any) -> torch.Tensor | None:
+        """As `tensor`, but on the memory of `value` itself; None where that has another dtype or layout."""
         array = np.asarray(value)
-        if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
-            shared = torch.from_numpy(np.asarray(_Lent(array)))
-            if shared.dtype == self._computed(array.dtype) and shared.data_ptr() % _ALIGNMENT == 0:
-                return shared, True
-        return self.tensor(array), False
+        if array.dtype not in _NUMPY or not array.flags.c_contiguous or not array.nbytes:
+            return None
+        found = torch.from_numpy(np.asarray(_Lent(array)))
+        fits = found.dtype == self._computed(array.dtype) and found.data_ptr() % _ALIGNMENT == 0
+        return found if fits else None
+
+    def nbytes(self, value: Any) -> int:
+        """The bytes of `tensor(value)`."""
+        array = np.asarray(value)
+        return int(array.size) * self._computed(array.dtype).itemsize
 
     def _computed(self, dtype: np.dtype[Any]) -> torch.dtype:
         if dtype.kind == "f":

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +31,8 @@ from .explained import EXPLAINED, explanation
 _MIL = Path(coremltools.__file__).parent / "converters" / "mil"
 SUITES = {"mil": _MIL / "mil" / "ops" / "tests", "torch": _MIL / "frontend" / "torch" / "test" / "test_torch_ops.py"}
 ROOT = Path(__file__).parents[2]
+_SHARDS = 8
+"How many processes a job takes for all cases: the host keeps what it converts, and each case costs more than the last."
 COUNTS = Path(__file__).with_name("counts.json")
 
 
@@ -96,18 +99,14 @@ def versions() -> dict[str, str]:
 
 
 def run(suite: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """One pytest process for each job; their results, and whether one of them broke."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{index}.jsonl" for index in range(arguments.jobs)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen(_command(suite, index, file, arguments), cwd=ROOT, env=environment,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for index, file in enumerate(files)]
-        outputs = [process.communicate()[0] for process in processes]
-        broken = [text for process, text in zip(processes, outputs) if process.returncode not in (0, 1)]
-        for text in broken:
-            print(text[-3000:])
+    """The results of all shards, `arguments.jobs` of them at a time, and whether one of them broke."""
+    shards = arguments.jobs * (_SHARDS if arguments.one_in == 1 else 1)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        files = [Path(folder) / f"{index}.jsonl" for index in range(shards)]
+        commands = [_command(suite, f"{index}/{shards}", file, arguments) for index, file in enumerate(files)]
+        broken = [done for done in pool.map(_run, commands) if done.returncode not in (0, 1)]
+        for done in broken:
+            print(done.stdout[-3000:])
         lines = "".join(file.read_text() for file in files if file.exists())
     if arguments.results is not None:
         with open(arguments.results, "a", encoding="utf-8") as file:
@@ -115,9 +114,15 @@ def run(suite: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]]
     return [json.loads(line) for line in lines.splitlines()], bool(broken)
 
 
-def _command(suite: str, index: int, file: Path, arguments: argparse.Namespace) -> list[str]:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, check=False)
+
+
+def _command(suite: str, shard: str, file: Path, arguments: argparse.Namespace) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "tests.upstream.plugin", "-p", "no:cacheprovider", "-c", os.devnull,
-            "--rootdir", str(_MIL), "-q", "--tb=no", "--disable-warnings", "--shard", f"{index}/{arguments.jobs}",
+            "--rootdir", str(_MIL), "-q", "--tb=no", "--disable-warnings", "--shard", shard,
             "--one-in", str(arguments.one_in), "--limit", str(arguments.limit), "--results", str(file),
             str(SUITES[suite])]
 

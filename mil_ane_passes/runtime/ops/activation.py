@@ -96,7 +96,7 @@ def gelu(op: Any, ins: Any) -> torch.Tensor:
         y = (x**3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
     else:
         y = (x / math.sqrt(2.0)).erf_()
-    return y.add_(1.0).mul_(0.5 * x)
+    return y.add_(1.0).mul_(0.5).mul_(x)
 
 
 @kernel("leaky_relu")

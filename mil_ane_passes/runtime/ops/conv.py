@@ -10,7 +10,7 @@ from torch.nn import functional
 from ..numeric import tidy
 from ..registry import kernel
 
-__all__ = ["add_bias", "convolved", "forward_pads", "transposed"]
+__all__ = ["add_bias", "convolved", "forward_pads", "transposed", "transposed_window"]
 
 _CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
 _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -78,11 +78,8 @@ def convolved(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     return _restore_axes(y, rank, kept)
 
 
-def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
-    """The transposed convolution without its bias: computed in full, then cropped or extended with zeros.
-
-    `swap_pads` (for fault models) takes the custom pads before an axis for those after it.
-    """
+def transposed(ins: Any) -> torch.Tensor:
+    """The transposed convolution without its bias: computed in full, then cropped or extended with zeros."""
     x, weight = ins["x"], ins["weight"]
     strides, dilations = ins.values("strides"), ins.values("dilations")
     rank = x.dim() - 2
@@ -91,7 +88,7 @@ def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
         for axis in range(rank)
     ]
     same = [x.shape[2 + axis] * strides[axis] for axis in range(rank)]
-    starts, lengths = _transposed_window(ins, full, same, swap_pads)
+    starts, lengths = transposed_window(ins, full, same)
     trivial = [
         x.shape[2 + axis] == 1 == weight.shape[2 + axis] and starts[axis] == 0 and lengths[axis] == 1
         for axis in range(rank)
@@ -110,14 +107,12 @@ def transposed(ins: Any, swap_pads: bool = False) -> torch.Tensor:
     return _restore_axes(_padded(y, crops), rank, kept)
 
 
-def _transposed_window(
-    ins: Any, full: list[int], same: list[int], swap_pads: bool
-) -> tuple[list[int], list[int]]:
+def transposed_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[int], list[int]]:
     """(first element kept, length) on each spatial axis of the full transposed convolution."""
     pad_type, pad, shape = ins.value("pad_type"), ins.values("pad"), ins.values("output_shape")
     rank = len(full)
     if pad_type == "custom":
-        starts = [pad[2 * axis + swap_pads] for axis in range(rank)]
+        starts = [pad[2 * axis] for axis in range(rank)]
         lengths = [full[axis] - pad[2 * axis] - pad[2 * axis + 1] for axis in range(rank)]
         return starts, list(shape[2:]) if shape else lengths
     if pad_type in ("same", "same_lower"):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..inputs import Inputs
-from ..ops.conv import _transposed_window, forward_pads
+from ..ops.conv import forward_pads, transposed_window
 from ._operands import Operands, start_of_sums
 
 __all__ = ["with_overflows"]
@@ -156,7 +156,7 @@ def _conv_transpose(inputs: Inputs, y: torch.Tensor) -> _Products:
     reach = [(size - 1) * step for size, step in zip(weight.shape[2:], dilations)]
     full = [extent + more for extent, more in zip(spread.shape[2:], reach)]
     same = [extent * step for extent, step in zip(x.shape[2:], strides)]
-    starts, _ = _transposed_window(inputs, full, same, False)
+    starts, _ = transposed_window(inputs, full, same)
     pads = [(reach[axis] - starts[axis], starts[axis] + y.shape[2 + axis] - spread.shape[2 + axis])
             for axis in range(rank)]
     turned = weight.flip(list(range(2, rank + 2))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)

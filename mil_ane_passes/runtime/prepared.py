@@ -1,0 +1,160 @@
+"""What a runtime works out about a program once, for all its calls: liveness, connections, defaults, constants.
+
+All of it before the first op runs. Small things that stay, made between large ones that come and go, would pin the heap:
+the C library could neither join nor return what is freed around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from coremltools.converters.mil.mil import types
+
+from .numeric import Precision, is_tensor_value
+
+__all__ = ["Prepared", "Steps", "is_lazy"]
+
+#: constants of at most this many bytes as kernels see them are made at once and kept: parameters, biases
+_SMALL = 1 << 12
+#: bytes of larger ones that are kept from one call to the next; those that no longer fit are made on each use
+_BUDGET = 1 << 30
+
+
+class Steps(NamedTuple):
+    """How to run one block. Variables are told apart by `id`."""
+
+    inputs: list[Any]
+    #: inputs that nobody reads
+    unread: list[int]
+    #: each op that computes, with the block's own variables that nobody reads after it
+    ops: list[tuple[Any, list[int]]]
+    #: the block's own variables that are its outputs
+    left: list[int]
+
+
+def is_lazy(op: Any) -> bool:
+    """Constants and compressed constants: made when used, since weights may be memory mapped."""
+    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
+
+
+class Prepared:
+    """What is known of one function, `block`, run at `precision`."""
+
+    def __init__(self, block: Any, precision: Precision) -> None:
+        self.precision = precision
+        self._block = block
+        self._ops = list(_walk(block))
+        self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
+        blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
+        self.steps: dict[Any, Steps] = {each: self._steps_of(each) for each in blocks}
+        made = [var for op in self._ops for var in op.outputs]
+        #: the builtin type that each tensor variable is declared as; None for a list
+        self.dtypes: dict[Any, Any] = {var: _dtype(var) for var in made}
+        self.dtypes |= {var: _dtype(var) for steps in self.steps.values() for var in steps.inputs}
+        self._defaults = {op: self._defaults_of(op) for op in self._ops if op.op_type != "const"}
+        self.constants = _Constants(precision, made)
+
+    def is_current(self) -> bool:
+        """False once ops were added to the program or removed: then all this is to be worked out anew."""
+        return self._ops == list(_walk(self._block))
+
+    def inputs(self, op: Any) -> Mapping[str, Any]:
+        """The connected inputs of `op` by name; pymil filters them anew each time it is asked."""
+        return self._inputs[op]
+
+    def default(self, op: Any, name: str) -> Any:
+        """What `op` takes for an input that is not connected, as kernels see it, or None."""
+        return self._defaults[op].get(name)
+
+    def _defaults_of(self, op: Any) -> dict[str, Any]:
+        """Op classes build their defaults afresh on every call, some from the ranks of other inputs."""
+        given = self._inputs[op]
+        return {name: self._default(value) for name, value in op.default_inputs().items() if name not in given}
+
+    def _default(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        return self.precision.tensor(list(value) if isinstance(value, range) else value)
+
+    def _steps_of(self, block: Any) -> Steps:
+        inputs = list(block.inputs.values()) if isinstance(block.inputs, Mapping) else list(block.inputs)
+        ops = [op for op in block.operations if not is_lazy(op)]
+        own = dict.fromkeys(map(id, inputs), -1)
+        for index, op in enumerate(ops):
+            for var in self._operands(op):
+                if id(var) in own:
+                    own[id(var)] = index
+            own.update(dict.fromkeys(map(id, op.outputs), index))
+        left = {id(var) for var in block.outputs} & own.keys()
+        finished: list[list[int]] = [[] for _ in range(len(ops) + 1)]
+        for key in own.keys() - left:
+            finished[own[key]].append(key)
+        return Steps(inputs, finished[-1], list(zip(ops, finished)), list(left))
+
+    def _operands(self, op: Any) -> Iterable[Any]:
+        """All variables an op reads, those read inside its nested blocks included."""
+        for given in self._inputs[op].values():
+            yield from given if isinstance(given, (list, tuple)) else (given,)
+        for block in op.blocks:
+            yield from block.outputs
+            for inner in block.operations:
+                yield from self._operands(inner)
+
+
+class _Constants:
+    """Operands made of constants.
+
+    Those that share the program's memory are kept, they cost nothing, and so are small ones. Others are made when they
+    are read and freed after it; from one call to the next, those that were read are kept as far as `_BUDGET` allows.
+    """
+
+    def __init__(self, precision: Precision, made: Iterable[Any]) -> None:
+        self._kept: dict[Any, Any] = {}
+        #: the others, and whether they were read
+        self._large: dict[Any, bool] = {}
+        self._free = _BUDGET
+        for var in made:
+            if not is_lazy(var.op):
+                continue
+            value = var.val if var.op.op_type == "const" else None
+            if value is None:
+                self._large[var] = False
+            elif not is_tensor_value(value):
+                self._kept[var] = value
+            elif (shared := precision.shared(value)) is not None:
+                self._kept[var] = shared
+            elif precision.nbytes(value) <= _SMALL:
+                self._kept[var] = precision.tensor(value)
+            else:
+                self._large[var] = False
+
+    def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
+        """The operand that `var` is."""
+        if var in self._kept:
+            return self._kept[var]
+        if var in self._large:
+            self._large[var] = True
+        return make(var)
+
+    def keep_read(self, make: Callable[[Any], Any]) -> None:
+        """Make those that earlier calls have read, and keep them while there is room."""
+        for var in [each for each, was_read in self._large.items() if was_read]:
+            del self._large[var]
+            value = make(var)
+            size = value.nbytes if isinstance(value, torch.Tensor) else 0
+            if size <= self._free:
+                self._kept[var] = value
+                self._free -= size
+
+
+def _dtype(var: Any) -> Any:
+    return None if types.is_list(var.sym_type) else var.dtype
+
+
+def _walk(block: Any) -> Iterable[Any]:
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from _walk(inner)
