@@ -80,7 +80,7 @@ class Precision:
     def nbytes(self, value: Any) -> int:
         """The bytes of `tensor(value)`."""
         array = np.asarray(value)
-        return int(array.size) * self._computed(array.dtype).itemsize
+        return int(array.size * self._computed(array.dtype).itemsize)
 
     def _computed(self, dtype: np.dtype[Any]) -> torch.dtype:
         if dtype.kind == "f":

@@ -1,7 +1,7 @@
 """What a runtime works out about a program once, for all its calls: liveness, connections, defaults, constants.
 
-All of it before the first op runs. Small things that stay, made between large ones that come and go, would pin the heap:
-the C library could neither join nor return what is freed around them.
+All of it before the first op runs. Small things that stay, made between large ones that come and go, would pin the
+heap: the C library could neither join nor return what is freed around them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ reads, gives, or leaves for later ones; it is computed from the program's shapes
 
 Two measures of memory, both in a process of its own: what torch's CPU allocator held at most during a call, above what
 it held before (the profiler's record of every allocation; mapped weights are not among them), and the growth of the
-process's resident memory over its first two calls, after a small program has loaded the libraries (Linux only; it counts
-the pages of mapped weights, and what the libraries keep for themselves). `--half` times an fp16 package at float16
+process's resident memory over its first two calls, after a small program has loaded the libraries (Linux only; it
+counts the pages of mapped weights, and what the libraries keep for themselves). `--half` times an fp16 package at float16
 too, for which nothing is promised.
 """
 
@@ -95,12 +95,12 @@ def nbytes(var: Any, precision: str) -> int:
 def largest_live_set(function: Any, precision: str) -> int:
     """Of a function without nested blocks."""
     ops = [op for op in function.operations if op.op_type != "const"]
-    last = {var: 0 for var in function.inputs.values()}
+    last = dict.fromkeys(function.inputs.values(), 0)
     for index, op in enumerate(ops):
-        last |= {var: index for var in op.outputs}
+        last |= dict.fromkeys(op.outputs, index)
         for given in op.inputs.values():
             last |= {var: index for var in (given if isinstance(given, (list, tuple)) else [given]) if var in last}
-    last |= {var: len(ops) for var in function.outputs}
+    last |= dict.fromkeys(function.outputs, len(ops))
     live, largest = list(function.inputs.values()), 0
     for index, op in enumerate(ops):
         live += op.outputs
