@@ -11,8 +11,8 @@ reads, gives, or leaves for later ones; it is computed from the program's shapes
 Two measures of memory, both in a process of its own: what torch's CPU allocator held at most during a call, above what
 it held before (the profiler's record of every allocation; mapped weights are not among them), and the growth of the
 process's resident memory over its first two calls, after a small program has loaded the libraries (Linux only; it
-counts the pages of mapped weights, and what the libraries keep for themselves). `--half` times an fp16 package at float16
-too, for which nothing is promised.
+counts the pages of mapped weights, and what the libraries keep for themselves). `--half` times an fp16 package at
+float16 too, for which nothing is promised.
 """
 
 from __future__ import annotations
