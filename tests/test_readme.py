@@ -35,7 +35,8 @@ def link(source: str) -> str:
     """`https://github.com/OWNER/NAME/issues/1 (page)` as a short link."""
     address = source.split(" ")[0]
     words = address.removeprefix("https://").removeprefix("github.com/").removesuffix("/").split("/")
-    label = f"{words[1]}#{words[3]}" if words[2:3] in (["issues"], ["pull"]) else words[min(1, len(words) - 1)]
+    label = words[1] if "github.com" in address else words[0]
+    label += f"#{words[3]}" if words[2:3] in (["issues"], ["pull"]) else ""
     return f"[{label}]({address})"
 
 
@@ -43,11 +44,12 @@ def upstream_table() -> str:
     """What `python -m tests.upstream --record` counted last."""
     counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
-    lines = [f"| tests ({versions}) | came to a prediction | passed | explained | share |", "|---|---|---|---|---|"]
+    lines = [f"| tests ({versions}) | came to a prediction | judged | passed | explained | share |",
+             "|---|---|---|---|---|---|"]
     for suite, numbers in counts.items():
         judged = Counts(**numbers)
-        lines.append(f"| {NAMES[suite]} | {judged.passed + judged.failed:,} | {judged.passed:,} | {judged.failed:,} | "
-                     f"{judged.share:.2f} % |")
+        lines.append(f"| {NAMES[suite]} | {judged.reached:,} | {judged.passed + judged.failed:,} | {judged.passed:,} | "
+                     f"{judged.failed:,} | {judged.share:.2f} % |")
     return "\n".join(lines)
 
 

@@ -8,11 +8,12 @@ call takes at most 1.3 times eager's, and holds at most the weights (counted in 
 largest live set. A live set is the bytes, at the dtypes they are kept in, of all values other than constants that an op
 reads, gives, or leaves for later ones; it is computed from the program's shapes alone.
 
-Two measures of memory, both in a process of its own: what torch's CPU allocator held at most during a call, above what
-it held before (the profiler's record of every allocation; mapped weights are not among them), and the growth of the
-process's resident memory over its first two calls, after a small program has loaded the libraries (Linux only; it
-counts the pages of mapped weights, and what the libraries keep for themselves). `--half` times an fp16 package at
-float16 too, for which nothing is promised.
+Two measures of memory, both in a process of its own. What torch's CPU allocator held at most during a call, above what
+it held before (the profiler's record of every allocation; mapped weights are not among them) must be within the bound.
+The growth of the process's resident memory over its first two calls, after a small program has loaded the libraries
+(Linux only; it counts the pages of mapped weights), may exceed it by 64 MB: it does so by tens of MB, as does eager's.
+
+`--half` times an fp16 package at float16 too, for which nothing is promised.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from mil_ane_passes.runtime import Runtime
 from tests.benchmarks.make_models import MODELS, chain, small
 
 SLOWER, LARGER = 1.3, 1.5
+#: MB of resident memory beyond the bound
+HELD_BACK = 64
 
 
 def package(name: str, precision: Any, folder: Path) -> Path:
@@ -71,7 +74,8 @@ def compare(name: str, path: Path, precision: str, runs: int) -> float:
         expected = model(*example).numpy()
         found = next(iter(runtime(feeds).values()))
         for _ in range(2):
-            model(*example), runtime(feeds)
+            model(*example)
+            runtime(feeds)
         pairs = [(timed(lambda: model(*example)), timed(lambda: runtime(feeds))) for _ in range(runs)]
     eager, ours = (statistics.median(each) for each in zip(*pairs))
     difference = np.abs(found - expected).max() / np.abs(expected).max()
@@ -163,7 +167,7 @@ def memory(name: str, source: str, precision: str) -> bool:
     print(f"{name}, {precision}: weights {found['weights']:.1f} MB, largest live set {found['live']:.2f} MB, allowed "
           f"{allowed:.1f} MB; allocator at most {found['allocated']:.2f} MB "
           f"({found['allocated'] / found['live']:.2f} live sets), resident memory grew by {text}")
-    return bool(found["allocated"] > LARGER * found["live"])
+    return bool(found["allocated"] > LARGER * found["live"] or (found["grown"] or 0) > allowed + HELD_BACK)
 
 
 def main() -> None:

@@ -1,0 +1,99 @@
+"""What a runtime keeps between calls, and that it neither shows in results nor outlives the program it was made for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+
+from mil_ane_passes.runtime import Runtime
+from tests.runtime.helpers import close, draw, program, run, same_bits
+
+
+def test_a_program_changed_between_calls_runs_as_it_now_is() -> None:
+    x = draw(0, 2, 3)
+
+    def build(x: Any) -> Any:
+        first, second = mb.add(x=x, y=1.0), mb.mul(x=x, y=3.0)
+        return mb.sub(x=first, y=0.5, name="y"), second
+
+    made = program(build, {"x": x})
+    function, runtime = made.functions["main"], Runtime(made, precision="float64")
+    close(runtime({"x": x})["y"], x + 0.5)
+    (last,), (product,) = function.find_ops(op_type="sub"), function.find_ops(op_type="mul")
+    last.set_inputs(x=product.outputs[0], type_inference=False)  # the same ops, read in another way
+    close(runtime({"x": x})["y"], 3 * x - 0.5)
+    function.set_outputs([last.outputs[0], function.find_ops(op_type="add")[0].outputs[0]])
+    close(list(runtime({"x": x}).values())[1], x + 1)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_later_calls_give_the_same_bits_and_leave_weights_alone(precision: str, dtype: Any) -> None:
+    x, weight = draw(0, 4, 96, dtype=dtype), draw(1, 96, 96, dtype=dtype)
+    before = weight.tobytes()
+
+    def build(x: Any) -> Any:
+        shared = mb.const(val=weight)
+        y = mb.linear(x=mb.linear(x=x, weight=shared), weight=shared)
+        return y, mb.identity(x=shared), mb.gelu(x=mb.reshape(x=shared, shape=[-1]), mode="EXACT")
+
+    runtime = Runtime(program(build, {"x": x}), precision=precision)
+    first = list(runtime({"x": x}).values())
+    first[1][...] = 7  # results are the caller's own
+    for _ in range(2):
+        again = list(runtime({"x": x}).values())
+        same_bits(again[0], first[0])
+        same_bits(again[2], first[2])
+        np.testing.assert_array_equal(again[1], weight)
+    assert weight.tobytes() == before
+
+
+@pytest.mark.parametrize("masked", [None, "bool", "float"])
+@pytest.mark.parametrize("shape", [(2, 3, 700), (1, 1, 1100), (3, 700)])
+def test_long_attention(shape: tuple[int, ...], masked: str | None) -> None:
+    """Long enough that it is computed part by part; torch's own attention is the truth."""
+    *batch, length = shape
+    query, key, value = draw(0, *batch, length, 8), draw(1, *batch, length - 50, 8), draw(2, *batch, length - 50, 4)
+    feeds: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if masked is not None:
+        mask = draw(3, *(1 for _ in batch), length, length - 50)
+        feeds["attn_mask"] = mask > -1 if masked == "bool" else mask
+    found = run(lambda **given: mb.scaled_dot_product_attention(**given), feeds)[0]
+    tensors = {name: torch.from_numpy(each) for name, each in feeds.items()}
+    wide = {name: each if each.dtype == torch.bool else each.double() for name, each in tensors.items()}
+    close(found, torch.nn.functional.scaled_dot_product_attention(**wide).numpy())
+
+
+@pytest.mark.parametrize("pad", [[1, 1, 1, 1], [0, 1, 2, 0], [2, 2, 0, 0]])
+def test_max_pool_of_minus_infinity_and_nan(pad: list[int]) -> None:
+    x = draw(0, 1, 2, 9, 9)
+    x[0, 0, :4] = -np.inf
+    x[0, 1, 5, 5] = np.nan
+    options: Any = {"kernel_sizes": [3, 3], "strides": [2, 2], "pad_type": "custom", "pad": pad}
+    padded = np.pad(x, ((0, 0), (0, 0), pad[:2], pad[2:]), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))[:, :, ::2, ::2]
+    same_bits(run(lambda x: mb.max_pool(x=x, **options), {"x": x}, precision="float32")[0], windows.max((-2, -1)))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_long_program_does_not_spread_over_the_heap() -> None:
+    """The process, not only torch's allocator: small things kept between large ones keep the heap from shrinking."""
+    code = (
+        "import numpy as np\n"
+        "from mil_ane_passes.runtime import Runtime\n"
+        "from tests.benchmarks.bench_runtime import grown\n"
+        "from tests.benchmarks.make_models import chain, small\n"
+        "Runtime(small())({'x': np.ones((1, 8, 32, 32), np.float32)})\n"
+        "runtime = Runtime(chain(200))\n"
+        "x = np.ones((1, 64, 2**14), np.float32)\n"
+        "print(grown(lambda: [runtime({'x': x}) for _ in range(2)]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    # Two values of 4 MB are alive at once. With constants kept as they were first read, it grew by 525 MB; now by 43.
+    assert int(done.stdout.splitlines()[-1]) < 150e6
