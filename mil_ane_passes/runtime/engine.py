@@ -45,7 +45,7 @@ class Runtime:
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
     `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
-    defaults. What is worked out about the program is kept for later calls; once it is edited, make a new runtime.
+    defaults. A program that was edited between two calls runs as it then is.
     """
 
     def __init__(

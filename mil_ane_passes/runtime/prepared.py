@@ -48,6 +48,7 @@ class Prepared:
         self._ops = list(_walk(block))
         self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
         blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
+        self._outputs = {each: list(each.outputs) for each in blocks}
         self.steps: dict[Any, Steps] = {each: self._steps_of(each) for each in blocks}
         made = [var for op in self._ops for var in op.outputs]
         #: the builtin type that each tensor variable is declared as; None for a list
@@ -57,8 +58,12 @@ class Prepared:
         self.constants = _Constants(precision, made)
 
     def is_current(self) -> bool:
-        """False once ops were added to the program or removed: then all this is to be worked out anew."""
-        return self._ops == list(_walk(self._block))
+        """False once ops, what they read, or outputs have changed: then all this is to be worked out anew."""
+        return (
+            self._ops == list(_walk(self._block))
+            and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
+            and all(op.inputs == known for op, known in self._inputs.items() if op.op_type != "const")
+        )
 
     def inputs(self, op: Any) -> Mapping[str, Any]:
         """The connected inputs of `op` by name; pymil filters them anew each time it is asked."""
