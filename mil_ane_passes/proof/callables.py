@@ -39,8 +39,10 @@ class Caller:
         self.name = getattr(given, "__name__", None) or type(given).__name__
         torch = sys.modules.get("torch")  # where torch was not imported there is no module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
-        if self._torch is not None and given.training and not self._exported():
-            raise InputError(f"the module {self.name} is in training mode, in which dropout and batch norm compute "
+        training = [] if self._torch is None or self._exported() else [
+            f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
+        if training:
+            raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
         self._by_name = self._named_inputs()
 

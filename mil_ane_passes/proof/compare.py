@@ -57,8 +57,9 @@ class OutputDifference:
         if self.reason:
             return f"{self.output}: {self.reason}"
         verdict = "within" if self.passed else "beyond"
+        ulps = f", {self.ulps:.3g} ulp" if np.isfinite(self.ulps) else ""  # integers have none, nor has NaN
         return (f"{self.output}: {self.before!r} became {self.after!r} at {list(self.index)} "
-                f"(differs by {self.absolute:.3g}, {self.ulps:.3g} ulp, {verdict} the {self.allowed:.3g} allowed)")
+                f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed)")
 
 
 def differences(

@@ -1,4 +1,4 @@
-"""Which nested blocks differ between two programs although no run entered them: there a proof has proved nothing."""
+"""Which functions and nested blocks of two programs differ although no run entered them: nothing is proved there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[str, ...]
 
 
 def blocks_not_entered(before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]) -> list[str]:
-    """The places of nested blocks that differ (or are new) and that the runs of either program never entered."""
+    """The places of functions and blocks that differ (or are new) and that the runs of either program never entered."""
     old, new = dict(_nested(before)), dict(_nested(after))
     return [
         " > ".join(place) for place, block in new.items()
@@ -26,9 +26,9 @@ def blocks_not_entered(before: Program, after: Program, seen_before: set[Block],
 
 
 def _nested(program: Program) -> Iterator[tuple[Place, Block]]:
-    """Every nested block under its place."""
+    """Every function and every nested block under its place."""
     for name, function in program.functions.items():
-        yield from (found for found in blocks_of(name, function) if len(found[0]) > 1)
+        yield from blocks_of(name, function)
 
 
 def blocks_of(name: str, function: Function) -> Iterator[tuple[Place, Block]]:

@@ -128,6 +128,10 @@ def described(
     since, own_after = trail.back(unknown)
     matched = _Trail(old, Known(known.matched))
     _, own_before = matched.back(matched.leading(old_op)) if unknown else ([], [])
+    # What both compute, one of them more often, is not its own.
+    shared = {var.name for op in old.order for var in op.outputs} & {var.name for op in new.order for var in op.outputs}
+    own_before, own_after = (
+        [op for op in own if not any(var.name in shared for var in op.outputs)] for own in (own_before, own_after))
     return FirstDifference(
         plan.function, plan.label, precision, " > ".join(new.place(new_op)), execution,
         _side(old, old_op, sides[0][1]), _side(new, new_op, sides[1][1]), worst,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,11 @@ def predictor(
     is no ML Program, NotSupported when it has an op that the reference runtime lacks.
     """
     if isinstance(mlmodel, (str, PathLike)):
+        if not Path(mlmodel).exists():
+            raise InputError(f"no file or folder '{fspath(mlmodel)}'; expected the path of an .mlpackage")
         mlmodel = MLModel(fspath(mlmodel), skip_model_load=True)
+    if not isinstance(mlmodel, MLModel):
+        raise InputError(f"found a {type(mlmodel).__name__}; expected an MLModel or the path of an .mlpackage")
     return Predictor(mlmodel, precision, quirks)
 
 
@@ -138,7 +143,14 @@ def _coerced(feature: Any, value: Any) -> Any:
     if is_image(value) or not feature.type.HasField("multiArrayType"):
         return value
     dtype = array_dtype(feature.type.multiArrayType)
-    return value if dtype is None else np.asarray(value).astype(dtype)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "c":
+            raise TypeError("found complex numbers")
+        return array if dtype is None else array.astype(dtype)
+    except (TypeError, ValueError) as error:
+        wanted = "numbers" if dtype is None else np.dtype(dtype).name
+        raise PredictError(f"feed '{feature.name}': {error}; expected an array of {wanted}") from error
 
 
 def _returned(feature: Any, value: Any) -> Any:

@@ -55,6 +55,7 @@ class Runtime:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise InputError(f"precision '{precision}': unknown{nearest(precision, PRECISIONS)} (known: {known})")
+        quirks = [quirks] if isinstance(quirks, str) else list(quirks)
         for quirk in quirks:
             if quirk not in QUIRKS:
                 known = ", ".join(sorted(QUIRKS))

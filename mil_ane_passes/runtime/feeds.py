@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.errors import InputError, nearest
 
-__all__ = ["check_feeds", "check_state", "split_inputs"]
+__all__ = ["as_array", "check_feeds", "check_state", "named_feeds", "split_inputs"]
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -25,7 +25,7 @@ def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """The feeds as arrays, in declared order; raises `InputError` with who, found and expected."""
-    for name in feeds:
+    for name in named_feeds(feeds):
         if name not in declared:
             known = ", ".join(declared) or "none"
             raise InputError(f"feed '{name}': no such input{nearest(name, declared)} (inputs: {known})")
@@ -34,11 +34,26 @@ def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[s
     for name, var in declared.items():
         if name not in feeds:
             raise InputError(f"input '{name}': not fed; expected {_describe(var)}")
-        array = np.asarray(feeds[name])
+        array = as_array(f"feed '{name}'", feeds[name])
         _check_dtype(f"feed '{name}'", array, var)
         _check_shape(f"feed '{name}'", array.shape, var, symbols)
         arrays[name] = array
     return arrays
+
+
+def named_feeds(feeds: object) -> dict[str, Any]:
+    """The feeds as a dictionary of their own. Raises InputError when they are not by name."""
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"feeds: found a {type(feeds).__name__}; expected a dictionary with an array for each input")
+    return dict(feeds)
+
+
+def as_array(who: str, value: Any) -> np.ndarray[Any, Any]:
+    """`value` as an array. Raises InputError for what is none, such as lists of different lengths."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{who}: {error}; expected an array of numbers") from error
 
 
 def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:

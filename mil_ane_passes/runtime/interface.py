@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InputError
+from .feeds import as_array, named_feeds
 from .images import image_array, is_image, is_pixels
 
 __all__ = ["apply_description", "array_dtype"]
@@ -23,7 +24,7 @@ def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, A
     `description` is a `ModelDescription` or `FunctionDescription` proto. Raises InputError when a shape is outside the
     enumerated or ranged set that the description allows, or an image has another size or mode than it says.
     """
-    ready = dict(feeds)
+    ready = named_feeds(feeds)
     for feature in description.input:
         if feature.name in ready:
             ready[feature.name] = _one(feature, ready[feature.name])
@@ -41,13 +42,14 @@ def _one(feature: Any, value: Any) -> Any:
     who = f"feed '{feature.name}'"
     if feature.type.HasField("imageType"):
         image = feature.type.imageType
-        array = image_array(who, value, image.colorSpace) if is_image(value) or is_pixels(value) else np.asarray(value)
+        seen = is_image(value) or is_pixels(value)
+        array = image_array(who, value, image.colorSpace) if seen else as_array(who, value)
         if array.ndim >= 2:
             _check_image_size(who, array.shape[-2:], image)
         return array
     if is_image(value):
         raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
-    array = np.asarray(value)
+    array = as_array(who, value)
     if feature.type.HasField("multiArrayType"):
         _check_shape(who, array.shape, feature.type.multiArrayType)
     return array

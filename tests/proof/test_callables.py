@@ -237,6 +237,13 @@ def test_a_module_in_training_mode_is_refused_and_not_switched(full):
     assert net.training
 
 
+def test_a_part_in_training_mode_is_refused_too(full):
+    net = Net().eval()
+    net.add_module("drop", torch.nn.Dropout())
+    with pytest.raises(ane.InputError, match="the module 'drop' in Net is in training mode"):
+        ane.verify(full, net)
+
+
 REFUSED = {
     "too few": (lambda x, z: x + z, "returned 1 outputs, the program has 2 ('sum', 'gap'); expected one for each"),
     "too many": (lambda x, z: (x, z, x), "returned 3 outputs, the program has 2 ('sum', 'gap')"),

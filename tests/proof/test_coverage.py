@@ -151,3 +151,19 @@ def test_what_is_wrong_only_at_length_is_found_in_a_long_range(upper, tmp_path):
     run(Longer(), twin.program)
     report = compare_programs(package.program, twin.program, describe=package.description)
     assert report.status == "different"
+
+
+def two_functions(added):
+    """`main` doubles, `plus` adds `added`."""
+    made = program(lambda x: mb.mul(x=x, y=np.float16(2), name="y"), x=(3,))
+    made.add_function("plus", program(lambda x: mb.add(x=x, y=np.float16(added), name="y"), x=(3,)).functions["main"])
+    return made
+
+
+def test_a_function_that_the_given_feeds_do_not_reach_is_not_proved():
+    feeds = {"x": np.ones(3, np.float16)}
+    report = ane.verify(two_functions(1.0), two_functions(2.0), feeds=feeds)
+    assert (report.status, report.reason) == (
+        "not proved", "what was run never entered plus, in which the programs differ")
+    assert ane.verify(two_functions(1.0), two_functions(1.0), feeds=feeds).equal
+    assert ane.verify(two_functions(1.0), two_functions(2.0)).status == "different"

@@ -213,3 +213,21 @@ def test_the_function_the_model_was_loaded_with(tmp_path: Path) -> None:
         model = ct.models.MLModel(path, function_name=name, skip_model_load=True)
         np.testing.assert_array_equal(ane.runtime.predictor(model).predict({"x": [1.0, 2.0]})["y"],
                                       [factor, 2 * factor])
+
+
+class TestStrangeInputs:
+    """What is no array, no model or no name is said to be so."""
+
+    @pytest.mark.parametrize("value, said", [("text", "could not convert"), (np.ones((2, 3)) * 1j, "complex numbers")])
+    def test_no_numbers(self, value: Any, said: str) -> None:
+        with pytest.raises(PredictError, match=f"feed 'x': .*{said}.*expected an array of float32"):
+            ane.runtime.predictor(doubled()).predict({"x": value, "ids": [0, 0]})
+
+    def test_no_model(self) -> None:
+        with pytest.raises(ane.InputError, match="found a NoneType; expected an MLModel or the path"):
+            ane.runtime.predictor(None)  # the signature says so, users may not
+        with pytest.raises(ane.InputError, match="no file or folder '/nowhere"):
+            ane.runtime.predictor("/nowhere.mlpackage")
+
+    def test_one_quirk_by_its_name(self) -> None:
+        assert ane.runtime.predictor(doubled(), quirks="exp_overflow").predict({"x": np.ones((2, 3)), "ids": [0, 0]})

@@ -113,3 +113,12 @@ class TestImages:
         image = pytest.importorskip("PIL.Image").new("RGB", (8, 8))
         with pytest.raises(ane.InputError, match="found an image, expected an array"):
             ane.run(package(tmp_path, (1, 3, 8, 8)), {"x": image})
+
+
+@pytest.mark.parametrize("feeds, said", [
+    ([1, 2], "feeds: found a list; expected a dictionary"),
+    ({"x": [[1, 2], [3]]}, "feed 'x': .*inhomogeneous.*; expected an array of numbers"),
+])
+def test_what_is_no_array_by_name(tmp_path: Path, feeds: Any, said: str) -> None:
+    with pytest.raises(ane.InputError, match=said):
+        ane.run(package(tmp_path, (1, 3, 8, 8)), feeds)
