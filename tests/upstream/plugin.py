@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     config.hook.pytest_deselected(items=dropped)
 
 
-def pytest_collection_finish(session: Any) -> None:
+def pytest_collection_finish() -> None:
     """`ct.convert` collects garbage each time, and would walk over all the collected cases: half a second a case."""
     gc.collect()
     gc.freeze()
