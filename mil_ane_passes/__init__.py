@@ -15,7 +15,7 @@ from ._version import __version__
 from .core.host import register
 
 if TYPE_CHECKING:
-    from . import runtime
+    from . import runtime, torch_frontend
     from .api import rewrite, run, trace, verify
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .core.pipeline import pipeline
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
-    "rewrite", "run", "runtime", "save", "trace", "verify",
+    "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
 ]
 
 _HOMES = {
@@ -39,8 +39,8 @@ register()
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used."""
-    if name == "runtime":
-        return importlib.import_module(".runtime", __name__)
+    if name in ("runtime", "torch_frontend"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name], __name__), name)

@@ -1,0 +1,77 @@
+"""What a patch is: the fault it mends, how to tell whether the installed coremltools has that fault, and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+__all__ = ["Lowering", "Patch", "Replacement"]
+
+Lowering = Callable[[Any, Any], None]
+"""`lowering(context, node)`: reads the node's inputs from coremltools' TranscriptionContext and adds its outputs."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A function of the host that is exchanged while the patch is on.
+
+    `module` and `attribute` ("name" or "Class.name") say where it is looked up; `function` gets the host's own
+    function first, then what it was called with.
+    """
+
+    module: str
+    attribute: str
+    function: Callable[..., Any]
+
+
+@dataclass
+class Patch:
+    """One fault of coremltools' torch frontend and its cure; each file of `patches/` defines one, called `PATCH`.
+
+    Attributes:
+        title: one line: what goes wrong without it.
+        upstream: links to the issues and pull requests of coremltools, or "none known".
+        ops: lowerings by torch op kind as coremltools names them (lower case, without namespace and trailing `_`).
+        replacements: host functions exchanged.
+        name: the file's name, set when it is found.
+    """
+
+    title: str
+    upstream: tuple[str, ...]
+    ops: dict[str, Lowering] = field(default_factory=dict)
+    replacements: list[Replacement] = field(default_factory=list)
+    name: str = ""
+    _probe: Callable[[], str | None] | None = None
+
+    def op(self, *kinds: str) -> Callable[[_Function], _Function]:
+        """Register a lowering for torch op kinds: `"index_put"`, `"where.scalarother"`."""
+        def register(lowering: _Function) -> _Function:
+            self.ops.update(dict.fromkeys(kinds, lowering))
+            return lowering
+        return register
+
+    def replaces(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
+        """Exchange a function of the host: `PATCH.replaces("coremltools....ops", "_cast")`."""
+        def register(function: _Function) -> _Function:
+            self.replacements.append(Replacement(module, attribute, function))
+            return function
+        return register
+
+    def probe(self, function: Callable[[], str | None]) -> Callable[[], str | None]:
+        """Register the probe: what the host does wrong, in words, or None when it is right.
+
+        It runs with the host's own functions, whatever is installed. Without a probe, a patch is needed when the
+        host has no lowering for one of its ops.
+        """
+        self._probe = function
+        return function
+
+    def needed(self, lowered_by_host: Callable[[str], bool]) -> str | None:
+        """Why the installed host needs this patch, or None."""
+        if self._probe is not None:
+            return self._probe()
+        missing = sorted(kind for kind in self.ops if not lowered_by_host(kind))
+        return f"not implemented: {', '.join(missing)}" if missing else None

@@ -1,0 +1,45 @@
+"""What the patched frontend says when something cannot be converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import AnePassesError
+
+__all__ = ["NotConverted"]
+
+
+class NotConverted(AnePassesError, NotImplementedError):
+    """An op whose meaning cannot be kept: names the op, the module path and the source line, and what to do."""
+
+    @classmethod
+    def at(cls, node: Any, what: str, advice: str = "") -> NotConverted:
+        """The error for an op of coremltools' torch graph (an InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
+        return cls(f"{_where(node)}: {what}{'; ' + advice if advice else ''}")
+
+
+def _where(node: Any) -> str:
+    """`op 'aten::index_put_' in encoder.attention (model.py:12)`, as much of it as is known."""
+    if callable(getattr(node, "kind", None)):
+        kind, module, source = node.kind(), node.getModuleHierarchy(), node.sourceRange()
+    else:
+        meta = getattr(node, "meta", None) or {}
+        kind, module = node.kind, getattr(node, "model_hierarchy", None) or ""
+        source = meta.get("source") or meta.get("stack_trace") or ""
+    names = ".".join(part.partition("(")[0] for part in module.split(".") if part)
+    return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := _line(source)) else "")
+
+
+def _line(source: str) -> str:
+    """The innermost `file:line` of a TorchScript source range or of a Python stack trace."""
+    lines = [line.strip() for line in source.splitlines()]
+    frames = [line for line in lines if line.startswith('File "')]
+    if frames:
+        inside = [frame for frame in frames if "/torch/" not in frame] or frames
+        path, _, rest = inside[-1].removeprefix('File "').partition('", line ')
+        return f"{path}:{rest.partition(',')[0].split()[0]}" if rest else path
+    outside = [line for line in lines if ".py(" in line and "/torch/" not in line]
+    if outside:  # a trace: "model.py(12): forward", the innermost first
+        path, _, rest = outside[0].partition(".py(")
+        return f"{path}.py:{rest.partition(')')[0]}"
+    return ""

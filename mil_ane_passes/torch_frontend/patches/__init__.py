@@ -1,0 +1,1 @@
+"""One file a patch; `PATCH` in each."""

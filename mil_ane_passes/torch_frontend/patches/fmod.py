@@ -1,0 +1,24 @@
+"""`torch.fmod`: the remainder with the dividend's sign.
+
+fmod(x, y) = sign(x) · (|x| mod |y|): with both sides positive MIL's floored `mod` and torch's truncated one agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+
+from ..contract import Patch
+from ..lowering import add, bind, promoted
+
+PATCH = Patch(title="`fmod` is not implemented", upstream=("none known",))
+
+
+@PATCH.op("fmod")
+def fmod(context: Any, node: Any) -> None:
+    """fmod(self, other): any shapes that broadcast."""
+    given = bind(context, node, "self other")
+    x, y = promoted(given.self, given.other)
+    size = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))
+    add(context, node, mb.mul(x=size, y=mb.sign(x=x), name=node.name))

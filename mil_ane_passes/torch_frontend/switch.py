@@ -1,0 +1,149 @@
+"""Turns the patches on and off: for one context (`patched`) or for the process (`install`).
+
+While any of them is on, the host's functions are exchanged for dispatchers, which ask whether the patches hold for
+the caller; with the last one off, the host's very own functions are put back. So a thread that did not ask for the
+patches converts as if they were not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from .contract import Lowering, Replacement
+
+__all__ = ["active", "install", "patched", "suspended", "uninstall"]
+
+_OPS = "coremltools.converters.mil.frontend.torch.torch_op_registry"
+
+_lock = threading.RLock()
+_depth: ContextVar[int] = ContextVar("mil_ane_passes_patched", default=0)
+_installed = False
+_holders = 0
+_originals: list[tuple[Any, str, Any]] = []
+_lowerings: dict[str, Lowering] = {}
+
+
+def active() -> bool:
+    """Whether the patches hold for the caller."""
+    depth = _depth.get()
+    return depth > 0 or (depth == 0 and _installed)
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Convert with the patches inside the `with`, in this thread. May be nested; other threads are not touched.
+
+    Raises InputError when torch is not installed.
+    """
+    _hold()
+    token = _depth.set(max(_depth.get(), 0) + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+        _release()
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """The host as it is inside the `with`, whatever is installed."""
+    token = _depth.set(-1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+def install() -> None:
+    """Patch the frontend for the whole process until `uninstall()`; a second call does nothing.
+
+    Raises InputError when torch is not installed.
+    """
+    global _installed
+    with _lock:
+        if not _installed:
+            _hold()
+            _installed = True
+
+
+def uninstall() -> None:
+    """Undo `install()`; a call without one does nothing. Threads inside `patched()` keep the patches."""
+    global _installed
+    with _lock:
+        if _installed:
+            _installed = False
+            _release()
+
+
+def _hold() -> None:
+    from .registry import findings
+
+    needed = [finding.patch for finding in findings() if finding.reason is not None]
+    global _holders
+    with _lock:
+        if _holders == 0:
+            for patch in needed:
+                _lowerings.update(patch.ops)
+                for replacement in patch.replacements:
+                    _exchange(replacement)
+            _exchange(Replacement(_OPS, "TorchOpsRegistry.get_func", _get_func))
+            _exchange(Replacement(_OPS, "TorchOpsRegistry.__contains__", _contains))
+        _holders += 1
+
+
+def _release() -> None:
+    global _holders
+    with _lock:
+        _holders -= 1
+        if _holders == 0:
+            while _originals:
+                owner, name, original = _originals.pop()
+                setattr(owner, name, original)
+            _lowerings.clear()
+
+
+def _exchange(replacement: Replacement) -> None:
+    """Put a dispatcher in the place of a host function."""
+    owner: Any = importlib.import_module(replacement.module)
+    *path, name = replacement.attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    original = vars(owner)[name]
+    _originals.append((owner, name, original))
+    setattr(owner, name, _dispatcher(original, replacement.function))
+
+
+def _dispatcher(original: Any, function: Callable[..., Any]) -> Any:
+    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; classmethods stay such."""
+    if isinstance(original, classmethod):
+        return classmethod(_dispatcher(original.__func__, function))
+
+    @functools.wraps(original)
+    def dispatch(*arguments: Any, **named: Any) -> Any:
+        return function(original, *arguments, **named) if active() else original(*arguments, **named)
+
+    return dispatch
+
+
+def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
+    """The lowering of an op: the user's own registration, else ours, else the host's."""
+    theirs = host(registry, kind)
+    ours = _ours(kind)
+    of_user = theirs is not None and not theirs.__module__.startswith("coremltools.")
+    return theirs if ours is None or of_user else ours
+
+
+def _contains(host: Callable[..., Any], registry: Any, kind: str) -> bool:
+    return bool(host(registry, kind)) or _ours(kind) is not None
+
+
+def _ours(kind: str) -> Lowering | None:
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
+
+    return _lowerings.get(unify_inplace_and_functional(sanitize_op_kind(kind)))
