@@ -98,11 +98,10 @@ def wrong(function: Callable[..., Any], *example: Any, flexible: Sequence[int] =
 
 
 def _module(function: Callable[..., Any]) -> Any:
-    class Probe(_torch().nn.Module):  # type: ignore[misc]
-        def forward(self, *tensors: Any) -> Any:
-            return function(*tensors)
+    def forward(self: Any, *tensors: Any) -> Any:
+        return function(*tensors)
 
-    return Probe().eval()
+    return type("Probe", (_torch().nn.Module,), {"forward": forward})().eval()
 
 
 def _shape(tensor: Any, flexible: Sequence[int]) -> Any:

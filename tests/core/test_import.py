@@ -230,7 +230,7 @@ def test_every_module_can_be_the_first_one_imported(without_torch):
         module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=False))
     }
     assert set(without_torch["lacking"]) >= needing
-    assert {part_of(module) for module in without_torch["lacking"]} == {"runtime", "torch_frontend"}
+    assert {part_of(module) for module in without_torch["lacking"]} <= {"runtime", "torch_frontend"}
     assert not {f"{NAME}.runtime", f"{NAME}.runtime.engine"} & set(without_torch["lacking"])
 
 
