@@ -1,5 +1,6 @@
 """Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and prove it.
 
+    mil_ane_passes.convert(model, ...)
     ct.convert(model, ..., pass_pipeline=mil_ane_passes.pipeline())
     mil_ane_passes.rewrite("in.mlpackage", "out.mlpackage")
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .core.pipeline import pipeline
     from .package import Package, load, save
+    from .torch_frontend.convert import convert
 
 __all__ = [
-    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "load", "pipeline",
-    "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
+    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "convert", "load",
+    "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
 ]
 
 _HOMES = {
@@ -31,6 +33,7 @@ _HOMES = {
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
     ".core.pipeline": ("pipeline",),
     ".package": ("Package", "load", "save"),
+    ".torch_frontend.convert": ("convert",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -16,7 +16,7 @@ from .compare import OutputDifference, as_arrays, worst
 from .execute import Plan, Run, check_runnable, execute, plans
 from .prove import Case, VerifyReport
 
-__all__ = ["FULL", "REDUCED", "compare_with_callable", "default_tolerance"]
+__all__ = ["FULL", "REDUCED", "compare_with_callable", "default_tolerance", "within"]
 
 Array = np.ndarray[Any, Any]
 
@@ -93,12 +93,13 @@ def _case(run: Run, caller: Caller, precision: str, program_first: bool, toleran
     found = []
     for name, value in mine.items():
         pair = (value, other[name]) if program_first else (other[name], value)
-        found.append(_judged(name, *pair, tolerance))
+        found.append(within(name, *pair, tolerance))
     return Case(run.plan.function, run.plan.label, precision, found)
 
 
-def _judged(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
-    """One output; a number by itself counts as an array of one, which is what the converter makes of it."""
+def within(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
+    """Whether one output is within the tolerance; a number by itself counts as an array of one, which is what the
+    converter makes of it."""
     old, new = np.atleast_1d(old), np.atleast_1d(new)
     if old.shape != new.shape:
         return OutputDifference(name, False, False, reason=f"has shape {list(old.shape)} in the first and "

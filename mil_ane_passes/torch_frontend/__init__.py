@@ -10,7 +10,7 @@ Importing this patches nothing and imports no torch. `patched()` holds for the t
 
 from __future__ import annotations
 
-from .errors import NotConverted
+from .errors import NotConverted, NotEqual
 from .switch import active, install, patched, uninstall
 
-__all__ = ["NotConverted", "active", "install", "patched", "uninstall"]
+__all__ = ["NotConverted", "NotEqual", "active", "install", "patched", "uninstall"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.errors import AnePassesError
 
-__all__ = ["NotConverted"]
+__all__ = ["NotConverted", "NotEqual", "source_line"]
 
 
 class NotConverted(AnePassesError, NotImplementedError):
@@ -14,8 +14,19 @@ class NotConverted(AnePassesError, NotImplementedError):
 
     @classmethod
     def at(cls, node: Any, what: str, advice: str = "") -> NotConverted:
-        """The error for an op of coremltools' torch graph (an InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
+        """The error for an op of coremltools' torch graph (InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
         return cls(f"{_where(node)}: {what}{'; ' + advice if advice else ''}")
+
+
+class NotEqual(AnePassesError):
+    """A converted model does not compute what its torch model does: names the first part that differs, and where.
+
+    `mlmodel` is the model all the same; `module` the path of the part, "" where it cannot be told.
+    """
+
+    def __init__(self, message: str, mlmodel: Any = None, module: str = "") -> None:
+        super().__init__(message)
+        self.mlmodel, self.module = mlmodel, module
 
 
 def _where(node: Any) -> str:
@@ -27,10 +38,10 @@ def _where(node: Any) -> str:
         kind, module = node.kind, getattr(node, "model_hierarchy", None) or ""
         source = meta.get("source") or meta.get("stack_trace") or ""
     names = ".".join(part.partition("(")[0] for part in module.split(".") if part)
-    return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := _line(source)) else "")
+    return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := source_line(source)) else "")
 
 
-def _line(source: str) -> str:
+def source_line(source: str) -> str:
     """The innermost `file:line` of a TorchScript source range or of a Python stack trace."""
     lines = [line.strip() for line in source.splitlines()]
     frames = [line for line in lines if line.startswith('File "')]

@@ -21,6 +21,7 @@ PUBLIC = {
     "Package",
     "RuleError",
     "__version__",
+    "convert",
     "load",
     "pipeline",
     "rewrite",

@@ -1,0 +1,22 @@
+"""List the patches of coremltools' torch frontend: what each mends, whether it is needed here, and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from .output import add_format, show
+
+HELP = "list the patches of the torch frontend"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..report.patches import Patches
+    from ..torch_frontend.registry import findings
+
+    show(Patches(findings()), arguments.format)
+    return 0

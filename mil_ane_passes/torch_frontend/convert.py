@@ -1,0 +1,73 @@
+"""`ane.convert`: coremltools' own `convert`, with the patched torch frontend, our pipeline, and a check on request."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from typing import Any
+
+import coremltools as ct
+
+from ..core.pipeline import NAMESPACE, pipeline
+from .switch import patched
+
+__all__ = ["convert", "is_from_torch"]
+
+_HOST = inspect.signature(ct.convert)
+_TORCH_FILES = (".pt", ".pth")
+
+
+def convert(*arguments: Any, check: bool = False, **named: Any) -> Any:
+    """`coremltools.convert` with the patched torch frontend and our pipeline; same arguments, same result.
+
+    What is not from torch is converted without the patches, and without torch. Our passes are put on top of
+    `pass_pipeline`; one that holds some of them already, such as `ane.pipeline(preset="full")`, is taken as it is. A
+    neural network, for which our passes are not made, gets the host's own.
+
+    With `check`, the result runs on the reference runtime beside the torch model: seeded inputs, every enumerated
+    shape, both ends of a range. Raises NotEqual, which names the first part of the module that differs and has the
+    model as `mlmodel`, and InputError for a check of what is not from torch or is not an ML Program.
+    """
+    given = _HOST.bind(*arguments, **named)
+    from_torch = is_from_torch(given.arguments["model"], given.arguments.get("source", "auto"))
+    if check:
+        from .checking import refuse_unfit
+
+        refuse_unfit(given.arguments, from_torch, _is_neural_network(given.arguments))
+    if not _is_neural_network(given.arguments):
+        given.arguments["pass_pipeline"] = _with_ours(given.arguments.get("pass_pipeline"))
+    with patched() if from_torch else nullcontext():
+        if not check:
+            return ct.convert(*given.args, **given.kwargs)
+        from .checking import converted_and_checked
+
+        return converted_and_checked(given)
+
+
+def is_from_torch(model: Any, source: str = "auto") -> bool:
+    """Whether coremltools will take `model` for one of PyTorch; asks without importing torch."""
+    if source.lower() != "auto":
+        return source.lower() == "pytorch"
+    if isinstance(model, str):
+        return model.endswith(_TORCH_FILES)
+    return any(kind.__module__.partition(".")[0] in ("torch", "executorch") for kind in type(model).__mro__)
+
+
+def _with_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
+    ours = base is not None and any(name.startswith(f"{NAMESPACE}::") for name in base.passes)
+    return base if ours else pipeline(base)
+
+
+def _is_neural_network(given: dict[str, Any]) -> bool:
+    """Whether the older format is what coremltools will make."""
+    target, wanted = given.get("minimum_deployment_target"), given.get("convert_to")
+    return wanted == "neuralnetwork" or (
+        wanted is None and isinstance(target, ct.target) and target < ct.target.iOS15)
+
+
+def _signature() -> inspect.Signature:
+    check = inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    return _HOST.replace(parameters=[*_HOST.parameters.values(), check])
+
+
+vars(convert)["__signature__"] = _signature()

@@ -1,0 +1,166 @@
+"""Where a converted model first parts from its torch model: the op, the module it is in, and the source line.
+
+Both run with every value kept. The frontend names the values of its program after those of torch's graph; the first
+that both have and that differs is the place, unless all that is computed from it agrees again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import InputError
+from ..proof.compare import OutputDifference
+from ..proof.outside import FULL, within
+from .errors import source_line
+from .sides import Compiled, Module
+from .switch import suspended
+
+__all__ = ["Part", "first_part_apart"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Part:
+    """One value of torch's graph: the op that makes it, the path and class of the module that op is in, its line."""
+
+    name: str
+    op: str
+    module: str
+    kind: str
+    line: str
+    readers: Sequence[str] = ()
+    value: Array = field(default_factory=lambda: np.zeros(0))
+    difference: OutputDifference | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.module} ({self.kind})" if self.kind else self.module
+        line = f" ({self.line})" if self.line else ""
+        return f"{place + ': ' if place else ''}op '{self.op}'{line} differs: {self.difference}"
+
+
+def first_part_apart(module: Module, compiled: Compiled, feeds: Mapping[str, Array], state: Mapping[str, Array]
+                     ) -> Part | None:
+    """The first op whose value the program does not compute as torch does, None when that cannot be told."""
+    import torch
+
+    values = _script_values if isinstance(module.model, torch.jit.ScriptModule) else _exported_values
+    found: list[Part] = []
+
+    def run(given: Any, arguments: Mapping[str, Any]) -> Any:
+        returned, parts = values(module.model, given, arguments)
+        found.extend(parts)
+        return returned
+
+    with suspended():
+        module.instead(run, feeds, state)
+    try:
+        mine = compiled.watched(feeds, {name: value.copy() for name, value in state.items()})
+    except InputError:
+        return None
+    known: dict[str, bool] = {}
+    for part in found:
+        if part.name in mine:
+            part.difference = within(part.name, part.value, mine[part.name], FULL)
+            known[part.name] = part.difference.passed
+    return next((part for part in found if not known.get(part.name, True) and not (
+        part.readers and all(known.get(reader, False) for reader in part.readers))), None)
+
+
+def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Part]]:
+    """Run a TorchScript module with the graph that coremltools reads, each value copied where it is computed: later
+    ops may write into it."""
+    import torch
+    from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
+
+    graph, _, _ = _expand_and_optimize_ir(model)
+    kinds = {path: getattr(part, "original_name", type(part).__name__) for path, part in model.named_modules()}
+    own = len(list(graph.outputs()))
+    parts = []
+    for node in list(graph.nodes()):
+        if node.kind() in ("prim::GetAttr", "prim::Constant"):
+            continue
+        for value in node.outputs():
+            if value.type().kind() == "TensorType":
+                parts.append(_script_part(node, value, kinds))
+                graph.registerOutput(_copied(graph, node, value))
+    if own + len(parts) > 1:
+        graph.makeMultiOutputIntoTuple()
+    returned = torch._C._create_function_from_graph("forward", graph)(model._c, *arguments.values())
+    returned = returned if own + len(parts) > 1 else (returned,)
+    for part, tensor in zip(parts, returned[own:], strict=True):
+        part.value = tensor.detach().cpu().numpy()
+    return returned[:own], iter(parts)
+
+
+def _copied(graph: Any, node: Any, value: Any) -> Any:
+    import torch
+
+    nothing = graph.create("prim::Constant", 1)
+    nothing.insertAfter(node)
+    nothing.output().setType(torch._C.NoneType.get())
+    copied = graph.create("aten::clone", [value, nothing.output()], 1)
+    copied.insertAfter(nothing)
+    return copied.output()
+
+
+def _script_part(node: Any, value: Any, kinds: Mapping[str, str]) -> Part:
+    path = _script_path(node, kinds)
+    readers = [output.debugName() for use in value.uses() for output in use.user.outputs()
+               if use.user.kind() != "prim::Return"]
+    return Part(value.debugName(), node.kind(), path, kinds.get(path, ""), source_line(node.sourceRange()), readers)
+
+
+def _script_path(node: Any, kinds: Mapping[str, str]) -> str:
+    """`layer.0.linear`: a trace keeps it whole; a script only the attribute names, which containers are left out of."""
+    scope = node.scopeName().rpartition("/")[2].removeprefix("__module").removeprefix(".")
+    if scope in kinds and scope:
+        return str(scope)
+    steps = [step.partition("(")[0] for step in node.getModuleHierarchy().split(".") if step]
+    paths = [path for path in kinds if path and _is_among(steps, path.split("."))]
+    return min(paths, key=len) if steps and paths else ".".join(steps)
+
+
+def _is_among(steps: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether `steps` are in `path`, in order, the last of both the same."""
+    rest = iter(path)
+    return bool(steps) and steps[-1] == path[-1] and all(step in rest for step in steps)
+
+
+def _exported_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Part]]:
+    """Run an ExportedProgram node by node, with the buffers as they are in its module `given`."""
+    import torch
+
+    parts: list[Part] = []
+
+    def run_node(interpreter: Any, node: Any) -> Any:
+        result = torch.fx.Interpreter.run_node(interpreter, node)
+        if node.op == "call_function" and isinstance(result, torch.Tensor):
+            parts.append(_exported_part(node, result.detach().cpu().numpy().copy()))
+        return result
+
+    watching = type("Watching", (torch.fx.Interpreter,), {"run_node": run_node})
+    held = {**dict(model.constants), **dict(model.state_dict), **dict(given.named_buffers())}
+    fed = iter(arguments.values())
+    kinds = torch.export.graph_signature.InputKind
+    placed = [next(fed) if spec.kind == kinds.USER_INPUT else held[spec.target]
+              for spec in model.graph_signature.input_specs]
+    with torch.no_grad():
+        returned = watching(model.graph_module).run(*(each.clone() for each in placed))
+    count = sum(spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT
+                for spec in model.graph_signature.output_specs)
+    return tuple(returned)[len(returned) - count:], iter(parts)
+
+
+def _exported_part(node: Any, value: Array) -> Part:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = stack[-1] if stack else ("", "")
+    path = path.removeprefix("L['self']").removeprefix(".")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    readers = [user.name for user in node.users if user.op != "output"]
+    return Part(node.name, str(node.target), path, kind.rpartition(".")[2] if path else "",
+                source_line(node.meta.get("stack_trace") or ""), readers, value)

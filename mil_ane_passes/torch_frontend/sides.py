@@ -1,0 +1,89 @@
+"""The two sides of a check, each called with feeds and states: a program on the reference runtime, a torch model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, types
+
+from ..proof.callables import Caller
+from ..proof.compare import as_arrays
+from ..runtime import Runtime
+
+__all__ = ["Compiled", "Module"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Compiled:
+    """The main function of a program at float32; its feeds are taken in order, under whatever names."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._runtime = program, Runtime(program)
+        self.function = program.functions["main"]
+        self.states = [name for name, var in self.function.inputs.items() if types.is_state(var.sym_type)]
+        self.inputs = [name for name in self.function.inputs if name not in self.states]
+        self.outputs = [var.name for var in self.function.outputs]
+
+    def __call__(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[int | str, Array]:
+        """The outputs by their places, and what is left in the states as `state NAME`."""
+        returned = as_arrays(self._runtime(self._fitted(feeds), state))
+        return {**dict(enumerate(returned.values())), **{f"state {name}": value for name, value in state.items()}}
+
+    def watched(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[str, Array]:
+        """What each op of the function itself computes, by name."""
+        found: dict[str, Array] = {}
+
+        def observer(op: Any, var: Any, value: Any) -> None:
+            if op.enclosing_block is self.function and hasattr(value, "numpy"):
+                found[var.name] = value.numpy().copy()
+
+        Runtime(self._program, observer=observer)(self._fitted(feeds), state)
+        return found
+
+    def _fitted(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: value.astype(types.nptype_from_builtin(self.function.inputs[name].dtype))
+                for name, value in zip(self.inputs, feeds.values(), strict=True)}
+
+
+class Module:
+    """A TorchScript module or an ExportedProgram; it is left as it was, and so are the feeds."""
+
+    def __init__(self, model: Any, compiled: Compiled) -> None:
+        self.model = model
+        self._caller = _caller(model, compiled, None)
+        self._compiled = compiled
+        self.states = self._caller.states(compiled.states)
+        "Those of the program's states that the module has as buffers."
+
+    def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, and what is left in the states as `state NAME`."""
+        return self._called(self._caller, feeds, state)
+
+    def instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Call `run` in place of the model, with the model's tensors, buffers filled; what it returns counts."""
+        self._called(_caller(self.model, self._compiled, run), feeds, state)
+
+    def _called(self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
+        left = {name: state[name].copy() for name in self.states}
+        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left)
+        return as_arrays(returned) | {f"state {name}": value for name, value in left.items()}
+
+
+def _caller(model: Any, compiled: Compiled, run: Callable[..., Any] | None) -> Caller:
+    import torch
+
+    by_place = isinstance(model, torch.jit.ScriptModule)
+
+    class ByPlace(Caller):
+        """TorchScript's inputs go by place: the program's may be named as its parameters in another order."""
+
+        def _named_inputs(self) -> set[str]:
+            return set() if by_place else super()._named_inputs()
+
+        def _called(self, arguments: Mapping[str, Any]) -> Any:
+            return super()._called(arguments) if run is None else run(self._given, arguments)
+
+    return ByPlace(model, compiled.inputs, compiled.outputs)
