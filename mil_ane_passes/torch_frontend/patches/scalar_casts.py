@@ -1,0 +1,56 @@
+"""Sizes as numbers: `int(x.shape[0])`, `a, b, _ = x.shape`, `x.shape[0] // 2`, traced or scripted.
+
+A size that was a tensor for a moment (`NumToTensor`) becomes a const of shape (1,) in the host, and its casts call
+`int(array)`, which numpy >= 2.4 allows for rank 0 only. torch's value has rank 0: it gets that here (which also keeps
+`int(x.shape[0]) // 2 + 1` of rank 0 all along), and the casts read the one element of whatever they are given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+from ..contract import Patch
+from ..lowering import add, bind, cast, tensor
+from ..probing import wrong
+
+PATCH = Patch(title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4", upstream=("none known",))
+
+_NUMBERS: dict[str, tuple[type, Any]] = {"bool": (bool, types.bool), "int": (int, types.int32),
+                                         "float": (float, types.fp32)}
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: x[:, :x.shape[1] // 2] * int(x.shape[0] * 2), torch.ones(2, 4))
+
+
+@PATCH.op("numtotensor")
+def numtotensor(context: Any, node: Any) -> None:
+    """NumToTensor(a): the number itself, of rank 0."""
+    x = tensor(bind(context, node, "a").a)
+    add(context, node, x if x.val is None else mb.const(val=_item(x), name=node.name))
+
+
+@PATCH.op("bool", "int", "float", "intimplicit", "floatimplicit", "scalarimplicit", "item")
+def number(context: Any, node: Any) -> None:
+    """Int(a), Float(a), Bool(a), IntImplicit(a), item(a), ...: the one element of `a` as that type."""
+    x = tensor(bind(context, node, "a").a)
+    if any(size != 1 for size in x.shape):
+        raise ValueError("input to cast must be either a scalar or a length 1 tensor")
+    convert, dtype = _NUMBERS.get(node.kind.lower().removesuffix("implicit"), (None, x.dtype))
+    if x.val is not None:
+        value = _item(x)
+        add(context, node, mb.const(val=value if convert is None else convert(value), name=node.name))
+        return
+    add(context, node, cast(mb.squeeze(x=x) if x.rank else x, dtype))
+
+
+def _item(x: Any) -> Any:
+    """The value of a one element const, a numpy scalar."""
+    return np.asarray(x.val).reshape(-1)[0]
