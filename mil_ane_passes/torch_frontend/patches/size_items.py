@@ -1,0 +1,57 @@
+"""Scripted sizes: `x.shape[1]`, `sizes[-1]` of a list of numbers.
+
+TorchScript reads them with `__getitem__` from a list; the host holds a list of numbers as one rank 1 Var, refuses
+every index but 0 and gives the whole list for that one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..lowering import add, bind, python
+from ..probing import wrong
+
+PATCH = Patch(title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
+
+_NUMBER_LISTS = ("constant", "listconstruct", "size")
+"The kinds of node whose Var of rank 1 stands for a list of numbers, never for a list of one tensor."
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def sized(x: torch.Tensor) -> torch.Tensor:
+        sizes = x.shape
+        return x * sizes[1] + sizes[0]
+
+    return wrong(torch.jit.script(sized), torch.ones(2, 3))
+
+
+@PATCH.op("getitem")
+def getitem(context: Any, node: Any) -> None:
+    """__getitem__(list, idx)."""
+    given = bind(context, node, "list idx")
+    numbers = given.list
+    if not (isinstance(numbers, Var) and numbers.rank == 1 and _is_number_list(numbers, node)):
+        ops.getitem(context, node)
+        return
+    index = python(given.idx, node, "idx")
+    if numbers.val is not None:
+        add(context, node, mb.const(val=numbers.val[index], name=node.name))
+        return
+    begin = index % numbers.shape[0]
+    add(context, node, mb.slice_by_index(x=numbers, begin=[begin], end=[begin + 1], squeeze_mask=[True],
+                                         name=node.name))
+
+
+def _is_number_list(var: Var, node: Any) -> bool:
+    if var.op is not None and var.op.op_type == "shape":
+        return True
+    nodes = getattr(node.parent, "nodes", ())
+    return any(other.name == node.inputs[0] and other.kind in _NUMBER_LISTS for other in nodes)
