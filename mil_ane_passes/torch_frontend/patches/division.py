@@ -1,0 +1,102 @@
+"""Divisions that round, and remainders: `x % 1`, `x // 1`, `torch.div(x, 1, rounding_mode="floor")`.
+
+The host's pass noop_elimination takes `floor_div` by 1 for a no-op, which it is for ints only: `x // 1` becomes `x` and
+`x % 1`, lowered as `x - (x // 1) * 1`, becomes 0. Here the pass leaves floats alone, and a division of floats by a
+const 1 is `floor` itself, so that the program stays right in the host's passes without this patch too.
+`remainder` by 1 is `x - floor(x)`, by anything else `mod`, which MIL defines as floored, as torch does.
+Ints stay ints (the host makes them fp32, exact up to 2**24 only): trunc(x / y) = sign(x) * sign(y) * (|x| // |y|).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, promoted, python
+from ..probing import wrong
+
+_NOOPS = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
+
+PATCH = Patch(title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
+              upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    from ..probing import converted, traced
+
+    x = torch.tensor([0.5, -1.5])
+    program = converted(traced(lambda x: torch.abs(x // 1), x), x)
+    PASS_REGISTRY["common::noop_elimination"](program)
+    if len(program.find_ops(op_type="floor_div") + program.find_ops(op_type="floor")) == 0:
+        return "converts to other values, silently"
+    return wrong(lambda i: torch.div(i, 3, rounding_mode="floor"), torch.tensor([2 ** 30 + 1]))
+
+
+@PATCH.replaces(_NOOPS, "noop_elimination._match_pattern")
+def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
+    """The host's removal function of an op that does nothing, None for one that does something."""
+    return None if op.op_type == "floor_div" and not types.is_int(op.outputs[0].dtype) else host(op)
+
+
+@PATCH.op("div", "truediv", "true_divide", "div.scalar_mode")
+def div(context: Any, node: Any) -> None:
+    """div(self, other, *, rounding_mode=None)."""
+    given = bind(context, node, "self other rounding_mode=None")
+    mode = python(given.rounding_mode, node, "rounding_mode")
+    if mode is None:
+        x, y = (cast(operand, types.fp32) if not types.is_float(operand.dtype) else operand
+                for operand in promoted(given.self, given.other))
+        add(context, node, mb.real_div(x=x, y=y, name=node.name))
+        return
+    if mode not in ("floor", "trunc"):
+        raise NotConverted.at(node, f"rounding_mode is {mode!r}, expected None, 'floor' or 'trunc'")
+    x, y = promoted(given.self, given.other)
+    add(context, node, (_floor_div if mode == "floor" else _trunc_div)(x, y, node.name))
+
+
+@PATCH.op("floor_divide", "floordiv")
+def floor_divide(context: Any, node: Any) -> None:
+    """floor_divide(self, other), and `//` of numbers."""
+    given = bind(context, node, "self other")
+    x, y = promoted(given.self, given.other)
+    add(context, node, _floor_div(x, y, node.name))
+
+
+@PATCH.op("remainder", "remainder.scalar_tensor", "mod")
+def remainder(context: Any, node: Any) -> None:
+    """remainder(self, other): of the divisor's sign."""
+    given = bind(context, node, "self other")
+    x, y = promoted(given.self, given.other)
+    if _is_one(y):
+        add(context, node, mb.sub(x=x, y=_floor_div(x, y, f"{node.name}_whole"), name=node.name))
+    else:
+        add(context, node, mb.mod(x=x, y=y, name=node.name))
+
+
+def _floor_div(x: Var, y: Var, name: str) -> Var:
+    if types.is_float(x.dtype) and _is_one(y):
+        return mb.floor(x=x, name=name)
+    return mb.floor_div(x=x, y=y, name=name)
+
+
+def _trunc_div(x: Var, y: Var, name: str) -> Var:
+    if types.is_float(x.dtype):
+        quotient = mb.real_div(x=x, y=y)
+        return mb.mul(x=mb.floor(x=mb.abs(x=quotient)), y=mb.sign(x=quotient), name=name)
+    whole = mb.floor_div(x=mb.abs(x=x), y=mb.abs(x=y))
+    return mb.mul(x=whole, y=mb.mul(x=mb.sign(x=x), y=mb.sign(x=y)), name=name)
+
+
+def _is_one(y: Var) -> bool:
+    """Whether `y` is a const 1 that does not broadcast."""
+    return y.val is not None and y.rank == 0 and bool(np.all(y.val == 1))
