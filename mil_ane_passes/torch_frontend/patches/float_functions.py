@@ -1,0 +1,76 @@
+"""Functions of ints and bools: `sqrt`, `exp`, `sin`, `sigmoid`, ... compute in floats, `floor`, `relu`, ... keep ints.
+
+MIL's functions take floats only, and the host hands them what it gets: most are refused, `log` and `logsumexp` of ints
+convert to other values. torch computes such a function of ints in its default float dtype, fp32, and rounding ints
+does nothing. The host's own lowering does the work; it is given the operands as floats.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..lowering import add, bind, cast, tensor
+from ..probing import lowered_by_host, wrong
+
+PATCH = Patch(title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
+              upstream=("none known",))
+
+_FLOAT_ONLY = ("acos", "asin", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "log", "log10",
+               "log1p", "log2", "logsumexp", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh")
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: torch.sqrt(x) + torch.log(x + 1), torch.tensor([1, 2, 5], dtype=torch.int32))
+
+
+def in_floats(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """The host's lowering, given its operands that are ints or bools as fp32."""
+    def lowering(context: Any, node: Any) -> None:
+        changed = copy.copy(node)
+        changed.inputs = [_as_float(context, node, name, place) for place, name in enumerate(node.inputs)]
+        host(context, changed)
+    return lowering
+
+
+for _kind in filter(lowered_by_host, _FLOAT_ONLY):
+    PATCH.op(_kind)(in_floats(_TORCH_OPS_REGISTRY.name_to_func_mapping[_kind]))
+
+
+def _as_float(context: Any, node: Any, name: Any, place: int) -> Any:
+    """The name of an operand, or of its cast to fp32. Of `logsumexp` only the first operand is numbers."""
+    value = context[name] if isinstance(name, str) and name in context else None
+    if not isinstance(value, Var) or types.is_float(value.dtype) or (place > 0 and node.kind != "atan2"):
+        return name
+    as_float = f"{node.name}_float{place}"
+    context.add(cast(value, types.fp32), as_float)
+    return as_float
+
+
+@PATCH.op("floor", "ceil", "round")
+def rounding(context: Any, node: Any) -> None:
+    """floor(self), ceil(self), round(self): ints are whole."""
+    x = tensor(bind(context, node, "self").self)
+    if types.is_float(x.dtype):
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+    else:
+        add(context, node, mb.identity(x=x, name=node.name))
+
+
+@PATCH.op("relu")
+def relu(context: Any, node: Any) -> None:
+    """relu(self)."""
+    x = tensor(bind(context, node, "self").self)
+    if types.is_float(x.dtype):
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["relu"](context, node)
+    else:
+        add(context, node, mb.maximum(x=x, y=0, name=node.name))
