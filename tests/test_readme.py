@@ -12,7 +12,9 @@ import pytest
 
 from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.report.catalogue import markdown_table
+from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
+from mil_ane_passes.torch_frontend.registry import all_patches
 from tests.upstream.__main__ import Counts
 
 ROOT = Path(__file__).parent.parent
@@ -53,8 +55,10 @@ def upstream_table() -> str:
     return "\n".join(lines)
 
 
-NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`"}
-TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table}
+NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
+         "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
+TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table,
+          "patches": lambda: patches_table(all_patches())}
 
 
 @pytest.mark.parametrize("marker", TABLES)
@@ -90,7 +94,7 @@ def test_every_command_line_is_one_the_tool_knows():
         _parser().parse_args(line.split())
 
 
-@pytest.mark.parametrize("line", ["rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
+@pytest.mark.parametrize("line", ["convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
 def test_every_library_call_exists(line):
     import mil_ane_passes as ane
 

@@ -51,9 +51,9 @@ class Patches:
 
 def patches_table(patches: Iterable[_Patch]) -> str:
     """The README's table of patches."""
-    lines = ["| patch | without it | reported in |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| `{each.name}` | {each.title} | {_links(each.upstream)} |"
-                                for each in patches)])
+    rows = [(f"`{each.name}`", each.title.replace("|", "\\|"), _links(each.upstream)) for each in patches]
+    lines = [" | ".join(row) for row in [("patch", "without it", "reported in"), *rows]]
+    return "\n".join(f"| {line} |" for line in lines).replace("\n", "\n|---|---|---|\n", 1)
 
 
 def _links(upstream: Iterable[str]) -> str:

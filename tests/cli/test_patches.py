@@ -71,6 +71,7 @@ def test_a_patch_that_is_not_needed_is_off():
 
 
 def test_the_table_shortens_links():
+    assert patches_table([Patch("`x | y`", ("a",), name="z")]).endswith("| `z` | `x \\| y` | a |")
     rows = patches_table(each.patch for each in TWO.findings).splitlines()
     assert rows[2] == f"| `one` | a fault | [coremltools#12]({LINK}), none known |"
     assert patches_table([Patch("x", (f"{LINK} (in part)", "https://example.org/a"), name="y")]).endswith(

@@ -1,11 +1,14 @@
 """Runs coremltools' own op tests on the reference runtime and says what came of them.
 
-    python -m tests.upstream                 # all: mil/ops/tests and test_torch_ops.py, on every core
-    python -m tests.upstream --suite mil     # or torch
+    python -m tests.upstream                 # all: mil/ops/tests, test_torch_ops.py and the stateful models
+    python -m tests.upstream --suite mil     # or torch, or stateful
     python -m tests.upstream --one-in 20     # a sample of each test function's cases
+    python -m tests.upstream --suite torch --patched --results patched.jsonl     # with our torch frontend
+    python -m tests.upstream --compare host.jsonl patched.jsonl                  # which cases pass in one of them only
     python -m tests.upstream --record        # all, and keep the counts that the README states
 
-Exit code 0 when every case that came to a prediction passed or is explained in `explained.py`, else 1.
+Exit code 0 when every case that came to a prediction passed or is explained in `explained.py`, else 1; of --compare, 0
+when nothing passes in the first that does not in the second.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from typing import Any
 
 import coremltools
 
+from .compare import compare
 from .explained import EXPLAINED, explanation
 
 _MIL = Path(coremltools.__file__).parent / "converters" / "mil"
-SUITES = {"mil": _MIL / "mil" / "ops" / "tests", "torch": _MIL / "frontend" / "torch" / "test" / "test_torch_ops.py"}
+_TORCH = _MIL / "frontend" / "torch" / "test"
+SUITES = {"mil": _MIL / "mil" / "ops" / "tests", "torch": _TORCH / "test_torch_ops.py",
+          "stateful": _TORCH / "test_torch_stateful_model.py"}
 ROOT = Path(__file__).parents[2]
 _SHARDS = 8
 "How many processes a job takes for all cases: the host keeps what it converts, and each case costs more than the last."
@@ -44,9 +50,13 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=300, help="seconds after which one case has failed (default 300)")
     parser.add_argument("--record", action="store_true", help="write counts.json, from which the README is generated")
     parser.add_argument("--results", type=Path, help="where to keep the JSON lines, one for each case")
+    parser.add_argument("--patched", action="store_true", help="install the patches of our torch frontend")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"), help="two files of --results, no run")
     arguments = parser.parse_args()
-    if arguments.record and (arguments.suite, arguments.one_in) != ("all", 1):
-        parser.error("--record keeps the counts of everything; leave out --suite and --one-in")
+    if arguments.compare:
+        return 1 if compare(*arguments.compare) else 0
+    if arguments.record and (arguments.suite, arguments.one_in, arguments.patched) != ("all", 1, False):
+        parser.error("--record keeps the counts of everything; leave out --suite, --one-in and --patched")
     good, counted = True, {}
     for suite in SUITES if arguments.suite == "all" else [arguments.suite]:
         started = time.perf_counter()
@@ -124,7 +134,7 @@ def _command(suite: str, shard: str, file: Path, arguments: argparse.Namespace) 
     return [sys.executable, "-m", "pytest", "-p", "tests.upstream.plugin", "-p", "no:cacheprovider", "-c", os.devnull,
             "--rootdir", str(_MIL), "-q", "--tb=no", "--disable-warnings", "--shard", shard,
             "--one-in", str(arguments.one_in), "--limit", str(arguments.limit), "--results", str(file),
-            str(SUITES[suite])]
+            *(["--patched"] if arguments.patched else []), str(SUITES[suite])]
 
 
 def report(suite: str, results: list[dict[str, Any]], counts: Counts, seconds: float) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from coremltools.models.model import MLModel
 
+from mil_ane_passes import torch_frontend
 from mil_ane_passes.runtime import predictor
 
 #: the macOS that runs every opset up to iOS18
@@ -55,6 +56,12 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--one-in", type=int, default=1, help="one case in so many of each test function")
     group.addoption("--limit", type=int, default=120, help="seconds after which a case has failed")
     group.addoption("--results", help="file to append one JSON line per case to")
+    group.addoption("--patched", action="store_true", help="install the patches of our torch frontend")
+
+
+def pytest_configure(config: Any) -> None:
+    if config.getoption("--patched"):
+        torch_frontend.install()
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

@@ -1,0 +1,39 @@
+"""Which cases pass in one run of coremltools' own tests and not in another; both are files that `--results` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["compare"]
+
+
+def compare(first: Path, second: Path) -> int:
+    """Print what passes in one file only; returns how many cases pass in the first and not in the second."""
+    one, other = _read(first), _read(second)
+    lost = [case for case, line in one.items() if _passed(line) and not _passed(other.get(case))]
+    won = [case for case, line in other.items() if _passed(line) and not _passed(one.get(case))]
+    for path, lines in ((first, one), (second, other)):
+        print(f"{path}: {len(lines)} cases, {sum(map(_passed, lines.values()))} passed")
+    _print(f"passed in {first} only: {len(lost)}", lost, other)
+    _print(f"passed in {second} only: {len(won)}", won, one)
+    return len(lost)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """The last line of each case: a file may have been written to by several runs."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {line["case"]: line for line in lines}
+
+
+def _passed(line: dict[str, Any] | None) -> bool:
+    return line is not None and line["outcome"] == "passed"
+
+
+def _print(title: str, cases: list[str], there: dict[str, dict[str, Any]]) -> None:
+    print(title)
+    for case in sorted(cases):
+        line = there.get(case)
+        print(f"  {case}: {'did not run' if line is None else line['outcome'] + ': ' + repr(line['message'][:200])}"
+              " in the other")
