@@ -44,7 +44,7 @@ def _size(item: Any) -> Size:
 
 
 def mil_type(dtype: Any, node: Any, default: Any) -> Any:
-    """The MIL type of a torch `dtype` argument (its number), `default` where none is given; small integers are int32."""
+    """The MIL type of a torch `dtype` argument (its number), `default` where none is given; small ints are int32."""
     number = python(dtype, node, "dtype")
     if number is None:
         return default
