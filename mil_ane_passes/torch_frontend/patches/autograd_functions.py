@@ -1,0 +1,76 @@
+"""A custom `torch.autograd.Function` in a traced module: its forward is converted like any other code.
+
+A trace keeps such a function as one `prim::PythonOp`, under no_grad as well, which the host does not know. What its
+forward does is recorded in the op; it takes the op's place before the host reads the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..probing import wrong
+
+PATCH = Patch(
+    title="a custom `torch.autograd.Function` in a traced module (`PythonOp`) is not implemented",
+    upstream=("none known",),
+)
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            return x * 2
+
+    return wrong(lambda x: Doubled.apply(x), torch.arange(3.))
+
+
+@PATCH.replaces("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")
+def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
+    """The host's graph with what autograd functions do in their places."""
+    if _recorded(graph):
+        _inline(graph)
+    return host(graph, module)
+
+
+@PATCH.op("pythonop")
+def python_op(context: Any, node: Any) -> None:
+    """What a trace recorded nothing of."""
+    raise NotConverted.at(node, "is Python code of which the graph records nothing", "write it with torch's ops")
+
+
+def _recorded(graph: Any) -> list[Any]:
+    return [node for node in graph.findAllNodes("prim::PythonOp", True) if "Subgraph" in node.attributeNames()]
+
+
+def _inline(graph: Any) -> None:
+    import torch
+
+    while _recorded(graph):  # a function may call another
+        torch._C._jit_pass_onnx_autograd_function_process(graph)  # the Subgraph attribute becomes a block
+        for node in graph.findAllNodes("prim::PythonOp", True):
+            for block in list(node.blocks())[:1]:
+                _replace(graph, node, block)
+                node.destroy()
+    torch._C._jit_pass_lint(graph)
+
+
+def _replace(graph: Any, node: Any, block: Any) -> None:
+    """Put the nodes of the block before `node`, whose values become the block's."""
+    for inner, outer in zip(list(block.inputs()), list(node.inputs()), strict=True):
+        inner.replaceAllUsesWith(outer)
+    for each in list(block.nodes()):
+        each.moveBefore(node)
+    results, outputs = list(block.outputs()), list(node.outputs())
+    if len(results) > len(outputs):
+        packed = graph.create("prim::TupleConstruct", results, 1)
+        packed.insertBefore(node)
+        results = list(packed.outputs())
+    for outer, inner in zip(outputs, results, strict=True):
+        outer.replaceAllUsesWith(inner)
