@@ -120,9 +120,9 @@ def _exchange(replacement: Replacement) -> None:
 
 
 def _dispatcher(original: Any, function: Callable[..., Any]) -> Any:
-    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; classmethods stay such."""
-    if isinstance(original, classmethod):
-        return classmethod(_dispatcher(original.__func__, function))
+    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; class and static methods stay such."""
+    if isinstance(original, classmethod | staticmethod):
+        return type(original)(_dispatcher(original.__func__, function))
 
     @functools.wraps(original)
     def dispatch(*arguments: Any, **named: Any) -> Any:
