@@ -120,7 +120,7 @@ def _exchange(replacement: Replacement) -> None:
 
 
 def _dispatcher(original: Any, function: Callable[..., Any]) -> Any:
-    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; class and static methods stay such."""
+    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; its kind of method stays."""
     if isinstance(original, classmethod | staticmethod):
         return type(original)(_dispatcher(original.__func__, function))
 
