@@ -38,7 +38,7 @@ class Part:
     difference: OutputDifference | None = None
 
     def __str__(self) -> str:
-        place = f"{self.module} ({self.kind})" if self.kind else self.module
+        place = f"{self.module} ({self.kind})" if self.module and self.kind else self.module
         line = f" ({self.line})" if self.line else ""
         return f"{place + ': ' if place else ''}op '{self.op}'{line} differs: {self.difference}"
 

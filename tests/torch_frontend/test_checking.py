@@ -1,0 +1,274 @@
+"""`ane.convert(check=True)`: the result is compared with the torch model, and the first part that differs is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import coremltools as ct
+import pytest
+import torch
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
+
+import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend import NotEqual
+
+from .checks import FRONTENDS, captured, input_types
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+ROWS = ct.RangeDim(1, 7, default=3)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Stack(torch.nn.Module):
+    """`layer.1` is the only one whose relu is followed by a tanh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.ModuleList([Block(), Block()])
+        self.activation = torch.nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer[1](self.layer[0](x))
+        return self.activation(x)
+
+
+def stack() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Stack().eval()
+
+
+def checked(model: Any, *example: torch.Tensor, frontend: str = "trace", **how: Any) -> Any:
+    how.setdefault("inputs", None if frontend == "export" else input_types(example))
+    how.setdefault("minimum_deployment_target", ct.target.iOS16)
+    return ane.convert(captured(model, example, frontend), check=True, skip_model_load=True, **how)
+
+
+@pytest.fixture
+def lowered() -> Iterator[Any]:
+    """Registers a lowering of the test's own: `lowered("relu", function of the input)`."""
+    table = _TORCH_OPS_REGISTRY.name_to_func_mapping
+    kept = dict(table)
+
+    def register(kind: str, function: Any) -> None:
+        def lowering(context: Any, node: Any) -> None:
+            made = function(context[node.inputs[0]])
+            context.add(mb.identity(x=made, name=node.name))
+
+        table[kind] = lowering
+
+    yield register
+    table.clear()
+    table.update(kept)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_right_model_is_returned(frontend):
+    assert isinstance(checked(stack(), X, frontend=frontend), ct.models.MLModel)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+def test_the_first_module_that_differs_is_named(lowered, frontend, precision):
+    lowered("tanh", lambda x: mb.add(x=mb.tanh(x=x), y=0.001))
+    with pytest.raises(NotEqual) as raised:
+        checked(stack(), X, frontend=frontend, compute_precision=precision)
+    said = str(raised.value)
+    assert said.startswith("activation (Tanh): op 'aten") and "tanh" in said and "(differs by 0.001" in said
+    assert ("activation.py:" if frontend == "script" else "test_checking.py:") in said
+    assert "; at seed 0" in said and said.endswith("[3, 4])")
+    assert raised.value.module == "activation" and isinstance(raised.value.mlmodel, ct.models.MLModel)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_of_modules_of_one_class_the_right_one_is_named(lowered, frontend):
+    class Second(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer[1](torch.sigmoid(self.layer[0](x)) - 1)
+
+    lowered("relu", lambda x: mb.select(cond=mb.less(x=x, y=-0.5), a=mb.sub(x=0.0, y=x), b=mb.relu(x=x)))
+    torch.manual_seed(0)
+    model = Second().eval()
+    with torch.no_grad():  # the first is never below -0.5, the second always
+        model.layer[0].linear.weight.fill_(0)
+        model.layer[1].linear.bias.fill_(-9)
+    with pytest.raises(NotEqual) as raised:
+        checked(model, X, frontend=frontend)
+    assert str(raised.value).startswith("layer.1 (Block): op 'aten") and "test_checking.py:" in str(raised.value)
+
+
+def test_a_fault_at_an_end_of_the_range_is_found(lowered):
+    def shifted(x: Any) -> Any:
+        size = mb.slice_by_index(x=mb.shape(x=x), begin=[0], end=[1], squeeze_mask=[True])
+        return mb.add(x=mb.tanh(x=x), y=mb.cast(x=mb.floor_div(x=size, y=7), dtype="fp32"))
+
+    lowered("tanh", shifted)
+    with pytest.raises(NotEqual, match=r"^activation \(Tanh\): op 'aten::tanh'.* largest shapes \(x0 \[7, 4\]\)"):
+        checked(stack(), X, inputs=[ct.TensorType(name="x0", shape=(ROWS, 4))])
+
+
+def test_a_fault_at_an_enumerated_size_is_found(lowered):
+    def shifted(x: Any) -> Any:
+        size = mb.slice_by_index(x=mb.shape(x=x), begin=[0], end=[1], squeeze_mask=[True])
+        return mb.add(x=mb.tanh(x=x), y=mb.cast(x=mb.equal(x=size, y=5), dtype="fp32"))
+
+    lowered("tanh", shifted)
+    shapes = ct.EnumeratedShapes([(3, 4), (5, 4), (6, 4)], default=(3, 4))
+    with pytest.raises(NotEqual, match=r"enumerated 1 shapes \(x0 \[5, 4\]\)"):
+        checked(stack(), X, inputs=[ct.TensorType(name="x0", shape=shapes)])
+
+
+def test_a_program_that_cannot_run_at_a_size_is_not_equal(lowered):
+    lowered("tanh", lambda x: mb.reshape(x=mb.tanh(x=x), shape=[3, 4]))
+    with pytest.raises(NotEqual, match=r"^the program: cannot be run: .*; at .*\(x0 \[1, 4\]\)"):
+        checked(stack(), X, inputs=[ct.TensorType(name="x0", shape=(ROWS, 4))])
+
+
+def test_a_size_that_the_torch_model_does_not_take_is_left_out(caplog):
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 2, 4) + 1
+
+    example = X[:2].clone()
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        checked(halves, example, inputs=[ct.TensorType(name="x0", shape=(ct.RangeDim(1, 8, default=2), 4))])
+    assert [record.message for record in caplog.records if "(x0 [1, 4]), which the torch model does not take: the "
+            "callable" in record.message]
+
+
+class Breaks(AbstractGraphPass):
+    """A pass that is wrong."""
+
+    def apply(self, prog: Any) -> None:
+        main = prog.functions["main"]
+        op = next(op for op in main.operations if op.op_type == "tanh")
+        with main, mb.set_before_op(op):
+            other = mb.sinh(x=op.x)
+        main.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=other)
+
+
+def test_a_fault_of_a_pass_is_not_laid_to_the_frontend():
+    register_pass(namespace="tests", name="breaks", override=True)(Breaks)
+    given = ct.PassPipeline.DEFAULT
+    given.append_pass("tests::breaks")
+    try:
+        with pytest.raises(NotEqual, match=r"^the torch frontend is right, and a pass after it is not: ") as raised:
+            checked(stack(), 3 * X, pass_pipeline=given)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::breaks")
+    assert raised.value.module == ""
+
+
+class Counts(torch.nn.Module):
+    """Writes into its input and into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.relu_()
+        self.calls.add_(1)
+        return x + 1
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_model_is_left_as_it_was(lowered, wrong):
+    model = captured(Counts().eval(), [X], "trace")
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    arguments = {"inputs": input_types([X]), "minimum_deployment_target": ct.target.iOS18, "check": True,
+                 "states": [ct.StateType(wrapped_type=ct.TensorType(shape=(1,)), name="calls")],
+                 "skip_model_load": True}
+    if wrong:
+        lowered("relu", lambda x: mb.add(x=mb.relu(x=x), y=0.5))
+        with pytest.raises(NotEqual, match="op 'aten::relu_'"):
+            ane.convert(model, **arguments)
+    else:
+        ane.convert(model, **arguments)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_what_is_left_in_a_state_counts(frontend):
+    class Cache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache.mul_(0.5)
+            self.cache.add_(x)
+            return self.cache * 2
+
+    states = [ct.StateType(wrapped_type=ct.TensorType(shape=(3, 4)), name="cache")]
+    checked(Cache().eval(), X, frontend=frontend, states=states, minimum_deployment_target=ct.target.iOS18)
+
+
+@pytest.mark.parametrize("channel_first", [True, False])
+def test_an_image_is_scaled_before_the_torch_model_sees_it(channel_first):
+    image = torch.rand((1, 3, 4, 6) if channel_first else (1, 4, 6, 3))
+    checked(torch.tanh, image, inputs=[ct.ImageType(
+        name="image", shape=image.shape, scale=1 / 127.0, bias=[-1, -0.5, 0.25], channel_first=channel_first)])
+
+
+def test_several_inputs_and_outputs_go_by_place():
+    def several(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x - y, (x * 2).sum(0)
+
+    checked(several, X, X + 1, inputs=[ct.TensorType(name="y", shape=(3, 4)), ct.TensorType(name="x", shape=(3, 4))],
+            outputs=[ct.TensorType(name="b"), ct.TensorType(name="a")])
+
+
+def test_ids_are_drawn_within_their_table():
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(3, 4).eval()
+    checked(embedding, torch.tensor([[0, 1, 2]]))
+
+
+def test_a_classifier_is_compared_before_its_label_is_made(lowered):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
+    config = ct.ClassifierConfig(["cat", "dog"])
+    checked(model, X[:1], classifier_config=config)
+    lowered("tanh", lambda x: mb.add(x=mb.tanh(x=x), y=0.1))
+    with pytest.raises(NotEqual, match=r"^1 \(Tanh\): op 'aten::tanh'"):
+        checked(model, X[:1], classifier_config=config)
+
+
+def test_what_cannot_be_checked_is_refused_before_it_is_converted(monkeypatch):
+    traced = captured(stack(), [X], "trace")
+    monkeypatch.setattr(ct, "convert", lambda *arguments, **named: pytest.fail("was converted"))
+    with pytest.raises(ane.InputError, match="compares with a torch model, and this is none"):
+        ane.convert(object(), check=True)
+    for how in ({"convert_to": "milinternal"}, {"convert_to": "neuralnetwork"},
+                {"minimum_deployment_target": ct.target.iOS14}):
+        with pytest.raises(ane.InputError, match="expected convert_to='mlprogram'"):
+            ane.convert(traced, check=True, **how)
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ane.InputError, match="is in training mode"):
+        ane.convert(captured(torch.nn.Sequential(torch.nn.Linear(4, 4)).train(), [X], "script"), check=True,
+                    inputs=input_types([X]), skip_model_load=True)
+
+
+def test_values_are_compared_as_they_were_before_later_writes(lowered):
+    def written(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y * 2
+        y.relu_()
+        return y + z
+
+    lowered("relu", lambda x: mb.add(x=mb.relu(x=x), y=0.5))
+    with pytest.raises(NotEqual, match=r"^op 'aten::relu_'"):
+        checked(written, X)

@@ -1,0 +1,172 @@
+"""`ane.convert`: coremltools' convert, with the patches where they belong and our pipeline."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Program
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.torch_frontend import active
+from mil_ane_passes.torch_frontend.convert import is_from_torch
+
+from .checks import captured, input_types, outputs
+
+X = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def lifted() -> torch.nn.Module:
+    """What our pipeline rewrites."""
+    torch.manual_seed(0)
+    return torch.nn.ConvTranspose1d(4, 2, 3, stride=2).eval()
+
+
+def ranks(program: Program) -> list[int]:
+    return [op.x.rank for _, op in all_ops(program) if op.op_type == "conv_transpose"]
+
+
+def with_fmod(x: torch.Tensor) -> torch.Tensor:
+    return torch.fmod(x, 1.0)
+
+
+def small(**how):
+    return {"inputs": input_types([X]), "skip_model_load": True, "minimum_deployment_target": ct.target.iOS16} | how
+
+
+def test_it_has_the_hosts_signature_and_one_more():
+    ours, host = inspect.signature(ane.convert), inspect.signature(ct.convert)
+    *given, check = ours.parameters.values()
+    assert given == list(host.parameters.values())
+    assert (check.name, check.kind, check.default) == ("check", inspect.Parameter.KEYWORD_ONLY, False)
+
+
+def test_what_it_does_not_know_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'precision'"):
+        ane.convert(None, precision="float32")
+    with pytest.raises(TypeError, match="missing a required argument: 'model'"):
+        ane.convert()
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_it_converts_with_the_patches_and_leaves_none(frontend):
+    example = X[0, 0]
+    inputs = None if frontend == "export" else input_types([example])
+    model = ane.convert(captured(with_fmod, [example], frontend), inputs=inputs, skip_model_load=True,
+                        minimum_deployment_target=ct.target.iOS16, compute_precision=ct.precision.FLOAT32)
+    assert isinstance(model, ct.models.MLModel) and not active()
+    assert outputs(model, [example])[0] == pytest.approx(torch.fmod(example, 1.0).numpy(), abs=1e-6)
+
+
+def test_our_pipeline_runs_and_the_hosts_alone_does_not():
+    model = captured(lifted(), [X], "trace")
+    assert ranks(ct.convert(model, **small())._mil_program) == [3]
+    assert ranks(ane.convert(model, **small())._mil_program) == [4]
+
+
+def test_ours_is_put_on_top_of_a_pipeline_that_is_given():
+    base = ct.PassPipeline.EMPTY
+    made = ane.convert(captured(lifted(), [X], "trace"), **small(pass_pipeline=base))
+    assert ranks(made._mil_program) == [4]
+    assert base.passes == [], "the user's own pipeline was changed"
+
+
+def test_a_pipeline_with_our_passes_is_taken_as_it_is():
+    given = ane.pipeline(passes="cancel_lift_pairs")
+    assert ranks(ane.convert(captured(lifted(), [X], "trace"), **small(pass_pipeline=given))._mil_program) == [3]
+
+
+def test_arguments_may_be_given_by_place():
+    made = ane.convert(captured(lifted(), [X], "trace"), "pytorch", input_types([X]), skip_model_load=True)
+    assert ranks(made._mil_program) == [4]
+
+
+def test_to_milinternal_it_returns_the_program():
+    program = ane.convert(captured(lifted(), [X], "trace"), convert_to="milinternal", inputs=input_types([X]))
+    assert isinstance(program, Program) and ranks(program) == [4]
+
+
+def test_a_neural_network_gets_the_patches_and_not_our_passes():
+    assert ane.convert(captured(lifted(), [X], "trace"), convert_to="neuralnetwork", inputs=input_types([X])
+                       ).get_spec().WhichOneof("Type") == "neuralNetwork"
+    target = ct.target.iOS14
+    made = ane.convert(captured(lifted(), [X], "trace"), minimum_deployment_target=target, inputs=input_types([X]))
+    assert made.get_spec().WhichOneof("Type") == "neuralNetwork"
+
+
+PROGRAM = mb.program(input_specs=[mb.TensorSpec(shape=(1, 4, 8))])(
+    lambda x: mb.conv_transpose(x=x, weight=np.ones((4, 2, 3), np.float32), bias=np.ones(2, np.float32)))
+
+
+def test_a_program_is_converted():
+    made = ane.convert(PROGRAM, minimum_deployment_target=ct.target.iOS16, skip_model_load=True)
+    assert ranks(made._mil_program) == [4]
+
+
+def test_the_patches_hold_for_what_is_from_torch_only(monkeypatch):
+    traced = captured(torch.relu, [X], "trace")
+    monkeypatch.setattr(ct, "convert", lambda *arguments, **named: active())
+    assert ane.convert(traced) is True
+    assert ane.convert(PROGRAM) is False
+    assert ane.convert("model.pb") is False and ane.convert(object(), source="tensorflow") is False
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("no torch here", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+import coremltools as ct
+from coremltools.converters.mil.mil import Builder as mb
+import mil_ane_passes as ane
+
+@mb.program(input_specs=[mb.TensorSpec(shape=(2,))])
+def program(x):
+    return mb.relu(x=x)
+
+assert type(ane.convert(program, skip_model_load=True)).__name__ == "MLModel"
+assert "torch" not in sys.modules
+try:
+    ane.convert("model.pt")
+except ane.InputError as error:
+    print(error)
+"""
+
+
+def test_a_program_needs_no_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False,
+                          cwd=Path(ane.__file__).parent.parent)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("the torch frontend needs torch, which is not installed; ")
+
+
+def test_what_counts_as_from_torch():
+    traced = captured(torch.relu, [X], "trace")
+    assert is_from_torch(traced) and is_from_torch(captured(torch.relu, [X], "export"))
+    assert is_from_torch("a/model.pt") and is_from_torch("model.pth") and is_from_torch(object(), "PyTorch")
+    assert not is_from_torch("a/saved_model") and not is_from_torch(object()) and not is_from_torch(Program())
+    assert not is_from_torch(traced, "tensorflow")
+
+
+def test_a_file_is_converted_with_the_patches(tmp_path):
+    captured(with_fmod, [X], "trace").save(str(tmp_path / "model.pt"))
+    made = ane.convert(str(tmp_path / "model.pt"), **small(check=True, compute_precision=ct.precision.FLOAT32))
+    assert outputs(made, [X])[0] == pytest.approx(torch.fmod(X, 1.0).numpy(), abs=1e-6)
+
+
+def test_the_hosts_refusals_come_through():
+    with pytest.raises(ValueError, match="Unable to determine the type of the model"):
+        ane.convert(object())
+    assert not active()
