@@ -51,7 +51,8 @@ class _Three(_One):
 _SCRIPTED = {1: _One, 2: _Two, 3: _Three}
 
 
-def captured(model: Any, example: Sequence[torch.Tensor], frontend: str, flexible: Sequence[int] = ()) -> Any:
+def captured(model: Any, example: Sequence[torch.Tensor], frontend: str, flexible: Sequence[int] = (),
+             lowest: int = 2) -> Any:
     """`model` (a module or a function of tensors) as TorchScript or exported program; `flexible` axes of the first input."""
     example = tuple(tensor.clone() for tensor in example)
     with warnings.catch_warnings():
@@ -63,7 +64,7 @@ def captured(model: Any, example: Sequence[torch.Tensor], frontend: str, flexibl
             return torch.jit.trace(module, example, check_trace=False)
         dynamic = None
         if flexible:
-            sizes = {axis: torch.export.Dim(f"d{axis}", min=2, max=64) for axis in flexible}
+            sizes = {axis: torch.export.Dim(f"d{axis}", min=lowest, max=64) for axis in flexible}
             dynamic = {"tensors": (sizes, *[None] * (len(example) - 1))} if not isinstance(model, torch.nn.Module) \
                 else (sizes, *[None] * (len(example) - 1))
         return torch.export.export(module, example, dynamic_shapes=dynamic).run_decompositions({})
@@ -82,11 +83,11 @@ def input_types(example: Sequence[torch.Tensor], flexible: Sequence[int] = (), l
 
 def convert(model: Any, example: Sequence[torch.Tensor], frontend: str = "trace", *, flexible: Sequence[int] = (),
             target: Any = ct.target.iOS16, patched: bool = True, precision: Any = ct.precision.FLOAT32,
-            **options: Any) -> Any:
+            lowest: int = 2, **options: Any) -> Any:
     """The MLModel of `ct.convert` with (or without) the patches; `model` is a module or a function of tensors."""
-    program = captured(model, example, frontend, flexible)
+    program = captured(model, example, frontend, flexible, lowest)
     options.setdefault("inputs", None if frontend == "export" and not options.get("named") else
-                       input_types(example, flexible))
+                       input_types(example, flexible, lowest))
     options.pop("named", None)
     arguments = dict(minimum_deployment_target=target, compute_precision=precision, convert_to="mlprogram",
                      skip_model_load=True, **options)

@@ -1,0 +1,166 @@
+"""Which values of a torch graph share memory, and what each of them is worth after the writes so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ..errors import NotConverted
+
+__all__ = ["Alias", "Aliases", "Base", "Step"]
+
+
+class Step(Protocol):
+    """How a view is made of its parent, and how a write to the view changes the parent."""
+
+    def replay(self, parent: Any) -> Any:
+        """The view of the value `parent`."""
+
+    def scatter(self, parent: Any, new: Any) -> Any:
+        """`parent` with the view's elements replaced by `new`."""
+
+
+class Base:
+    """Memory of its own: its present value, how often it was written, and what it may share memory with."""
+
+    def __init__(self, value: Any, attribute: bool = False) -> None:
+        self.value = value
+        self.origin = value
+        self.attribute = attribute
+        self.version = 0
+        self.maybe: set[Base] = set()
+        self.spoiled: str | None = None
+        "why its value is no longer known"
+
+
+class Alias:
+    """One view of a base: the chain of steps that leads to it, and its value as of a version of the base."""
+
+    def __init__(self, base: Base, value: Any, parent: Alias | None = None, step: Step | None = None) -> None:
+        self.base, self.value, self.parent, self.step = base, value, parent, step
+        self.version = base.version
+
+
+class Aliases:
+    """The aliases of all values seen so far; changes made inside a nested block can be taken back."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Alias] = {}
+        self._journal: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.depth = 0
+        self.when_written: Callable[[Base, Any], Any] = lambda base, value: value
+
+    def find(self, value: Any) -> Alias | None:
+        """The alias a value stands for, if it shares memory with anything known."""
+        return self._of.get(value.unique())
+
+    def of(self, value: Any) -> Alias:
+        """The alias a value stands for; a value not seen before is a base of its own."""
+        alias = self.find(value)
+        if alias is None:
+            alias = Alias(Base(value, attribute=value.node().kind() == "prim::GetAttr"), value)
+            self.bind(value, alias)
+        return alias
+
+    def bind(self, value: Any, alias: Alias) -> None:
+        """From now on `value` stands for `alias`."""
+        self._put(self._of, value.unique(), alias)
+
+    def view(self, value: Any, parent: Alias, step: Step) -> None:
+        """`value` is a view of `parent`, made just now."""
+        self.bind(value, Alias(parent.base, value, parent, step))
+
+    def may_share(self, value: Any, *others: Alias) -> None:
+        """`value` may or may not share memory with `others`: after a write to one side, the other is not known."""
+        own = Base(value)
+        self.bind(value, Alias(own, value))
+        for other in others:
+            self._set(own, "maybe", own.maybe | {other.base})
+            self._set(other.base, "maybe", other.base.maybe | {own})
+
+    def current(self, alias: Alias, reader: Any) -> Any:
+        """The present value of an alias, made again where its base was written since.
+
+        Raises NotConverted where a write that cannot be followed came between.
+        """
+        if alias.base.spoiled is not None:
+            raise NotConverted.at(reader, f"reads a tensor that {alias.base.spoiled}",
+                                  "write to a .clone(), or keep only one of the two tensors")
+        if alias.version != alias.base.version:
+            if alias.parent is None or alias.step is None:
+                fresh = alias.base.value
+            else:
+                fresh = alias.step.replay(self.current(alias.parent, reader))
+            self._remember(alias, fresh)
+        return alias.value
+
+    def write(self, alias: Alias, new: Any, writer: Any) -> None:
+        """The elements of `alias` become `new`: so do those of its base, and of every other view of it."""
+        chain = [(alias, new)]
+        while alias.parent is not None and alias.step is not None:
+            new = alias.step.scatter(self.current(alias.parent, writer), new)
+            alias = alias.parent
+            chain.append((alias, new))
+        kept = self.when_written(alias.base, new)
+        self.rebase(alias.base, kept, writer)
+        for link, value in chain if kept is new else [(alias, kept)]:
+            self._remember(link, value)
+
+    def rebase(self, base: Base, value: Any, writer: Any) -> None:
+        """The value of a whole base from now on."""
+        self._set(base, "value", value)
+        self._set(base, "version", base.version + 1)
+        for other in self._related(base):
+            self.spoil(other, f"may share memory with one that {_named(writer)} writes to")
+
+    def spoil(self, base: Base, why: str) -> None:
+        """The value of a base is not known any more; reading it is an error."""
+        self._set(base, "spoiled", base.spoiled or why)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Inside, a nested block is followed; after, everything is as before."""
+        start = len(self._journal)
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            while len(self._journal) > start:
+                undo, arguments = self._journal.pop()
+                undo(*arguments)
+
+    def bases(self) -> list[Base]:
+        """Every base known here, in order of appearance."""
+        return list(dict.fromkeys(alias.base for alias in self._of.values()))
+
+    def _related(self, base: Base) -> set[Base]:
+        found, waiting = {base}, [base]
+        while waiting:
+            for other in waiting.pop().maybe - found:
+                found.add(other)
+                waiting.append(other)
+        return found - {base}
+
+    def _remember(self, alias: Alias, value: Any) -> None:
+        """Whoever meets `value` from now on knows whose it is."""
+        if self.find(value) is None:
+            self.bind(value, alias)
+        self._set(alias, "value", value)
+        self._set(alias, "version", alias.base.version)
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        if self.depth:
+            self._journal.append((setattr, (holder, name, getattr(holder, name))))
+        setattr(holder, name, value)
+
+    def _put(self, table: dict[int, Alias], key: int, alias: Alias) -> None:
+        if self.depth:
+            undo: Callable[..., None] = table.__setitem__ if key in table else table.__delitem__
+            self._journal.append((undo, (key, table[key]) if key in table else (key,)))
+        table[key] = alias
+
+
+def _named(node: Any) -> str:
+    return f"'{node.kind()}'"

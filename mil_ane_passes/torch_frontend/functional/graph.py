@@ -1,0 +1,231 @@
+"""Walks a torch graph once and makes every in-place write functional."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import NotConverted
+from . import blocks
+from .aliases import Alias, Aliases, Base
+from .emit import Emitter, constant, is_tensor, schema_of
+from .layout import MAY_COPY, RESHAPES, shares
+from .parts import PARTS, part
+from .views import VIEWS, Same
+from .writes import METADATA, functional_value, written_arguments
+
+__all__ = ["UPDATE", "Walk", "functionalise"]
+
+UPDATE = "mil_ane::update_attribute"
+"""The node that says a buffer of the module now holds a new value: inputs the buffer as it was, and the value."""
+
+_CONTAINERS = ("prim::ListConstruct", "prim::TupleConstruct")
+_MAY_SHARE = frozenset((
+    "aten::einsum", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d",
+    "aten::atleast_3d", "aten::pixel_shuffle", "aten::pixel_unshuffle"))
+"""Ops that may give back memory of an argument though their schema does not say so."""
+_UNPACK = ("prim::ListUnpack", "prim::TupleUnpack", "aten::__getitem__")
+_GROW = frozenset(("aten::append", "aten::insert", "aten::extend", "aten::_set_item"))
+
+
+def functionalise(graph: Any) -> Any:
+    """Rewrite `graph` (a torch._C.Graph, inlined) in place so that no op writes to its arguments; returns it.
+
+    Writes to a module's own tensors become nodes of kind `UPDATE`. Raises NotConverted, with module path and source
+    line, for what cannot be followed.
+    """
+    Walk(graph).run()
+    return graph
+
+
+class Walk:
+    """The state of one pass over a graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.emit = Emitter(graph)
+        self.aliases = Aliases()
+        self.aliases.when_written = self._keep
+        self._parts: dict[int, tuple[Any, Alias]] = {}
+        self._grown: dict[int, list[tuple[Base, int]]] = {}
+
+    def run(self) -> None:
+        if _writes_nothing(self.graph):
+            return
+        self.block(self.graph, self.graph.return_node())
+        _drop_unused(self.graph)
+        assert _writes_nothing(self.graph), "a write was left behind"
+
+    def block(self, block: Any, end: Any) -> None:
+        """Follow the nodes of a block in order, then what it returns."""
+        nodes = list(block.nodes())
+        for node, following in zip(nodes, [*nodes[1:], end], strict=True):
+            self.emit.at(node, node)
+            self._follow(node, following)
+        self.emit.at(end, nodes[-1] if nodes else None)
+        self.refresh(end)
+
+    def refresh(self, node: Any) -> None:
+        """Let a node read the present values of its inputs."""
+        for place, value in enumerate(list(node.inputs())):
+            present = self._present(value, node)
+            if present.unique() != value.unique():
+                node.replaceInput(place, present)
+
+    def _follow(self, node: Any, following: Any) -> None:
+        kind = node.kind()
+        if kind == "prim::GetAttr" or kind == "prim::Constant" or kind in _CONTAINERS:
+            return
+        given = list(node.inputs())
+        if kind in _GROW:
+            self._grow(node, given)
+            return
+        self.refresh(node)
+        if kind == "prim::If":
+            blocks.follow_if(self, node, following)
+        elif kind == "prim::Loop":
+            blocks.follow_loop(self, node, following)
+        elif kind in _UNPACK:
+            self._unpack(node, given[0])
+        elif kind in METADATA:
+            self._change_view(node, given[0])
+        elif kind in ("aten::requires_grad_", "aten::detach_"):
+            self.aliases.bind(node.output(), self.aliases.of(given[0]))
+        elif written := written_arguments(node):
+            self._write(node, given, written)
+        elif given and is_tensor(given[0]):
+            self._alias(node, given)
+
+    def _alias(self, node: Any, given: list[Any]) -> None:
+        """Note whose memory the outputs of an op are; `given` are its inputs before they were brought up to date."""
+        kind = node.kind()
+        if kind in PARTS:
+            self._parts[node.output().unique()] = (node, self.aliases.of(given[0]))
+        elif kind in VIEWS and not _reads_bits(node):
+            self.aliases.view(node.output(), self.aliases.of(given[0]), VIEWS[kind](self.emit, node))
+        elif kind in MAY_COPY:
+            self._may_copy(node, given[0])
+        elif kind in _MAY_SHARE or _shares_by_schema(node):
+            sources = [self.aliases.of(value) for value in given if is_tensor(value)]
+            for output in node.outputs():
+                self.aliases.may_share(output, *sources)
+
+    def _may_copy(self, node: Any, source: Any) -> None:
+        shared = shares(node)
+        if shared is None:
+            self.aliases.may_share(node.output(), self.aliases.of(source))
+        elif shared:
+            step = VIEWS["aten::view"] if node.kind() in RESHAPES else Same
+            self.aliases.view(node.output(), self.aliases.of(source), step(self.emit, node))
+
+    def _write(self, node: Any, given: list[Any], written: list[int]) -> None:
+        if len(written) != 1 or not is_tensor(given[written[0]]):
+            raise NotConverted.at(node, "writes to several tensors, or to a list", "use its functional form")
+        target = self.aliases.of(given[written[0]])
+        self.aliases.write(target, functional_value(self.emit, node, written[0], list(node.inputs())), node)
+        for output in node.outputs():
+            self.aliases.bind(output, target)
+
+    def _change_view(self, node: Any, source: Any) -> None:
+        """squeeze_, unsqueeze_, transpose_: the name itself becomes another view of the same memory."""
+        value = self.emit.op(METADATA[node.kind()], *node.inputs())
+        value.setType(node.output().type())
+        before = self.aliases.of(source)
+        self.aliases.view(value, before, VIEWS[METADATA[node.kind()]](self.emit, value.node()))
+        after = self.aliases.of(value)
+        for name in (source, node.output()):
+            self.aliases.bind(name, after)
+
+    def _unpack(self, node: Any, source: Any) -> None:
+        """Name the elements of a list that is known: parts of a tensor, or a list the graph itself made."""
+        picks_one = node.kind() == "aten::__getitem__"
+        indices = [constant(list(node.inputs())[1])] if picks_one else range(node.outputsSize())
+        for index, output in zip(indices, node.outputs(), strict=True):
+            if is_tensor(output):
+                self._name_element(output, source, index)
+
+    def _name_element(self, output: Any, source: Any, index: int | None) -> None:
+        if source.unique() in self._parts:
+            maker, parent = self._parts[source.unique()]
+            if index is not None and index >= 0:
+                self.aliases.view(output, parent, part(self.emit, maker, index))
+            else:
+                self.aliases.may_share(output, parent)
+        elif source.node().kind() in _CONTAINERS:
+            elements = list(source.node().inputs())
+            if index is not None:
+                self.aliases.bind(output, self.aliases.of(elements[index]))
+            else:
+                self.aliases.may_share(output, *map(self.aliases.of, elements))
+
+    def _grow(self, node: Any, given: list[Any]) -> None:
+        """A list that grows holds its tensors as they are when it is read; a later write to one cannot be followed."""
+        self.refresh(node)
+        held, *added = given
+        aliases = [alias for value in added if is_tensor(value) and (alias := self.aliases.find(value)) is not None]
+        self._grown.setdefault(held.unique(), []).extend((alias.base, alias.base.version) for alias in aliases)
+
+    def _present(self, value: Any, reader: Any) -> Any:
+        """What `value` is worth now; for a list or tuple the graph made, one of present values."""
+        alias = self.aliases.find(value)
+        if alias is not None:
+            return self.aliases.current(alias, reader)
+        for base, version in self._grown.get(value.unique(), ()):
+            if base.version != version or base.spoiled:
+                raise NotConverted.at(reader, "reads a list that holds a tensor written after it was put there",
+                                      "put a .clone() into the list")
+        maker = value.node()
+        if value.unique() in self._parts:
+            return self._present_parts(value, reader)
+        if maker.kind() not in _CONTAINERS:
+            return value
+        elements = list(maker.inputs())
+        present = [self._present(element, reader) for element in elements]
+        if all(one.unique() == other.unique() for one, other in zip(elements, present, strict=True)):
+            return value
+        again = self.emit.op(maker.kind(), *present)
+        again.setType(value.type())
+        return again
+
+    def _present_parts(self, value: Any, reader: Any) -> Any:
+        """The list of parts of a tensor, made again where the tensor was written since."""
+        maker, parent = self._parts[value.unique()]
+        before = next(maker.inputs())
+        present = self.aliases.current(parent, reader)
+        if present.unique() == before.unique():
+            return value
+        again = self.emit.copy_of(maker, present)
+        self._parts[again.unique()] = (again.node(), parent)
+        return again
+
+    def _keep(self, base: Base, value: Any) -> Any:
+        """A write to a tensor of the module itself outlives the call: the graph says so (at its top level)."""
+        if not base.attribute or self.aliases.depth:
+            return value
+        return self.emit.op(UPDATE, base.origin, value, like=base.origin)
+
+
+def _reads_bits(node: Any) -> bool:
+    """view(dtype) shows the same bits as other numbers."""
+    schema = schema_of(node)
+    return schema is not None and schema.overload_name == "dtype"
+
+
+def _shares_by_schema(node: Any) -> bool:
+    """Whether the schema says that an output is memory of an input."""
+    schema = schema_of(node)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def _writes_nothing(block: Any) -> bool:
+    return all(not written_arguments(node) and node.kind() not in METADATA and all(map(_writes_nothing, node.blocks()))
+               for node in block.nodes())
+
+
+def _drop_unused(block: Any) -> None:
+    """Drop the ops that wrote, and the views and values that only they needed."""
+    for node in reversed(list(block.nodes())):
+        for inner in node.blocks():
+            _drop_unused(inner)
+        pure = node.kind().startswith("aten::") or node.kind() in ("prim::Constant", *_CONTAINERS)
+        if pure and not node.hasUses() and node.kind() not in _GROW:
+            node.destroy()

@@ -1,0 +1,100 @@
+"""Whether an op that copies only when it must (reshape, contiguous, to, ...) shares memory with its argument.
+
+Traced graphs carry the strides of every tensor, and torch itself is asked, on the meta device. Where strides are
+not known (scripts) a tensor is contiguous when it is an input or comes from ops that keep contiguous what is. The
+answer may be that it cannot be told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .emit import constant, constant_argument, is_tensor
+
+__all__ = ["MAY_COPY", "RESHAPES", "shares"]
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+_DROPOUTS = _aten("dropout feature_dropout alpha_dropout feature_alpha_dropout")
+RESHAPES = _aten("reshape reshape_as flatten ravel")
+MAY_COPY = RESHAPES | _DROPOUTS | _aten("contiguous to type_as cpu")
+"""Ops that may give back memory of their first argument."""
+
+_KEEP_CONTIGUOUS = _aten(
+    "add sub mul div relu sigmoid tanh exp neg abs sqrt clone cat stack linear matmul where clamp gelu silu softmax "
+    "view reshape flatten unsqueeze index_put slice_scatter select_scatter copy fill contiguous")
+_MAKE_CONTIGUOUS = _aten(
+    "zeros ones full empty arange rand randn new_zeros new_ones new_full new_empty tensor linspace eye index "
+    "index_select gather embedding repeat")
+
+
+def shares(node: Any) -> bool | None:
+    """True: the output is the argument's memory; False: a copy; None: it cannot be told."""
+    kind = node.kind()
+    source = next(node.inputs())
+    if kind in _DROPOUTS:
+        return _not(constant(list(node.inputs())[2]))
+    if kind in RESHAPES:
+        return _reshapes_in_place(source, node.output())
+    if kind == "aten::contiguous":
+        return _is_contiguous(source)
+    return _casts_nothing(node, source)
+
+
+def _not(training: Any) -> bool | None:
+    return None if training is None else not training
+
+
+def _reshapes_in_place(source: Any, output: Any) -> bool | None:
+    import torch
+
+    sizes, strides, wanted = *_layout(source), _layout(output)[0]
+    if sizes is None or strides is None or wanted is None:
+        return True if _is_contiguous(source) else None
+    meta = torch.empty_strided(sizes, strides, device="meta")
+    in_place = meta.reshape(wanted)
+    shared = in_place is meta or in_place._base is meta
+    # An axis of size 1 has no stride that matters; at another size of a flexible axis the answer could be the other.
+    return None if shared and 1 in sizes and not _canonical(sizes, strides) else shared
+
+
+def _canonical(sizes: list[int], strides: list[int]) -> bool:
+    step = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _layout(value: Any) -> tuple[list[int] | None, list[int] | None]:
+    kind = value.type()
+    if kind.kind() != "TensorType":
+        return None, None
+    sizes, strides = kind.sizes(), kind.strides()
+    known = sizes is not None and strides is not None and len(sizes) == len(strides)
+    return (sizes, strides) if known else (sizes, None)
+
+
+def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
+    """Whether a tensor is contiguous; inputs of the model are."""
+    sizes, strides = _layout(value)
+    if sizes is not None and strides is not None:
+        return _canonical(sizes, strides) or (None if 1 in sizes else False)
+    node = value.node()
+    if node.kind() in ("prim::Param", "prim::GetAttr") or node.kind() in _MAKE_CONTIGUOUS:
+        return True
+    if node.kind() not in _KEEP_CONTIGUOUS or depth > 64:
+        return None
+    tensors = [given for given in node.inputs() if is_tensor(given)]
+    return True if all(_is_contiguous(given, depth + 1) for given in tensors) else None
+
+
+def _casts_nothing(node: Any, source: Any) -> bool | None:
+    """`to`, `type_as`, `cpu`: the tensor itself when its dtype stays and no copy is asked for."""
+    if constant_argument(node, "copy"):
+        return False
+    before, after = (value.type().dtype() if is_tensor(value) else None for value in (source, node.output()))
+    return None if before is None or after is None else bool(before == after)

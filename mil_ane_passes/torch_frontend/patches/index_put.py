@@ -1,0 +1,78 @@
+"""`x[:, idx] = v`, `x[mask] = v`, index_put with any mix of indices, and `accumulate`.
+
+The host takes a None among the indices only for single positions, one mask at the front, and no accumulation beside a
+whole axis; masks of a flexible size fail. See `indexing.put` for what is made instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..indexing import put
+from ..lowering import add, bind, broadcast_to, cast, dims, named, python, tensor, vector
+from ..probing import wrong
+
+PATCH = Patch(
+    title="assignment at indices and masks fails for most mixes of indices",
+    upstream=("none known",),
+)
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def write(x: Any) -> Any:
+        return torch.ops.aten.index_put(x, [None, torch.tensor([0, 2])], torch.tensor(0.))
+
+    return wrong(write, torch.arange(12.).reshape(3, 4))
+
+
+@PATCH.op("index_put", "_unsafe_index_put", "_index_put_impl", "index_put.hacked_twin")
+def index_put(context: Any, node: Any) -> None:
+    """index_put(self, indices, values, accumulate)"""
+    given = bind(context, node, "self indices values accumulate=False")
+    x = given.self
+    indices = _indices(given.indices, node)
+    values = tensor(given.values)
+    accumulate = bool(python(given.accumulate, node, "accumulate"))
+    if not any(index is not None for index in indices):
+        whole = broadcast_to(cast(values, x.dtype), dims(x))
+        new = mb.add(x=x, y=whole) if accumulate else whole
+    elif any(index is not None and 0 in index.shape for index in indices):
+        new = x
+    elif accumulate and x.dtype == types.bool:
+        raise NotConverted.at(node, "accumulates into bools", "use logical_or")
+    else:
+        new = put(x, indices, values, accumulate)
+    add(context, node, named(new, node))
+
+
+@PATCH.op("masked_scatter")
+def masked_scatter(context: Any, node: Any) -> None:
+    """masked_scatter(self, mask, source): the n-th element the mask picks is the n-th of source."""
+    given = bind(context, node, "self mask source")
+    x, source = given.self, cast(given.source, given.self.dtype)
+    mask = broadcast_to(cast(given.mask, types.bool), dims(x))
+    picked = mb.reshape(x=cast(mask, types.int32), shape=[-1])
+    place = mb.maximum(x=mb.sub(x=mb.cumsum(x=picked, axis=0), y=np.int32(1)), y=np.int32(0))
+    values = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=place, axis=0)
+    new = mb.select(cond=mask, a=mb.reshape(x=values, shape=vector(dims(x))), b=x)
+    add(context, node, named(new, node))
+
+
+def _indices(given: Any, node: Any) -> list[Var | None]:
+    """The indices as Vars; lists of numbers, as torch.export may leave them, become tensors."""
+    indices = []
+    for index in given if isinstance(given, list) else [given]:
+        index = tensor(index) if index is not None else None
+        if index is not None and index.dtype not in (types.bool, types.int32):
+            index = cast(index, types.int32)
+        indices.append(index)
+    return indices

@@ -1,0 +1,33 @@
+"""A model that writes into its own input, captured by torch.export.
+
+The host refuses such programs. What the model computes from the written input is in its outputs all the same; that
+the caller's tensor changes too has no counterpart in Core ML, whose inputs are copies, as for traced modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from ..contract import Patch
+from ..probing import wrong
+
+PATCH = Patch(title="exported programs that write into their input are refused", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: x.add_(1), torch.arange(4.), exporting=True)
+
+
+@PATCH.replaces("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_outputs_from_exir_program")
+def extract_outputs(host: Callable[..., Any], exported_program: Any) -> Any:
+    """The host's outputs without the caller's changed inputs."""
+    from torch.export.graph_signature import OutputKind
+
+    specs = [spec for spec in exported_program.graph_signature.output_specs
+             if spec.kind != OutputKind.USER_INPUT_MUTATION]
+    return host(SimpleNamespace(graph_signature=SimpleNamespace(output_specs=specs)))

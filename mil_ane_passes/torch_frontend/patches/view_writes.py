@@ -1,0 +1,84 @@
+"""In-place writes through views reach their base in traced and scripted modules.
+
+The host fuses `select`/`slice` chains in front of `copy_` and `fill_` and drops their `dim`, assuming axes 0, 1, 2 in
+order; `x[..., -1] = 0` then writes another axis. Every other in-place op on a view (`x[:, 1:3].clamp_()`,
+`x.view(-1)[0] = 1`, `x[:, idx] += 1`) changes only the view: the write to `x` is dropped, silently, and a KV cache
+never fills. Here the TorchScript graph is made functional before the host sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..functional import functionalise
+from ..functional.graph import UPDATE
+from ..probing import wrong
+
+PATCH = Patch(
+    title="writes through views go to the wrong axis or are dropped",
+    upstream=("https://github.com/apple/coremltools/issues/2183",),
+)
+_GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
+_SEES_NO_VALUES = {"aten::copy": 0, "aten::fill": 0, "aten::type_as": 1, "aten::size": 0, "aten::dim": 0}
+"""Ops that read only shape and dtype of this input."""
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def write(x: Any) -> Any:
+        x[..., -1] = 0
+        x[:, 1:3].clamp_(0)
+        return x
+
+    return wrong(write, torch.arange(-6., 6.).reshape(3, 4))
+
+
+@PATCH.replaces(_GRAPH, "_expand_and_optimize_ir")
+def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
+    """The host's inlined graph without in-place writes."""
+    graph, parameters, buffers = host(torchscript)
+    functionalise(graph)
+    for node in graph.findAllNodes(UPDATE, False):
+        node.i_("reads", int(_is_read(next(node.inputs()))))
+    return graph, parameters, buffers
+
+
+@PATCH.replaces(_GRAPH, "InternalTorchIRNode.from_torchscript_node")
+def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent: Any) -> Any:
+    """Keeps the source line beside each node, for what errors say."""
+    made = host(cls, node, parent)
+    made.meta = {**(made.meta or {}), "source": node.sourceRange()}
+    return made
+
+
+@PATCH.op(UPDATE)
+def update_attribute(context: Any, node: Any) -> None:
+    """(buffer, value): the module's buffer holds `value` from now on, also in the next call."""
+    buffer, value = node.inputs
+    state = context.name_to_source_state.get(buffer)
+    new = context[value]
+    if state is None:
+        if node.attr["reads"]:
+            raise NotConverted.at(
+                node, f"writes to the buffer '{buffer}', which keeps its value for the next call",
+                f"declare it: states=[ct.StateType(wrapped_type=..., name='{buffer}')] (iOS18), or write to a .clone()")
+        context.add(mb.identity(x=new, name=node.name))
+        return
+    from coremltools.converters.mil.mil import types
+
+    kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))
+    context.add(mb.cast(x=kept, dtype=types.builtin_to_string(new.dtype), name=node.name))
+    context.name_to_source_state[node.name] = state
+
+
+def _is_read(buffer: Any) -> bool:
+    """Whether anything depends on what the buffer held before the call."""
+    return any(use.user.kind() != UPDATE and _SEES_NO_VALUES.get(use.user.kind()) != use.offset
+               for use in buffer.uses())

@@ -1,0 +1,190 @@
+"""Assigning to a window of a tensor: `x[:, a:b:s] = y` as values, in ops that stay on the ANE where that is exact.
+
+A window whose place and size are known is joined from slices (`concat`). One whose place the model computes is a
+`slice_update` from iOS18 on; before that, a window of size 1 is blended in by comparing positions, a larger one is
+`scatter`. Nothing is multiplied by a mask, so infinities and NaN in what is replaced leave no trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
+
+from .lowering import cast, dims, numbers_up_to, tensor, vector
+
+__all__ = ["assign_at", "assign_slice", "lowest", "wrapped"]
+
+_OPEN = 2**31 - 1
+"""torch's "to the end": anything from here on."""
+
+
+def assign_slice(context: Any, x: Var, update: Var, axis: int, start: Any, end: Any, step: int) -> Var:
+    """`x` with `x[..., start:end:step, ...]` along `axis` replaced by `update`, which has that slice's shape.
+
+    `start` and `end` are ints (negative ones count from the end), rank 0 Vars or None.
+    """
+    update = cast(update, x.dtype)
+    start, end = _known(start, 0), _known(end, None)
+    if isinstance(end, int) and end >= _OPEN:
+        end = None
+    size = x.shape[axis]
+    if isinstance(size, int | np.integer):
+        start, end = _clamped(start, int(size)), int(size) if end is None else _clamped(end, int(size))
+        if not isinstance(start, Var) and not isinstance(end, Var):
+            return _assign_known(x, update, axis, start, end, step, int(size))
+    elif step == 1 and _surely_inside(context, size, start, end):
+        return _joined(x, update, axis, start, end)
+    return _assign_computed(x, update, axis, start, step)
+
+
+def assign_at(x: Var, update: Var, places: dict[int, Any]) -> Var:
+    """`x` with one position along each axis of `places` replaced; `update` has size 1 there, else the sizes of `x`.
+
+    A place is a rank 0 Var or an int, from 0 up to the size.
+    """
+    update = cast(update, x.dtype)
+    if _has_slice_update():
+        sizes = dims(x)
+        begin = [places.get(axis, 0) for axis in range(x.rank)]
+        end = [_next(places[axis]) if axis in places else sizes[axis] for axis in range(x.rank)]
+        return mb.slice_update(x=x, update=update, begin=vector(begin), end=vector(end))
+    sizes = dims(x)
+    there = None
+    for axis, place in places.items():
+        shape = [1] * x.rank
+        shape[axis] = -1
+        equal = mb.equal(x=mb.reshape(x=numbers_up_to(sizes[axis]), shape=shape), y=place)
+        there = equal if there is None else mb.logical_and(x=there, y=equal)
+    return mb.select(cond=there, a=update, b=x)
+
+
+def wrapped(index: Any, size: Any) -> Any:
+    """An index counted from the front: negative ones have `size` added. Ints where known, else Vars."""
+    if isinstance(index, int | np.integer) and isinstance(size, int | np.integer):
+        return int(index) % int(size)
+    if isinstance(index, int | np.integer):
+        return int(index) if index >= 0 else mb.add(x=size, y=np.int32(index))
+    index = cast(index, types.int32)
+    return mb.select(cond=mb.less(x=index, y=np.int32(0)), a=mb.add(x=index, y=size), b=index)
+
+
+def lowest(context: Any, size: Any) -> int:
+    """The smallest value a symbolic size can have, as far as the ranges of the inputs tell; 0 where they do not."""
+    if isinstance(size, int | np.integer):
+        return int(size)
+    for spec in context.torch_graph.inputs.values():
+        for dim in getattr(getattr(spec, "shape", None), "shape", None) or ():
+            if getattr(dim, "symbol", None) is not None and dim.symbol == size:
+                return int(dim.lower_bound)
+    return 0
+
+
+def _known(value: Any, default: Any) -> Any:
+    """A bound as an int where its value is known, else a rank 0 int32 Var."""
+    if value is None:
+        return default
+    if isinstance(value, Var):
+        if value.val is not None:
+            return int(np.asarray(value.val).item())
+        return cast(mb.squeeze(x=value) if value.rank else value, types.int32)
+    return int(value)
+
+
+def _clamped(bound: Any, size: int) -> Any:
+    if isinstance(bound, Var):
+        return bound
+    return min(max(bound + size if bound < 0 else bound, 0), size)
+
+
+def _surely_inside(context: Any, size: Any, start: Any, end: Any) -> bool:
+    """Whether a slice of a flexible axis is never cut short, so that its bounds need no look at the size."""
+    if isinstance(start, Var) or isinstance(end, Var):
+        return False
+    reach = max(abs(bound) for bound in (start, end if end is not None else 0))
+    return reach <= lowest(context, size) and (end is None or (start < 0) == (end < 0) or start == 0)
+
+
+def _assign_known(x: Var, update: Var, axis: int, start: int, end: int, step: int, size: int) -> Var:
+    count = max(0, -(-(end - start) // step))
+    if count == 0:
+        return x
+    if step == 1 or count == 1:
+        return _joined(x, update, axis, start, start + count if start + count < size else None)
+    if _has_slice_update() and x.rank:
+        return _slice_update(x, update, axis, start, start + (count - 1) * step + 1, step)
+    return _woven(x, update, axis, start, step, count, size)
+
+
+def _joined(x: Var, update: Var, axis: int, start: int, end: int | None) -> Var:
+    """x[:start], update, x[end:] side by side."""
+    parts = [] if start == 0 else [_slice(x, axis, None, start)]
+    parts.append(update)
+    if end is not None:
+        parts.append(_slice(x, axis, end, None))
+    return mb.concat(values=parts, axis=axis) if len(parts) > 1 else update
+
+
+def _woven(x: Var, update: Var, axis: int, start: int, step: int, count: int, size: int) -> Var:
+    """Every step-th element replaced: blocks of `step` whose first column is new, and the last block's first."""
+    last = start + (count - 1) * step
+    blocks = _slice(x, axis, start, last)
+    split = [*blocks.shape[:axis], count - 1, step, *blocks.shape[axis + 1:]]
+    rest = _slice(mb.reshape(x=blocks, shape=split), axis + 1, 1, None)
+    head = mb.expand_dims(x=_slice(update, axis, 0, count - 1), axes=[axis + 1])
+    woven = mb.reshape(x=mb.concat(values=[head, rest], axis=axis + 1), shape=list(blocks.shape))
+    tail = _slice(update, axis, count - 1, None)
+    return _joined(x, mb.concat(values=[woven, tail], axis=axis), axis, start, last + 1 if last + 1 < size else None)
+
+
+def _assign_computed(x: Var, update: Var, axis: int, start: Any, step: int) -> Var:
+    """The place is known on the device only: as many elements from `start` on as `update` has."""
+    size, count = dims(x)[axis], dims(update)[axis]
+    start = wrapped(start, size)
+    if _has_slice_update():
+        reach = _arithmetic(mb.add, _arithmetic(mb.mul, _arithmetic(mb.sub, count, 1), step), 1)
+        return _slice_update(x, update, axis, start, _arithmetic(mb.add, start, reach), step)
+    if isinstance(count, int) and count == 1:
+        return assign_at(x, update, {axis: start})
+    indices = mb.add(x=mb.mul(x=numbers_up_to(count), y=np.int32(step)), y=start)
+    data, new = (cast(given, types.int32) if x.dtype == types.bool else given for given in (x, update))
+    return cast(mb.scatter(data=data, indices=indices, updates=new, axis=axis, mode="update"), x.dtype)
+
+
+def _slice_update(x: Var, update: Var, axis: int, start: Any, end: Any, step: int) -> Var:
+    begins: list[Any] = [0] * x.rank
+    ends = dims(x)
+    begins[axis], ends[axis] = start, end
+    others = [place != axis for place in range(x.rank)]
+    ends = [0 if other else bound for other, bound in zip(others, ends, strict=True)]
+    stride = [step if place == axis else 1 for place in range(x.rank)]
+    return mb.slice_update(x=x, update=update, begin=vector(begins), end=vector(ends), stride=stride,
+                           begin_mask=others, end_mask=others)
+
+
+def _slice(x: Var, axis: int, start: int | None, end: int | None) -> Var:
+    others = [place != axis for place in range(x.rank)]
+    begins, ends = [0] * x.rank, [0] * x.rank
+    begins[axis], ends[axis] = start or 0, end or 0
+    return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[other or start is None for other in others],
+                             end_mask=[other or end is None for other in others])
+
+
+def _has_slice_update() -> bool:
+    return bool(is_current_opset_version_compatible_with(AvailableTarget.iOS18))
+
+
+def _next(place: Any) -> Any:
+    return _arithmetic(mb.add, place, 1)
+
+
+def _arithmetic(op: Any, x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int):
+        return {"add": x + y, "sub": x - y, "mul": x * y}[op.__name__]
+    return op(x=tensor(x), y=tensor(y))
+
+
