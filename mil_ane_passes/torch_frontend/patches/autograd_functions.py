@@ -23,12 +23,8 @@ PATCH = Patch(
 def probe() -> str | None:
     import torch
 
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: Any) -> Any:
-            return x * 2
-
-    return wrong(lambda x: Doubled.apply(x), torch.arange(3.))
+    doubled: Any = type("Doubled", (torch.autograd.Function,), {"forward": staticmethod(lambda context, x: x * 2)})
+    return wrong(lambda x: doubled.apply(x), torch.arange(3.))
 
 
 @PATCH.replaces("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")

@@ -1,0 +1,120 @@
+"""`scaled_dot_product_attention` with rows that are masked as a whole, and with grouped heads.
+
+Where a row of the mask lets nothing through (the padding of a prompt padded on the left), torch returns zeros. The
+host adds -30000 to every score of such a row, which then averages all values; a mask of -inf makes it NaN. Here a
+boolean mask's rows, as 0 or 1, multiply the host's result, which is exact: any other row is multiplied by 1. A float
+mask's rows of -inf are selected away.
+
+`enable_gqa` (fewer heads of keys and values than of queries) is ignored by the host, which then cannot broadcast.
+Each such head is repeated here, as torch defines it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, dims, numbers_up_to, python, vector
+from ..probing import wrong
+
+PATCH = Patch(
+    title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
+    upstream=("none known",),
+)
+_KIND = "scaled_dot_product_attention"
+_MASKED = -3e4  # what the host adds, far below any score and within fp16
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x > 1),
+                 torch.tensor([[0., 1], [2, 3]]))
+
+
+@PATCH.op(_KIND)
+def attention(context: Any, node: Any) -> None:
+    """scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)."""
+    given = bind(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
+                                "enable_gqa=False")
+    if python(given.dropout_p, node, "dropout_p") != 0:
+        raise NotConverted.at(node, "drops values out at random", "pass dropout_p=0.0 for inference")
+    key, value = given.key, given.value
+    if python(given.enable_gqa, node, "enable_gqa"):
+        key, value = (_as_many_heads(each, given.query) for each in (key, value))
+    mask = given.attn_mask
+    if python(given.is_causal, node, "is_causal"):
+        mask = _causal(given.query, key)
+    mask, rows = _rows(mask, given.query.dtype)
+    if rows is None:
+        _host(context, node, given, key, value, mask, node.name)
+        return
+    found = _host(context, node, given, key, value, mask, node.name + "_unmasked")
+    if rows.dtype == types.bool:
+        add(context, node, mb.select(cond=rows, a=found, b=mb.const(val=_zero(found)), name=node.name))
+    else:
+        add(context, node, mb.mul(x=found, y=rows, name=node.name))
+
+
+def _rows(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]:
+    """The mask to add, and which of its rows let anything through: None (all do), 0 and 1, or (float masks) bools."""
+    if mask is None:
+        return None, None
+    if mask.dtype == types.bool:
+        if mask.val is not None and np.all(np.any(mask.val, axis=-1)):
+            return mask, None
+        through = cast(mask, dtype)
+        return (mb.mul(x=mb.sub(x=_const(1, dtype), y=through), y=_const(_MASKED, dtype)),
+                mb.reduce_max(x=through, axes=[-1], keep_dims=True))
+    if mask.val is not None and np.all(np.any(mask.val > -np.inf, axis=-1)):
+        return mask, None
+    highest = mb.reduce_max(x=mask, axes=[-1], keep_dims=True)
+    return mask, mb.greater(x=highest, y=_const(-np.inf, mask.dtype))
+
+
+def _host(context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str) -> Var:
+    """The host's own lowering of query, key, value and mask, under `name`."""
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    inputs = []
+    for place, each in enumerate((given.query, key, value, mask, given.scale)):
+        inputs.append(f"{name}_argument_{place}")
+        context.add(each if each is None or isinstance(each, Var) else mb.const(val=np.float32(each)), inputs[-1])
+    plain = SimpleNamespace(kind="coreml::sdpa", name=name, inputs=inputs[:4], outputs=[name],
+                            kwinputs={"scale": [inputs[4]]} if given.scale is not None else None)
+    _TORCH_OPS_REGISTRY.name_to_func_mapping[_KIND](context, plain)
+    return context[name]
+
+
+def _causal(query: Var, key: Var) -> Var:
+    """True where the column is not beyond the row: a const where both lengths are known."""
+    rows, columns = dims(query)[-2], dims(key)[-2]
+    if isinstance(rows, int) and isinstance(columns, int):
+        return mb.const(val=np.tril(np.ones((rows, columns), dtype=bool)))
+    return mb.greater_equal(x=mb.expand_dims(x=numbers_up_to(rows), axes=[1]), y=numbers_up_to(columns))
+
+
+def _as_many_heads(x: Var, query: Var) -> Var:
+    """`x` (..., heads, length, size) with each head repeated until there are as many as in `query`."""
+    times = query.shape[-3] // x.shape[-3]
+    if times == 1:
+        return x
+    *batch, heads, length, size = dims(x)
+    apart = mb.reshape(x=x, shape=vector([*batch, heads, 1, length, size]))
+    repeated = mb.tile(x=apart, reps=[*[1] * len(batch), 1, times, 1, 1])
+    return mb.reshape(x=repeated, shape=vector([*batch, heads * times, length, size]))
+
+
+def _const(value: float, dtype: Any) -> Any:
+    return types.nptype_from_builtin(dtype)(value)
+
+
+def _zero(x: Var) -> Any:
+    return types.nptype_from_builtin(x.dtype)(0)
