@@ -1,0 +1,48 @@
+"""`torch.diff`: each element less the one before it, n times, along one dimension.
+
+Two slices and a subtraction each time, so a flexible size needs nothing more. Bools differ where they are not equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, axis_of, bind, cast, named, python, result_type
+
+PATCH = Patch(title="`diff` is not implemented", upstream=("none known",))
+
+
+@PATCH.op("diff")
+def diff(context: Any, node: Any) -> None:
+    """diff(self, n=1, dim=-1, prepend=None, append=None)."""
+    given = bind(context, node, "self n=1 dim=-1 prepend=None append=None")
+    axis = axis_of(python(given.dim, node, "dim"), given.self.rank)
+    parts = [part for part in (given.prepend, given.self, given.append) if part is not None]
+    dtype = result_type(*parts)
+    x = mb.concat(values=[cast(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else given.self
+    times = python(given.n, node, "n")
+    size = x.shape[axis]
+    if isinstance(size, int | np.integer) and size <= times:
+        raise NotConverted.at(node, f"{times} differences of {size} elements leave none")
+    for _ in range(times):
+        x = _difference(_part(x, axis, 1, None), _part(x, axis, 0, -1))
+    add(context, node, named(x, node))
+
+
+def _difference(later: Var, earlier: Var) -> Var:
+    if later.dtype == types.bool:
+        return mb.logical_xor(x=later, y=earlier)
+    return mb.sub(x=later, y=earlier)
+
+
+def _part(x: Var, axis: int, start: int, end: int | None) -> Var:
+    begins = [start if place == axis else 0 for place in range(x.rank)]
+    ends = [end or 0 if place == axis else 0 for place in range(x.rank)]
+    whole = [place != axis or end is None for place in range(x.rank)]
+    return mb.slice_by_index(x=x, begin=begins, end=ends, end_mask=whole)

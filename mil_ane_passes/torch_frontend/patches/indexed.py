@@ -1,0 +1,88 @@
+"""`index_add`, `index_copy`, `index_fill`: writes to the rows that an index names along one dimension.
+
+index_fill is a mask, constant for a constant index; the others are `scatter` along the axis, with negative indices
+counted from the end first. Indices that occur twice add twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..creation import filled_like
+from ..errors import NotConverted
+from ..lowering import add, axis_of, bind, cast, dims, named, numbers_up_to, python, tensor
+
+PATCH = Patch(title="`index_add`, `index_copy` and `index_fill` are not implemented", upstream=("none known",))
+
+
+@PATCH.op("index_add", "index_copy")
+def index_write(context: Any, node: Any) -> None:
+    """index_add(self, dim, index, source, alpha=1), index_copy(self, dim, index, source)."""
+    given = bind(context, node, "self dim index source alpha=1")
+    adds = node.kind.startswith("index_add")
+    x, axis = given.self, axis_of(python(given.dim, node, "dim"), given.self.rank)
+    if x.rank == 0:
+        raise NotConverted.at(node, "writes to a tensor of rank 0")
+    as_bool = x.dtype == types.bool
+    if as_bool and adds:
+        raise NotConverted.at(node, "adds bools", "use logical_or")
+    whole = cast(x, types.int32) if as_bool else x
+    source = cast(tensor(given.source), whole.dtype)
+    if adds and given.alpha is not None and not _is_one(given.alpha):
+        source = mb.mul(x=source, y=tensor(given.alpha, whole.dtype))
+    source = mb.expand_dims(x=source, axes=[0]) if source.rank == 0 else source
+    index = _counted_from_the_front(given.index, dims(x)[axis])
+    mode = "add" if adds else "update"
+    written = mb.scatter(data=whole, indices=index, updates=source, axis=axis, mode=mode)
+    add(context, node, named(cast(written, x.dtype), node))
+
+
+@PATCH.op("index_fill", "index_fill.int_scalar", "index_fill.int_tensor")
+def index_fill(context: Any, node: Any) -> None:
+    """index_fill(self, dim, index, value)."""
+    given = bind(context, node, "self dim index value")
+    x, axis = given.self, axis_of(python(given.dim, node, "dim"), given.self.rank)
+    if x.rank == 0:
+        raise NotConverted.at(node, "writes to a tensor of rank 0")
+    size = dims(x)[axis]
+    index = _counted_from_the_front(given.index, size)
+    if isinstance(size, int) and index.val is not None:
+        mask = mb.const(val=np.isin(np.arange(size), index.val))
+    else:
+        hits = mb.equal(x=mb.expand_dims(x=numbers_up_to(size), axes=[1]), y=mb.expand_dims(x=index, axes=[0]))
+        mask = cast(mb.reduce_max(x=cast(hits, types.int32), axes=[1]), types.bool)
+    behind = list(range(1, x.rank - axis))
+    mask = mb.expand_dims(x=mask, axes=behind) if behind else mask
+    ahead = list(range(axis))
+    mask = mb.expand_dims(x=mask, axes=ahead) if ahead else mask
+    _write(context, node, x, mask, given.value)
+
+
+def _write(context: Any, node: Any, x: Var, mask: Var, value: Any) -> None:
+    """`value` where the mask (broadcast to x) holds."""
+    if x.dtype == types.bool:
+        new = cast(tensor(value), types.bool)
+        kept = mb.logical_and(x=x, y=mb.logical_not(x=mask))
+        add(context, node, mb.logical_or(x=kept, y=mb.logical_and(x=mask, y=new), name=node.name))
+        return
+    everywhere = mb.logical_or(x=mask, y=filled_like(x, False, types.bool))
+    add(context, node, mb.select(cond=everywhere, a=filled_like(x, value, x.dtype), b=x, name=node.name))
+
+
+def _is_one(alpha: Any) -> bool:
+    value = alpha.val if isinstance(alpha, Var) else alpha
+    return value is not None and bool(value == 1)
+
+
+def _counted_from_the_front(index: Any, size: Any) -> Var:
+    """The index as int32 of rank 1 without negatives."""
+    index = cast(tensor(index), types.int32)
+    index = mb.expand_dims(x=index, axes=[0]) if index.rank == 0 else index
+    if index.val is not None and (isinstance(size, int) or np.min(index.val, initial=0) >= 0):
+        return mb.const(val=(index.val % size if isinstance(size, int) else index.val).astype(np.int32))
+    return mb.select(cond=mb.less(x=index, y=0), a=mb.add(x=index, y=size), b=index)

@@ -1,0 +1,98 @@
+"""Interpolation that Core ML has no op for: bicubic (also antialiased), trilinear, and nearest-exact.
+
+Each is linear in the image and the same along every row, so for known sizes one constant matrix an axis does it: two
+matrix products for an image. The matrix is what torch makes of the unit vectors, so torch's coefficients (a = -0.75),
+its treatment of the border, `align_corners` and the scales are its own. Nearest picks: one constant gather an axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, named, python
+
+PATCH = Patch(title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
+              upstream=("none known",))
+
+_LINEAR = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_trilinear3d")
+_NEAREST = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_nearest3d")
+
+
+@PATCH.op(*_LINEAR, *(f"{kind}.vec" for kind in _LINEAR))
+def linear(context: Any, node: Any) -> None:
+    """bicubic2d(input, output_size, align_corners, scales...), .vec(..., scale_factors)."""
+    kind = node.kind.removesuffix(".vec")
+    given, axes = bind(context, node, "input output_size align_corners"), _axes(kind)
+    x, corners = given.input, bool(python(given.align_corners, node, "align_corners"))
+    for axis, (size, scale) in zip(axes, _targets(context, node, x, axes, 3), strict=True):
+        x = _product(x, _matrix(kind, x.shape[axis], size, scale, corners), axis)
+    add(context, node, named(x, node))
+
+
+@PATCH.op(*_NEAREST, *(f"{kind}.vec" for kind in _NEAREST))
+def nearest(context: Any, node: Any) -> None:
+    """nearest_exact2d(input, output_size, scales...), .vec(input, output_size, scale_factors)."""
+    kind = node.kind.removesuffix(".vec")
+    x, axes = bind(context, node, "input").input, _axes(kind)
+    for axis, (size, scale) in zip(axes, _targets(context, node, x, axes, 2), strict=True):
+        picked = _matrix(kind, x.shape[axis], size, scale, None).argmax(axis=1)
+        x = mb.gather(x=x, indices=picked.astype(np.int32), axis=axis)
+    add(context, node, named(x, node))
+
+
+def _axes(kind: str) -> range:
+    return range(2, 2 + int(kind.removesuffix("_aa").removesuffix("d")[-1]))
+
+
+def _targets(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:
+    """The size and the scale (None: that of the sizes) of each axis."""
+    names = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}[len(axes)]
+    before = "input output_size " + "align_corners " * (place == 3)
+    if node.kind.endswith(".vec") or len(node.inputs) + len(node.kwinputs or {}) <= place + (len(axes) > 1):
+        scales = bind(context, node, before + "scale_factors=None").scale_factors
+        scales = python(scales, node, "scale_factors") if scales is not None else None
+    else:
+        given = bind(context, node, before + " ".join(f"{name}=None" for name in names))
+        scales = [python(getattr(given, name), node, name) for name in names]
+        scales = scales[0] if isinstance(scales[0], list) else scales  # a traced `.vec` of one dimension
+    if any(not isinstance(x.shape[axis], int | np.integer) for axis in axes):
+        raise NotConverted.at(node, "resizes an image of flexible size", "fix the size, or use mode='bilinear'")
+    sizes = bind(context, node, before).output_size
+    if sizes is None:
+        if scales is None:
+            raise NotConverted.at(node, "has neither sizes nor scales")
+        sizes = [int(float(x.shape[axis]) * scale) for axis, scale in zip(axes, scales, strict=True)]
+    sizes = [int(np.ravel(size)[0]) for size in python(sizes, node, "output_size")]
+    return list(zip(sizes, scales or [None] * len(axes), strict=True))
+
+
+def _matrix(kind: str, size: int, wanted: int, scale: float | None, corners: bool | None) -> Any:
+    """What torch makes of each unit vector along the first axis of the image, the others staying two pixels wide.
+
+    Not one pixel: such an image is in both memory formats at once, which the antialiased resize gets wrong.
+    """
+    import torch
+
+    others = [2] * (len(_axes(kind)) - 1)
+    unit = torch.eye(int(size), dtype=torch.float64).reshape(1, int(size), int(size), *[1] * len(others))
+    unit = unit.expand(1, int(size), int(size), *others).contiguous()
+    options = [] if corners is None else [corners]
+    resized = getattr(torch.ops.aten, kind)(unit, [wanted, *others], *options, scale, *[None] * len(others))
+    return resized.reshape(int(size), wanted, -1)[..., 0].T.contiguous().numpy().astype(np.float32)
+
+
+def _product(x: Var, matrix: Any, axis: int) -> Var:
+    """The matrix times the axis."""
+    if axis == x.rank - 1:
+        return mb.matmul(x=x, y=matrix.T.copy().reshape([1] * (x.rank - 2) + list(matrix.T.shape)))
+    swapped = list(range(x.rank))
+    swapped[axis], swapped[-2] = swapped[-2], swapped[axis]
+    moved = x if axis == x.rank - 2 else mb.transpose(x=x, perm=swapped)
+    product = mb.matmul(x=matrix.reshape([1] * (x.rank - 2) + list(matrix.shape)), y=moved)
+    return product if axis == x.rank - 2 else mb.transpose(x=product, perm=swapped)

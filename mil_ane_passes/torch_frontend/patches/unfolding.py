@@ -1,0 +1,53 @@
+"""`Tensor.unfold(dim, size, step)`: the windows of one dimension, the inside of a window as a last dimension.
+
+Of a known size, the windows are slices put together: whole windows, or every step-th element where that makes fewer
+slices. Of a flexible size, or of very many windows, they are `sliding_windows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, axis_of, bind, cast, named, python
+
+PATCH = Patch(title="`Tensor.unfold` is not implemented", upstream=("none known",))
+
+_MOST_SLICES = 64
+
+
+@PATCH.op("unfold", "unfold_copy")
+def unfold(context: Any, node: Any) -> None:
+    """unfold(self, dimension, size, step)."""
+    given = bind(context, node, "self dimension size step")
+    x = given.self
+    size, step = python(given.size, node, "size"), python(given.step, node, "step")
+    if x.rank > 4 or x.rank == 0:
+        raise NotConverted.at(node, f"unfolds a tensor of rank {x.rank}, expected 1 to 4", "reshape it first")
+    axis = axis_of(python(given.dimension, node, "dimension"), x.rank)
+    to_last = [place for place in range(x.rank + 1) if place != axis + 1] + [axis + 1]
+    length = x.shape[axis]
+    count = (int(length) - size) // step + 1 if isinstance(length, int | np.integer) else None
+    if count is None or min(count, size) > _MOST_SLICES:
+        whole = cast(x, types.int32) if x.dtype == types.bool else x
+        windows = mb.transpose(x=mb.sliding_windows(x=whole, axis=axis, size=size, stride=step), perm=to_last)
+        windows = cast(windows, x.dtype)
+    elif count <= size:
+        slices = [_strided(x, axis, place * step, size, 1) for place in range(count)]
+        windows = mb.transpose(x=mb.stack(values=slices, axis=axis), perm=to_last)
+    else:
+        windows = mb.stack(values=[_strided(x, axis, place, count, step) for place in range(size)], axis=x.rank)
+    add(context, node, named(windows, node))
+
+
+def _strided(x: Var, axis: int, start: int, count: int, step: int) -> Var:
+    """`count` elements from `start` on, every `step`-th."""
+    here = [place == axis for place in range(x.rank)]
+    return mb.slice_by_index(x=x, begin=[start if this else 0 for this in here],
+                             end=[start + (count - 1) * step + 1 if this else 0 for this in here],
+                             stride=[step if this else 1 for this in here], end_mask=[not this for this in here])

@@ -1,0 +1,47 @@
+"""Bicubic, trilinear and nearest-exact interpolation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from ..checks import check
+
+IMAGE = torch.randn(1, 2, 6, 8)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_bicubic(frontend: str, corners: bool) -> None:
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        larger = interpolate(x, scale_factor=(1.5, 2.3), mode="bicubic", align_corners=corners)
+        return interpolate(larger, size=(5, 4), mode="bicubic", align_corners=corners)
+
+    check(resize, IMAGE, frontend=frontend)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (9, 5), (1, 20)])
+def test_antialiased_bicubic(size: tuple[int, int]) -> None:
+    check(lambda x: interpolate(x, size=size, mode="bicubic", antialias=True), IMAGE)
+
+
+def test_trilinear() -> None:
+    video = torch.randn(1, 2, 3, 4, 5)
+    check(lambda x: interpolate(x, size=(5, 3, 7), mode="trilinear"), video)
+    check(lambda x: interpolate(x, scale_factor=2, mode="trilinear", align_corners=True), video)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_nearest(frontend: str) -> None:
+    check(lambda x: interpolate(x, size=(9, 5), mode="nearest-exact"), IMAGE, frontend=frontend)
+    check(lambda x: interpolate(x, scale_factor=1.7, mode="nearest-exact"), IMAGE[0], frontend=frontend)
+
+
+def test_nearest_of_a_video() -> None:
+    check(lambda x: interpolate(x, scale_factor=(2, 1, 1.5), mode="nearest"), torch.randn(1, 2, 3, 4, 5))
+
+
+def test_flexible_size_is_refused() -> None:
+    with pytest.raises(Exception, match="resizes an image of flexible size"):
+        check(lambda x: interpolate(x, size=(9, 9), mode="bicubic"), IMAGE, flexible=[2])
