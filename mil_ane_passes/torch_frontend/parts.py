@@ -17,9 +17,8 @@ from ..proof.compare import OutputDifference
 from ..proof.outside import FULL, within
 from .errors import source_line
 from .sides import Compiled, Module
-from .switch import suspended
 
-__all__ = ["Part", "first_part_apart"]
+__all__ = ["Part", "first_among", "first_part_apart"]
 
 Array = np.ndarray[Any, Any]
 
@@ -56,19 +55,37 @@ def first_part_apart(module: Module, compiled: Compiled, feeds: Mapping[str, Arr
         found.extend(parts)
         return returned
 
-    with suspended():
-        module.instead(run, feeds, state)
+    module.instead(run, feeds, state)
     try:
         mine = compiled.watched(feeds, {name: value.copy() for name, value in state.items()})
     except InputError:
         return None
+    return first_among(found, mine)
+
+
+def first_among(parts: Sequence[Part], mine: Mapping[str, Array]) -> Part | None:
+    """The first of torch's values that are others in `mine`, by name; one that differs by more than its shape first."""
+    return _first(parts, mine, alike=True) or _first(parts, mine, alike=False)
+
+
+def _first(parts: Sequence[Part], mine: Mapping[str, Array], alike: bool) -> Part | None:
+    """The first part that differs, unless all that reads it agrees; `alike` lets the frontend broadcast it early."""
     known: dict[str, bool] = {}
-    for part in found:
+    for part in parts:
         if part.name in mine:
-            part.difference = within(part.name, part.value, mine[part.name], FULL)
+            other = mine[part.name]
+            value = _broadcast(part.value, other.shape) if alike else part.value
+            part.difference = within(part.name, value, other, FULL)
             known[part.name] = part.difference.passed
-    return next((part for part in found if not known.get(part.name, True) and not (
+    return next((part for part in parts if not known.get(part.name, True) and not (
         part.readers and all(known.get(reader, False) for reader in part.readers))), None)
+
+
+def _broadcast(value: Array, shape: tuple[int, ...]) -> Array:
+    try:
+        return np.broadcast_to(value, shape)
+    except ValueError:
+        return value
 
 
 def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Part]]:
@@ -78,6 +95,7 @@ def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tupl
     from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
 
     graph, _, _ = _expand_and_optimize_ir(model)
+    names = _names_in_frontend(graph, model)
     kinds = {path: getattr(part, "original_name", type(part).__name__) for path, part in model.named_modules()}
     own = len(list(graph.outputs()))
     parts = []
@@ -86,7 +104,7 @@ def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tupl
             continue
         for value in node.outputs():
             if value.type().kind() == "TensorType":
-                parts.append(_script_part(node, value, kinds))
+                parts.append(_script_part(node, value, kinds, names))
                 graph.registerOutput(_copied(graph, node, value))
     if own + len(parts) > 1:
         graph.makeMultiOutputIntoTuple()
@@ -108,11 +126,31 @@ def _copied(graph: Any, node: Any, value: Any) -> Any:
     return copied.output()
 
 
-def _script_part(node: Any, value: Any, kinds: Mapping[str, str]) -> Part:
+def _names_in_frontend(graph: Any, model: Any) -> dict[str, str]:
+    """What the patched frontend, whose graph has no in-place ops, calls the results of those in torch's graph."""
+    from coremltools.converters.mil.frontend.torch import internal_graph
+
+    def results(of: Any, in_place: bool) -> dict[tuple[str, str], list[str]]:
+        found: dict[tuple[str, str], list[str]] = {}
+        for node in of.nodes():
+            if node.outputsSize() == 1 and node.kind().endswith("_") == in_place:
+                found.setdefault((node.kind().rstrip("_"), node.sourceRange()), []).append(node.output().debugName())
+        return found
+
+    written = results(graph, in_place=True)
+    known = {value.debugName() for node in graph.nodes() for value in node.outputs()}
+    made = results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
+    pairs = ((names, [name for name in made.get(key, []) if name not in known]) for key, names in written.items())
+    return {name: other for names, others in pairs if len(names) == len(others)
+            for name, other in zip(names, others, strict=True)}
+
+
+def _script_part(node: Any, value: Any, kinds: Mapping[str, str], names: Mapping[str, str]) -> Part:
     path = _script_path(node, kinds)
-    readers = [output.debugName() for use in value.uses() for output in use.user.outputs()
-               if use.user.kind() != "prim::Return"]
-    return Part(value.debugName(), node.kind(), path, kinds.get(path, ""), source_line(node.sourceRange()), readers)
+    readers = [names.get(output.debugName(), output.debugName()) for use in value.uses()
+               for output in use.user.outputs() if use.user.kind() != "prim::Return"]
+    return Part(names.get(value.debugName(), value.debugName()), node.kind(), path, kinds.get(path, ""),
+                source_line(node.sourceRange()), readers)
 
 
 def _script_path(node: Any, kinds: Mapping[str, str]) -> str:
