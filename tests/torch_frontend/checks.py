@@ -86,6 +86,14 @@ def convert(model: Any, example: Sequence[torch.Tensor], frontend: str = "trace"
             lowest: int = 2, **options: Any) -> Any:
     """The MLModel of `ct.convert` with (or without) the patches; `model` is a module or a function of tensors."""
     program = captured(model, example, frontend, flexible, lowest)
+    return convert_captured(program, example, frontend, flexible=flexible, target=target, patched=patched,
+                            precision=precision, lowest=lowest, **options)
+
+
+def convert_captured(program: Any, example: Sequence[torch.Tensor], frontend: str, *, flexible: Sequence[int] = (),
+                     target: Any = ct.target.iOS16, patched: bool = True, precision: Any = ct.precision.FLOAT32,
+                     lowest: int = 2, **options: Any) -> Any:
+    """The MLModel of what `captured` gave."""
     options.setdefault("inputs", None if frontend == "export" and not options.get("named") else
                        input_types(example, flexible, lowest))
     options.pop("named", None)

@@ -92,6 +92,7 @@ class Aliases:
                 fresh = alias.base.value
             else:
                 fresh = alias.step.replay(self.current(alias.parent, reader))
+                fresh.setType(alias.value.type())
             self._remember(alias, fresh)
         return alias.value
 

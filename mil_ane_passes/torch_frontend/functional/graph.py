@@ -9,7 +9,7 @@ from . import blocks
 from .aliases import Alias, Aliases, Base
 from .emit import Emitter, constant, is_tensor, schema_of
 from .layout import MAY_COPY, RESHAPES, shares
-from .parts import PARTS, part
+from .parts import CONSTANT_CHUNK, PARTS, part
 from .views import VIEWS, Same
 from .writes import METADATA, functional_value, written_arguments
 
@@ -98,7 +98,10 @@ class Walk:
     def _alias(self, node: Any, given: list[Any]) -> None:
         """Note whose memory the outputs of an op are; `given` are its inputs before they were brought up to date."""
         kind = node.kind()
-        if kind in PARTS:
+        if kind == CONSTANT_CHUNK:
+            for index, output in enumerate(node.outputs()):
+                self.aliases.view(output, self.aliases.of(given[0]), part(self.emit, node, index))
+        elif kind in PARTS:
             self._parts[node.output().unique()] = (node, self.aliases.of(given[0]))
         elif kind in VIEWS and not _reads_bits(node):
             self.aliases.view(node.output(), self.aliases.of(given[0]), VIEWS[kind](self.emit, node))
@@ -106,7 +109,7 @@ class Walk:
             self._may_copy(node, given[0])
         elif kind in _MAY_SHARE or _shares_by_schema(node):
             sources = [self.aliases.of(value) for value in given if is_tensor(value)]
-            for output in node.outputs():
+            for output in filter(is_tensor, node.outputs()):
                 self.aliases.may_share(output, *sources)
 
     def _may_copy(self, node: Any, source: Any) -> None:
@@ -211,9 +214,9 @@ def _reads_bits(node: Any) -> bool:
 
 
 def _shares_by_schema(node: Any) -> bool:
-    """Whether the schema says that an output is memory of an input."""
+    """Whether the schema says that an output is memory of an input; without a schema nobody knows."""
     schema = schema_of(node)
-    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
 def _writes_nothing(block: Any) -> bool:

@@ -10,7 +10,9 @@ from .aliases import Step
 from .emit import Emitter, constant
 from .views import Sliced
 
-__all__ = ["PARTS", "part"]
+__all__ = ["CONSTANT_CHUNK", "PARTS", "part"]
+
+CONSTANT_CHUNK = "prim::ConstantChunk"
 
 
 class _Picked:
@@ -36,8 +38,14 @@ def _unbind(emit: Emitter, node: Any, index: int) -> Step:
 
 
 def _chunk(emit: Emitter, node: Any, index: int) -> Step:
-    """chunk(self, chunks, dim): parts of ceil(size / chunks), the last one shorter."""
-    chunks, dim = (_known(value, node) for value in list(node.inputs())[1:])
+    """chunk(self, chunks, dim): parts of ceil(size / chunks), the last one shorter.
+
+    The host's own preparation of the graph makes prim::ConstantChunk of it, with attributes and several outputs.
+    """
+    if node.kind() == CONSTANT_CHUNK:
+        chunks, dim = node.i("chunks"), node.i("dim")
+    else:
+        chunks, dim = (_known(value, node) for value in list(node.inputs())[1:])
 
     def bounds(parent: Any) -> tuple[Any, Any, Any]:
         size = emit.size(parent, dim)
@@ -78,5 +86,5 @@ def _known(value: Any, node: Any) -> Any:
 
 PARTS: dict[str, Callable[[Emitter, Any, int], Step]] = {
     "aten::unbind": _unbind, "aten::chunk": _chunk, "aten::split": _split, "aten::split_with_sizes": _split,
-    "aten::tensor_split": _tensor_split,
+    "aten::tensor_split": _tensor_split, CONSTANT_CHUNK: _chunk,
 }

@@ -54,7 +54,7 @@ class Sliced(_View):
 
     def replay(self, parent: Any) -> Any:
         dim, start, end = self.bounds(parent)
-        return self.emit.op("aten::slice", parent, dim, start, end, 1, like=parent)
+        return self.emit.op("aten::slice", parent, dim, start, end, 1)
 
     def scatter(self, parent: Any, new: Any) -> Any:
         dim, start, end = self.bounds(parent)

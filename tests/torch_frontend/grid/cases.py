@@ -16,7 +16,7 @@ import coremltools as ct
 import numpy as np
 import torch
 
-from ..checks import captured, convert, outputs
+from ..checks import captured, convert_captured, outputs
 from .forms import FORMS, Form
 
 __all__ = ["Case", "Outcome", "cases", "outcome"]
@@ -71,7 +71,7 @@ def function_of(form: Form, rank: int, dtype: str) -> Any:
     source = "\n".join(line for line in lines if line) + "\n"
     name = f"<form {form.name}, rank {rank}, {dtype}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"torch": torch}
+    space: dict[str, Any] = {"torch": torch, "__name__": __name__}
     exec(compile(source, name, "exec"), space)  # noqa: S102 - the text is that of forms.py
     return space["form"]
 
@@ -86,12 +86,12 @@ def outcome(case: Case, patched: bool) -> Outcome:
         logging.getLogger("coremltools").setLevel(logging.CRITICAL)
         try:
             expected = [function(feed.clone()) for feed in feeds]
-            captured(function, feeds[:1], case.frontend, axes)
+            program = captured(function, feeds[:1], case.frontend, axes, _LOWEST)
         except Exception as error:
             return Outcome("torch", str(error).strip().splitlines()[0] if str(error).strip() else "")
         try:
-            model = convert(function, feeds[:1], case.frontend, flexible=axes, target=_TARGETS[case.target],
-                            patched=patched, lowest=_LOWEST)
+            model = convert_captured(program, feeds[:1], case.frontend, flexible=axes, target=_TARGETS[case.target],
+                                     patched=patched, lowest=_LOWEST)
             found = [outputs(model, [feed]) for feed in feeds]
         except Exception as error:
             text = str(error).strip()
