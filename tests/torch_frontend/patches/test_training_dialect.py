@@ -1,0 +1,40 @@
+"""Exported programs as torch.export.export returns them."""
+
+from __future__ import annotations
+
+import warnings
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mil_ane_passes as ane
+
+from ..checks import outputs
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_converts_and_is_left_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    x = torch.randn(1, 2, 4, 4)
+    program = torch.export.export(model, (x,))
+    before = (program.dialect, str(program.graph))
+    with ane.torch_frontend.patched():
+        mlmodel = ct.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16,
+                             compute_precision=ct.precision.FLOAT32)
+    assert (program.dialect, str(program.graph)) == before
+    np.testing.assert_allclose(outputs(mlmodel, [x])[0], model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_flexible_size() -> None:
+    batch = torch.export.Dim("batch", min=2, max=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
+    with ane.torch_frontend.patched():
+        mlmodel = ct.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16)
+    x = torch.randn(5, 2)
+    np.testing.assert_allclose(outputs(mlmodel, [x])[0], x.relu().numpy(), rtol=1e-3, atol=1e-3)
