@@ -1,0 +1,83 @@
+"""Whole models with random weights convert with the patches and compute what PyTorch computes."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import coremltools as ct
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from tests.torch_frontend.checks import convert, outputs  # noqa: E402
+from tests.torch_frontend.models.language import LANGUAGE, Model  # noqa: E402
+from tests.torch_frontend.models.vision import VISION  # noqa: E402
+
+MODELS = {**LANGUAGE, **VISION}
+HAND_WRITTEN = ("mtcnn-rnet", "mtcnn-onet")
+QUICK = ("bert", "distilbert", "gpt2", "llama", "t5-encoder", "mtcnn-rnet", "mtcnn-onet", "dinov2", "patchtst")
+
+
+def cases(*quick: str) -> list[object]:
+    """Every name, all but the quick ones marked slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@functools.cache
+def built(name: str) -> Model:
+    if name not in HAND_WRITTEN:
+        pytest.importorskip("transformers", reason="the model is one of transformers")
+    return MODELS[name]()
+
+
+def worst(mlmodel: ct.models.MLModel, model: Model, precision: str) -> float:
+    """The largest error over the largest value, over all outputs; infinite where one is not finite."""
+    with torch.no_grad():
+        expected = model.module(*(feed.clone() for feed in model.example))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    found = outputs(mlmodel, model.example, precision)
+    assert [one.shape for one in found] == [tuple(other.shape) for other in expected]
+    errors = [np.abs(one - other.numpy()).max() / other.abs().max().item()
+              for one, other in zip(found, expected, strict=True)]
+    assert all(other.std() > 0.01 * other.abs().max() for other in expected), "the outputs hardly vary"
+    return max(error if np.isfinite(error) else np.inf for error in errors)
+
+
+def compare(name: str, frontend: str, half: bool = False) -> None:
+    model = built(name)
+    precision, allowed = (ct.precision.FLOAT16, 2e-2) if half else (ct.precision.FLOAT32, 1e-4)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        mlmodel = convert(model.module, model.example, frontend, precision=precision)
+    assert worst(mlmodel, model, "float16" if half else "float32") < allowed
+
+
+@pytest.mark.parametrize("name", cases(*QUICK))
+def test_a_traced_model_computes_what_pytorch_computes(name):
+    compare(name, "trace")
+
+
+@pytest.mark.parametrize("name", cases("bert", "mtcnn-rnet"))
+def test_an_exported_model_computes_what_pytorch_computes(name):
+    compare(name, "export")
+
+
+@pytest.mark.parametrize("name", cases("bert", "gpt2", "mtcnn-rnet"))
+def test_a_traced_model_is_finite_and_close_in_float16(name):
+    compare(name, "trace", half=True)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_an_exported_model_is_finite_and_close_in_float16(name):
+    compare(name, "export", half=True)
+
+
+@pytest.mark.parametrize("name", list(LANGUAGE))
+def test_the_mask_matters(name):
+    model = built(name)
+    ids, mask, *rest = model.example
+    with torch.no_grad():
+        masked, whole = model.module(ids, mask, *rest), model.module(ids, torch.ones_like(mask), *rest)
+    real = slice(None) if name == "bart" else mask[1].bool()
+    assert (masked - whole)[1, real].abs().max() > 0.02 * whole.abs().max()
