@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.errors import AnePassesError
 
-__all__ = ["NotConverted", "NotEqual", "source_line"]
+__all__ = ["NotConverted", "NotEqual", "place_of", "source_line"]
 
 
 class NotConverted(AnePassesError, NotImplementedError):
@@ -15,7 +15,7 @@ class NotConverted(AnePassesError, NotImplementedError):
     @classmethod
     def at(cls, node: Any, what: str, advice: str = "") -> NotConverted:
         """The error for an op of coremltools' torch graph (InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
-        return cls(f"{_where(node)}: {what}{'; ' + advice if advice else ''}")
+        return cls(f"{place_of(node)}: {what}{'; ' + advice if advice else ''}")
 
 
 class NotEqual(AnePassesError):
@@ -29,7 +29,7 @@ class NotEqual(AnePassesError):
         self.mlmodel, self.module = mlmodel, module
 
 
-def _where(node: Any) -> str:
+def place_of(node: Any) -> str:
     """`op 'aten::index_put_' in encoder.attention (model.py:12)`, as much of it as is known."""
     if callable(getattr(node, "kind", None)):
         kind, module, source = node.kind(), node.getModuleHierarchy(), node.sourceRange()
@@ -37,7 +37,7 @@ def _where(node: Any) -> str:
         meta = getattr(node, "meta", None) or {}
         kind, module = node.kind, getattr(node, "model_hierarchy", None) or ""
         source = meta.get("source") or meta.get("stack_trace") or ""
-    names = ".".join(part.partition("(")[0] for part in module.split(".") if part)
+    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in ("", "UNKNOWN_INSTANCE"))
     return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := source_line(source)) else "")
 
 

@@ -34,17 +34,17 @@ class _One(torch.nn.Module):
         self.function = torch.jit.script(function)
         self.eval()
 
-    def forward(self, x):  # noqa: ANN001, ANN202 - TorchScript infers them
+    def forward(self, x):
         return self.function(x)
 
 
 class _Two(_One):
-    def forward(self, x, y):  # noqa: ANN001, ANN202
+    def forward(self, x, y):
         return self.function(x, y)
 
 
 class _Three(_One):
-    def forward(self, x, y, z):  # noqa: ANN001, ANN202
+    def forward(self, x, y, z):
         return self.function(x, y, z)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..errors import NotConverted
+from ..errors import NotConverted, place_of
 
 __all__ = ["Alias", "Aliases", "Base", "Step"]
 
@@ -113,7 +113,7 @@ class Aliases:
         self._set(base, "value", value)
         self._set(base, "version", base.version + 1)
         for other in self._related(base):
-            self.spoil(other, f"may share memory with one that {_named(writer)} writes to")
+            self.spoil(other, f"may share memory with one that {place_of(writer)} writes to")
 
     def spoil(self, base: Base, why: str) -> None:
         """The value of a base is not known any more; reading it is an error."""
@@ -161,7 +161,3 @@ class Aliases:
             undo: Callable[..., None] = table.__setitem__ if key in table else table.__delitem__
             self._journal.append((undo, (key, table[key]) if key in table else (key,)))
         table[key] = alias
-
-
-def _named(node: Any) -> str:
-    return f"'{node.kind()}'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import place_of
 from .aliases import Alias, Base
 from .emit import is_tensor
 from .writes import written_arguments
@@ -50,39 +51,68 @@ def _becomes(walk: Walk, base: Base, node: Any, values: list[dict[Base, Any]]) -
 def follow_loop(walk: Walk, node: Any, following: Any) -> None:
     """Every outer tensor that the body writes is carried from one turn to the next."""
     body = next(node.blocks())
-    carried = list(body.inputs())[1:]
-    initial = list(node.inputs())[2:]
-    roots = _written_roots(body)
-    own = {value.unique(): place for place, value in enumerate(carried)}
-    for value in roots:  # the loop variable is, on its first turn, the tensor it starts as
-        if value.unique() in own and (start := walk.aliases.find(initial[own[value.unique()]])) is not None:
-            walk.aliases.spoil(start.base, f"a loop writes to through its variable ('{node.kind()}')")
-    outer = list(dict.fromkeys(
-        walk.aliases.of(value).base for value in roots if value.unique() not in own and _is_outside(value, body)))
+    fixed = _fixed_variables(walk, node, body)
+    outer = _written_outside(walk, node, body, fixed)
     for base in outer:
         node.addInput(base.value)
-    returned: list[set[Base]] = [set() for _ in carried]
     everything = set(walk.aliases.bases())
+    returned: list[set[Base]] = []
     with walk.aliases.nested():
+        for variable, alias in fixed.values():
+            walk.aliases.bind(variable, alias)
         for base in outer:
             parameter = body.addInputToBlock()
             parameter.setType(base.value.type())
             walk.aliases.rebase(base, parameter, node)
         walk.block(body, body.returnNode())
-        for place, value in enumerate(list(body.outputs())[1:]):
-            alias: Alias | None = walk.aliases.find(value)
-            returned[place] |= {alias.base} & everything if alias is not None else set()
+        for value in list(body.outputs())[1:]:
+            held = walk.aliases.find(value)
+            returned.append({held.base} & everything if held is not None else set())
         spoiled = {base: base.spoiled for base in everything if base.spoiled}
         for base in outer:
             body.registerOutput(base.value)
     walk.emit.at(following, node)
+    results = list(node.outputs())
     for base in outer:
         output = node.addOutput()
         output.setType(base.value.type())
         walk.aliases.rebase(base, walk.aliases.when_written(base, output), node)
     for base, why in spoiled.items():
         walk.aliases.spoil(base, why)
-    _share(walk, node, returned)
+    _share(walk, node, [bases if place not in fixed else set() for place, bases in enumerate(returned)])
+    for place, (_, alias) in fixed.items():
+        walk.aliases.bind(results[place], alias)
+
+
+def _fixed_variables(walk: Walk, node: Any, body: Any) -> dict[int, tuple[Any, Alias]]:
+    """Loop variables that are one tensor in all turns (`y += 1` is `y = add_(y, 1)`), and which tensor that is."""
+    variables, results = list(body.inputs())[1:], list(body.outputs())[1:]
+    initial = list(node.inputs())[2:]
+    fixed = {}
+    for place, (variable, result) in enumerate(zip(variables, results, strict=True)):
+        changed = result.unique() != variable.unique()
+        while result.unique() != variable.unique() and 0 in written_arguments(result.node()):
+            result = next(result.node().inputs())
+        if is_tensor(variable) and changed and result.unique() == variable.unique():
+            fixed[place] = variable, walk.aliases.of(initial[place])
+    return fixed
+
+
+def _written_outside(walk: Walk, node: Any, body: Any, fixed: dict[int, tuple[Any, Alias]]) -> list[Base]:
+    """The outer tensors a loop's body writes. What it writes through a loop variable that changes is spoiled."""
+    variables = {value.unique(): place for place, value in enumerate(list(body.inputs())[1:])}
+    initial = list(node.inputs())[2:]
+    written = []
+    for value in _written_roots(body):
+        place = variables.get(value.unique())
+        if place in fixed:
+            written.append(fixed[place][1].base)
+        elif place is None and _is_outside(value, body):
+            written.append(walk.aliases.of(value).base)
+        elif place is not None and (start := walk.aliases.find(initial[place])) is not None:
+            # on its first turn the variable is the tensor it starts as; on later ones another
+            walk.aliases.spoil(start.base, f"{place_of(node)} writes to through its variable")
+    return list(dict.fromkeys(written))
 
 
 def _share(walk: Walk, node: Any, shared: list[set[Base]]) -> None:

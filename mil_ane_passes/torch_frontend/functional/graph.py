@@ -58,7 +58,7 @@ class Walk:
     def block(self, block: Any, end: Any) -> None:
         """Follow the nodes of a block in order, then what it returns."""
         nodes = list(block.nodes())
-        for node, following in zip(nodes, [*nodes[1:], end], strict=True):
+        for node, following in zip(nodes, [*nodes[1:], end], strict=False):
             self.emit.at(node, node)
             self._follow(node, following)
         self.emit.at(end, nodes[-1] if nodes else None)
@@ -149,7 +149,7 @@ class Walk:
     def _name_element(self, output: Any, source: Any, index: int | None) -> None:
         if source.unique() in self._parts:
             maker, parent = self._parts[source.unique()]
-            if index is not None and index >= 0:
+            if index is not None and (index >= 0 or maker.kind() == "aten::unbind"):
                 self.aliases.view(output, parent, part(self.emit, maker, index))
             else:
                 self.aliases.may_share(output, parent)

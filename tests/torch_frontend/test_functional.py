@@ -1,0 +1,206 @@
+"""Functionalised TorchScript: no op writes, and torch itself, running the new graph, gives what the module gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import event, given, reject, settings
+from hypothesis import strategies as st
+
+from mil_ane_passes.torch_frontend import NotConverted
+from mil_ane_passes.torch_frontend.functional import functionalise
+
+from .checks import captured
+from .programs import OPS, VIEWS, program
+
+
+def ran(module: Any, *inputs: torch.Tensor) -> Any:
+    """What the functionalised graph of a TorchScript module gives; asserts that it is a valid graph without writes."""
+    graph = module.inlined_graph.copy()
+    functionalise(graph)
+    graph.lint()
+    assert not [node.kind() for node in every_node(graph) if "!" in node.schema()]
+    return torch._C._create_function_from_graph("functional", graph)(module, *(value.clone() for value in inputs))
+
+
+def every_node(block: Any) -> list[Any]:
+    return [inner for node in block.nodes() for inner in [node, *(n for b in node.blocks() for n in every_node(b))]]
+
+
+def same(function: Callable[..., Any], *inputs: torch.Tensor, frontend: str) -> None:
+    expected = function(*(value.clone() for value in inputs))
+    found = ran(captured(function, inputs, frontend), *inputs)
+    for one, other in zip(as_tuple(found), as_tuple(expected), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other), (one, other)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(("trace", "script")))
+def test_any_chain_of_views_and_writes(data: st.DataObject, frontend: str) -> None:
+    """Random programs over a few names: views of views, writes to any of them, reads of all."""
+    steps = data.draw(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([*VIEWS, *OPS])), min_size=1, max_size=8))
+    function, x = program(steps), torch.arange(-12., 12.).reshape(2, 3, 4)
+    try:
+        function(x.clone())
+    except (RuntimeError, IndexError):
+        reject()  # not a program: a view of a view that torch cannot take, a write to overlapping memory
+    try:
+        same(function, x, frontend=frontend)
+    except NotConverted as refusal:  # whether reshape copies is not always known, most of all in scripts
+        assert "may share memory" in str(refusal) and {"reshape", "contiguous"} & {what for _, what in steps}
+        event("refused")
+
+
+def loop_writes(x: torch.Tensor) -> torch.Tensor:
+    y = x[0]
+    for i in range(x.shape[0]):
+        x[i] += i
+        y *= 2
+    return x + y
+
+
+def branch_writes(x: torch.Tensor) -> torch.Tensor:
+    y = x.view(-1)
+    if x.sum() > 0:
+        y[0] = 5
+    else:
+        x[:, 1] -= 1
+    return x
+
+
+def branch_in_loop(x: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    for i in range(3):
+        if bool(x[0, 0] > i):
+            total[0] += x[1]
+        else:
+            total[1, i] = float(i)
+        x[0, 0] += 1
+    return total
+
+
+def carried(x: torch.Tensor) -> torch.Tensor:
+    y = torch.ones(4)
+    for i in range(3):
+        y += x[0]
+        y[i] = 0
+    return y
+
+
+def while_writes(x: torch.Tensor) -> torch.Tensor:
+    i = 0
+    while i < 3 and bool(x[0, 0] < 20):
+        x[i] *= 3
+        i += 1
+    return x
+
+
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(4)
+    z = torch.ones(4)
+    for i in range(3):
+        y += x[i]
+        y, z = z, y
+    return y - z
+
+
+@pytest.mark.parametrize("function", [loop_writes, branch_writes, branch_in_loop, carried, swapped, while_writes])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_writes_in_branches_and_loops(function: Callable[..., Any], sign: int) -> None:
+    same(function, sign * torch.arange(1., 13.).reshape(3, 4), frontend="script")
+
+
+def lists(x: torch.Tensor) -> torch.Tensor:
+    parts = x.unbind(0)
+    both = [parts[0], parts[1]]
+    both[0].mul_(2)
+    return torch.cat(both) + parts[0].sum() + torch.stack(x.chunk(3, 0)).sum()
+
+
+def out_argument(x: torch.Tensor) -> torch.Tensor:
+    torch.add(x, 1, out=x[:])
+    return x
+
+
+def renamed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x[1]
+    y.unsqueeze_(0)
+    y[0, 0] = 7
+    x.t_()
+    x[0, 1] = 8
+    return x, y
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+@pytest.mark.parametrize("function", [lists, out_argument, renamed])
+def test_lists_out_arguments_and_views_in_place(function: Callable[..., Any], frontend: str) -> None:
+    same(function, torch.arange(12.).reshape(3, 4), frontend=frontend)
+
+
+def test_dtype_of_the_written_tensor_stays() -> None:
+    def write(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        half = x.to(torch.float16)
+        half[0] += x[1]
+        whole = x.to(torch.int64)
+        whole[0] = x[1]
+        return half, whole
+
+    same(write, torch.arange(12.).reshape(3, 4) / 3, frontend="trace")
+
+
+def unclear_reshape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = (x * y).transpose(0, 1)
+    flat = torch.nn.functional.pad(z, [0, 0]).reshape(-1)
+    kept = z.reshape(-1)
+    kept[0] = 1
+    return z + flat.sum()
+
+
+def grown(x: torch.Tensor) -> torch.Tensor:
+    parts = [x[0]]
+    for i in range(2):
+        parts.append(x[i])
+    x[0, 0] = 5
+    return torch.cat(parts)
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    y = x[0].expand(3, 4)
+    y += 1
+    return x
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    x[0].uniform_()
+    return x
+
+
+def swapped_views(x: torch.Tensor) -> torch.Tensor:
+    y, z = x[0], x[1]
+    for i in range(3):
+        y += i
+        y, z = z, y
+    return x
+
+
+@pytest.mark.parametrize("function, inputs, reason", [
+    (unclear_reshape, 2, "may share memory with one that op 'aten::copy_' .* writes to"),
+    (grown, 1, "reads a list that holds a tensor written after it was put there"),
+    (expanded, 1, "writes to an expanded tensor"),
+    (swapped_views, 1, "reads a tensor that op .prim::Loop.* writes to through its variable"),
+    (drawn, 1, "draws random numbers in place"),
+])
+def test_what_cannot_be_followed_is_refused_with_its_line(function: Callable[..., Any], inputs: int,
+                                                          reason: str) -> None:
+    examples = [torch.arange(12.).reshape(3, 4)] * inputs
+    with pytest.raises(NotConverted, match=reason) as refused:
+        ran(captured(function, examples, "script"), *examples)
+    assert "test_functional.py:" in str(refused.value)
