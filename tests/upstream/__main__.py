@@ -61,9 +61,9 @@ def main() -> int:
     for suite in SUITES if arguments.suite == "all" else [arguments.suite]:
         started = time.perf_counter()
         results, broken = run(suite, arguments)
-        counts = count(results)
+        counts = count(results, arguments.patched)
         counted[suite] = asdict(counts)
-        report(suite, results, counts, time.perf_counter() - started)
+        report(suite, results, counts, arguments.patched, time.perf_counter() - started)
         if arguments.one_in == 1:
             report_unused(suite, results)
         good = good and not broken and counts.reached > 0 and counts.unexplained == 0
@@ -94,12 +94,12 @@ class Counts:
         return 100 * self.passed / (self.passed + self.failed)
 
 
-def count(results: list[dict[str, Any]]) -> Counts:
+def count(results: list[dict[str, Any]], patched: bool = False) -> Counts:
     reached = [each for each in results if each["reached"]]
     outcomes = Counter(each["outcome"] for each in reached)
     return Counts(
         cases=len(results), reached=len(reached), passed=outcomes["passed"], failed=outcomes["failed"],
-        unexplained=sum(explanation(each["case"]) is None for each in reached if each["outcome"] == "failed"),
+        unexplained=sum(explanation(each["case"], patched) is None for each in reached if each["outcome"] == "failed"),
         own=outcomes["skipped"],
         not_converted=sum(each["outcome"] == "failed" for each in results if not each["reached"]))
 
@@ -114,14 +114,21 @@ def run(suite: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         files = [Path(folder) / f"{index}.jsonl" for index in range(shards)]
         commands = [_command(suite, f"{index}/{shards}", file, arguments) for index, file in enumerate(files)]
-        broken = [done for done in pool.map(_run, commands) if done.returncode not in (0, 1)]
-        for done in broken:
-            print(done.stdout[-3000:])
+        done = list(pool.map(lambda command, file: _shard(command, file, arguments.results), commands, files))
         lines = "".join(file.read_text() for file in files if file.exists())
-    if arguments.results is not None:
-        with open(arguments.results, "a", encoding="utf-8") as file:
-            file.write(lines)
+    broken = [each for each in done if each.returncode not in (0, 1)]
+    for each in broken:
+        print(each.stdout[-3000:])
     return [json.loads(line) for line in lines.splitlines()], bool(broken)
+
+
+def _shard(command: list[str], file: Path, results: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run one shard; its lines are kept as soon as it is done, since the whole takes long."""
+    done = _run(command)
+    if results is not None and file.exists():
+        with open(results, "a", encoding="utf-8") as kept:
+            kept.write(file.read_text())
+    return done
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -137,7 +144,7 @@ def _command(suite: str, shard: str, file: Path, arguments: argparse.Namespace) 
             *(["--patched"] if arguments.patched else []), str(SUITES[suite])]
 
 
-def report(suite: str, results: list[dict[str, Any]], counts: Counts, seconds: float) -> None:
+def report(suite: str, results: list[dict[str, Any]], counts: Counts, patched: bool, seconds: float) -> None:
     """Print the counts, what is unexplained, and the slowest."""
     print(f"{suite}: {counts.cases} cases in {seconds:.0f} s; {counts.reached} came to a prediction: {counts.passed} "
           f"passed, {counts.failed} failed ({counts.failed - counts.unexplained} of them explained), {counts.own} are "
@@ -145,7 +152,7 @@ def report(suite: str, results: list[dict[str, Any]], counts: Counts, seconds: f
     if counts.passed:
         print(f"{suite}: {counts.share:.2f} % of those judged pass")
     for each in results:
-        if each["reached"] and each["outcome"] == "failed" and explanation(each["case"]) is None:
+        if each["reached"] and each["outcome"] == "failed" and explanation(each["case"], patched) is None:
             print(f"  UNEXPLAINED {each['case']}: {each['message'][:200]!r}")
     slowest = sorted(results, key=lambda each: -each["seconds"])[:10]
     print(f"{suite}: slowest: " + "; ".join(f"{each['seconds']:.0f} s {each['case'][:90]}" for each in slowest))

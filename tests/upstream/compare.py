@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .explained import explanation
+
 __all__ = ["compare"]
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print what passes in one file only; returns how many cases pass in the first and not in the second."""
+    """Print what passes in one file only; returns how many pass in the first and, unexplained, not in the second."""
     one, other = _read(first), _read(second)
     lost = [case for case, line in one.items() if _passed(line) and not _passed(other.get(case))]
     won = [case for case, line in other.items() if _passed(line) and not _passed(one.get(case))]
@@ -18,7 +20,7 @@ def compare(first: Path, second: Path) -> int:
         print(f"{path}: {len(lines)} cases, {sum(map(_passed, lines.values()))} passed")
     _print(f"passed in {first} only: {len(lost)}", lost, other)
     _print(f"passed in {second} only: {len(won)}", won, one)
-    return len(lost)
+    return sum(explanation(case, patched=True) is None for case in lost)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -36,4 +38,9 @@ def _print(title: str, cases: list[str], there: dict[str, dict[str, Any]]) -> No
     for case in sorted(cases):
         line = there.get(case)
         print(f"  {case}: {'did not run' if line is None else line['outcome'] + ': ' + repr(line['message'][:200])}"
-              " in the other")
+              f" in the other{_said(case)}")
+
+
+def _said(case: str) -> str:
+    reason = explanation(case, patched=True)
+    return "" if reason is None else f" (explained: {reason})"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from . import explained
 from .__main__ import ROOT, SUITES
 from .compare import compare
 from .explained import EXPLAINED
@@ -17,21 +21,45 @@ for module in ("PIL", "scipy"):
     pytest.importorskip(module, reason="coremltools' own tests need it")
 
 
-@pytest.mark.parametrize("suite, one_in, least, options", [
-    ("mil", 20, 500, []), ("torch", 20, 400, []), ("torch", 20, 400, ["--patched"]),
-    ("stateful", 10, 8, []), ("stateful", 10, 8, ["--patched"]),
-])
-def test_a_sample_of_each_suite(suite: str, one_in: int, least: int, options: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.upstream", "--suite", suite, "--one-in", str(one_in), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+class Sampled(NamedTuple):
+    """A run of `python -m tests.upstream`, and the file of its results."""
+
+    done: subprocess.CompletedProcess[str]
+    results: Path
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sampled]:
+    """Runs one case in so many of a suite, once for all tests."""
+    @functools.cache
+    def sample(suite: str, one_in: int, *options: str) -> Sampled:
+        results = tmp_path_factory.mktemp(suite) / "results.jsonl"
+        command = [sys.executable, "-m", "tests.upstream", "--suite", suite, "--one-in", str(one_in), "--results",
+                   str(results), *options]
+        return Sampled(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False), results)
+    return sample
+
+
+@pytest.mark.parametrize("suite, one_in, least", [("mil", 20, 500), ("torch", 20, 400), ("stateful", 10, 8)])
+def test_a_sample_of_each_suite(sampled: Callable[..., Sampled], suite: str, one_in: int, least: int) -> None:
+    done, _ = sampled(suite, one_in)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed = int(done.stdout.split(" came to a prediction: ")[1].split(" passed")[0])
     assert passed >= least, done.stdout
 
 
+@pytest.mark.parametrize("suite, one_in", [("torch", 20), ("stateful", 10)])
+def test_with_the_patches_no_less_passes(
+    sampled: Callable[..., Sampled], suite: str, one_in: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, patched = sampled(suite, one_in, "--patched")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert compare(sampled(suite, one_in).results, patched) == 0, capsys.readouterr().out
+
+
 def test_every_explanation_gives_a_reason() -> None:
     for entry in EXPLAINED:
-        assert entry.suite in SUITES and len(entry.reason) > 40, entry
+        assert entry.suite in (*SUITES, "patched") and len(entry.reason) > 40, entry
 
 
 def _results(path: Path, **outcomes: str) -> Path:
@@ -49,3 +77,14 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"passed in {one} only: 2\n  gone: did not run in the other\n  lost: failed: 'why' in the other" in printed
     assert f"passed in {other} only: 1\n  won: failed: 'why' in the other" in printed
     assert compare(one, one) == 0
+
+
+def test_what_is_explained_of_the_patches_counts_with_them_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = explained.Explained("patched", "lost", "another op, the same values")
+    monkeypatch.setattr(explained, "EXPLAINED", (entry,))
+    one, other = _results(tmp_path / "one", lost="passed"), _results(tmp_path / "other", lost="failed")
+    assert compare(one, other) == 0
+    assert "lost: failed: 'why' in the other (explained: another op, the same values)" in capsys.readouterr().out
+    assert explained.explanation("lost") is None and explained.explanation("lost", patched=True)
