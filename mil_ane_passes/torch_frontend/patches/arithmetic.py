@@ -1,0 +1,80 @@
+"""`trunc`, `hypot`, `cdist`, `bucketize`: short formulas in MIL's own ops.
+
+trunc(x) = sign(x) · floor(|x|); hypot(x, y) = m · sqrt(1 + (n / m)²) with m the larger and n the smaller of |x|, |y|,
+which does not overflow where x² does; bucketize counts the boundaries below each element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, named, promoted, python, tensor
+
+PATCH = Patch(title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))
+
+
+@PATCH.op("trunc")
+def trunc(context: Any, node: Any) -> None:
+    """trunc(self)."""
+    x = bind(context, node, "self").self
+    whole = x if not types.is_float(x.dtype) else mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)))
+    add(context, node, named(whole, node))
+
+
+@PATCH.op("hypot")
+def hypot(context: Any, node: Any) -> None:
+    """hypot(self, other)."""
+    given = bind(context, node, "self other")
+    x, y = (mb.abs(x=operand) for operand in promoted(given.self, given.other))
+    larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
+    nothing = cast(mb.equal(x=larger, y=_number(0, larger)), larger.dtype)
+    ratio = mb.real_div(x=smaller, y=mb.add(x=larger, y=nothing))
+    root = mb.sqrt(x=mb.add(x=mb.mul(x=ratio, y=ratio), y=_number(1, ratio)))
+    add(context, node, mb.mul(x=larger, y=root, name=node.name))
+
+
+@PATCH.op("cdist", "_cdist_forward")
+def cdist(context: Any, node: Any) -> None:
+    """cdist(x1, x2, p=2, compute_mode=None): distances between the rows of x1 and those of x2."""
+    given = bind(context, node, "x1 x2 p=2.0")
+    x, y = promoted(given.x1, given.x2)
+    power = float(python(given.p, node, "p"))
+    if max(x.rank, y.rank) > 4:
+        raise NotConverted.at(node, "needs a rank of 6 to compare every two rows", "merge the batch dimensions")
+    distance = mb.abs(x=mb.sub(x=mb.expand_dims(x=x, axes=[-2]), y=mb.expand_dims(x=y, axes=[-3])))
+    if power == 1:
+        result = mb.reduce_sum(x=distance, axes=[-1])
+    elif power == 2:
+        result = mb.sqrt(x=mb.reduce_sum(x=mb.mul(x=distance, y=distance), axes=[-1]))
+    elif power > 1e38:  # the host writes inf as the largest fp32
+        result = mb.reduce_max(x=distance, axes=[-1])
+    elif power == 0:
+        differs = cast(mb.not_equal(x=distance, y=_number(0, distance)), distance.dtype)
+        result = mb.reduce_sum(x=differs, axes=[-1])
+    else:
+        total = mb.reduce_sum(x=mb.pow(x=distance, y=_number(power, distance)), axes=[-1])
+        result = mb.pow(x=total, y=_number(1 / power, total))
+    add(context, node, named(result, node))
+
+
+@PATCH.op("bucketize")
+def bucketize(context: Any, node: Any) -> None:
+    """bucketize(self, boundaries, out_int32=False, right=False): of the elements between sorted boundaries."""
+    given = bind(context, node, "self boundaries out_int32=False right=False")
+    x, boundaries = promoted(given.self, given.boundaries)
+    if x.rank > 4:
+        raise NotConverted.at(node, "takes a rank up to 4", "reshape it first")
+    below = mb.less_equal if python(given.right, node, "right") else mb.less
+    column = mb.expand_dims(x=x, axes=[x.rank]) if x.rank else x
+    counted = mb.reduce_sum(x=cast(below(x=boundaries, y=column), types.int32), axes=[-1])
+    add(context, node, named(counted, node))
+
+
+def _number(value: float, x: Var) -> Var:
+    return cast(tensor(value), x.dtype) if types.is_float(x.dtype) else tensor(np.int32(value))

@@ -1,0 +1,83 @@
+"""`nn.TransformerEncoderLayer` as one op: what torch runs, and traces, in eval mode without gradients.
+
+Its mask is a bool, True (any number but 0) where attention must not look: 0 for queries × keys, 1 for the keys of each
+sample, 2 for sample × head × query × key. A query that may look nowhere gets zeros from torch, and here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, dims, named, python, vector
+
+PATCH = Patch(title="the fast path of `nn.TransformerEncoderLayer` is not implemented", upstream=("none known",))
+
+_SIGNATURE = ("src embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias use_gelu norm_first eps norm_weight_1 "
+              "norm_bias_1 norm_weight_2 norm_bias_2 ffn_weight_1 ffn_bias_1 ffn_weight_2 ffn_bias_2 mask=None "
+              "mask_type=None")
+
+
+@PATCH.op("_transformer_encoder_layer_fwd")
+def encoder_layer(context: Any, node: Any) -> None:
+    """Attention and feed-forward, each with a residual; the norms before (norm_first) or after them."""
+    given = bind(context, node, _SIGNATURE)
+    x, eps = given.src, np.float32(python(given.eps, node, "eps"))
+    if x.rank != 3:
+        raise NotConverted.at(node, f"takes samples × positions × features, and got rank {x.rank}")
+
+    def norm(value: Var, which: int) -> Var:
+        return mb.layer_norm(x=value, axes=[-1], gamma=getattr(given, f"norm_weight_{which}").val,
+                             beta=getattr(given, f"norm_bias_{which}").val, epsilon=eps)
+
+    def feed_forward(value: Var) -> Var:
+        inner = mb.linear(x=value, weight=given.ffn_weight_1, bias=given.ffn_bias_1)
+        inner = mb.gelu(x=inner, mode="EXACT") if python(given.use_gelu, node, "use_gelu") else mb.relu(x=inner)
+        return mb.linear(x=inner, weight=given.ffn_weight_2, bias=given.ffn_bias_2)
+
+    if python(given.norm_first, node, "norm_first"):
+        x = mb.add(x=x, y=_attention(node, given, norm(x, 1)))
+        x = mb.add(x=x, y=feed_forward(norm(x, 2)))
+    else:
+        x = norm(mb.add(x=x, y=_attention(node, given, x)), 1)
+        x = norm(mb.add(x=x, y=feed_forward(x)), 2)
+    add(context, node, named(x, node))
+
+
+def _attention(node: Any, given: Any, x: Var) -> Var:
+    samples, positions, _ = dims(x)
+    heads, width = int(python(given.num_heads, node, "num_heads")), int(python(given.embed_dim, node, "embed_dim"))
+    together = mb.linear(x=x, weight=given.qkv_weight, bias=given.qkv_bias)
+    split = [mb.transpose(x=mb.reshape(x=part, shape=vector([samples, positions, heads, width // heads])),
+                          perm=[0, 2, 1, 3]) for part in mb.split(x=together, num_splits=3, axis=-1)]
+    query, key, value = split
+    scores = mb.matmul(x=mb.mul(x=query, y=np.float32((width // heads) ** -0.5)), y=key, transpose_y=True)
+    weights = _softmax(scores, _hidden(node, given))
+    seen = mb.transpose(x=mb.matmul(x=weights, y=value), perm=[0, 2, 1, 3])
+    return mb.linear(x=mb.reshape(x=seen, shape=vector([samples, positions, width])), weight=given.proj_weight,
+                     bias=given.proj_bias)
+
+
+def _hidden(node: Any, given: Any) -> Var | None:
+    """The mask as 1 where attention must not look, of a rank that broadcasts with the scores."""
+    if given.mask is None:
+        return None
+    mask = cast(cast(given.mask, types.bool), types.fp32)
+    kind = python(given.mask_type, node, "mask_type")
+    if kind not in (0, 1, 2):
+        raise NotConverted.at(node, f"mask_type is {kind!r}, expected 0, 1 or 2")
+    return mask if kind == 2 else mb.expand_dims(x=mask, axes=[0, 1] if kind == 0 else [1, 2])
+
+
+def _softmax(scores: Var, hidden: Var | None) -> Var:
+    """Finite throughout: -30000 hides as well as -inf does, and the product clears a row that is hidden as a whole."""
+    if hidden is None:
+        return mb.softmax(x=scores, axis=-1)
+    shown = mb.sub(x=np.float32(1), y=hidden)
+    weights = mb.softmax(x=mb.add(x=scores, y=mb.mul(x=hidden, y=np.float32(-3e4))), axis=-1)
+    return mb.mul(x=weights, y=shown)

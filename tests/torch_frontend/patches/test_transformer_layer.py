@@ -1,0 +1,32 @@
+"""The fast path of `nn.TransformerEncoderLayer`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ..checks import captured, check
+
+X = torch.randn(2, 5, 8)
+CAUSAL = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+PADDED = torch.tensor([[False, False, False, True, True], [True, False, False, False, False]])
+
+
+@pytest.mark.parametrize("masks", [{}, {"src_mask": CAUSAL}, {"src_key_padding_mask": PADDED},
+                                   {"src_mask": CAUSAL, "src_key_padding_mask": PADDED[:1].expand(2, 5)}],
+                         ids=["none", "causal", "padding", "both"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layer(masks: dict[str, torch.Tensor], norm_first: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first,
+                                             activation="gelu" if norm_first else "relu")
+    layer.eval().requires_grad_(False)
+    with torch.no_grad():
+        kinds = {node.kind() for node in captured(lambda x: layer(x, **masks), [X], "trace").inlined_graph.nodes()}
+        assert "aten::_transformer_encoder_layer_fwd" in kinds
+        check(lambda x: layer(x, **masks), X)
+
+
+def test_flexible_positions() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+    with torch.no_grad():
+        check(lambda x: layer(x), X, flexible=[0, 1], at=[(torch.randn(3, 9, 8),)])
