@@ -1,0 +1,88 @@
+"""`mean`, `sum` with a dtype, `all`, `any` of floats.
+
+The host reduces in the operand's dtype and forgets the one asked for: the mean of ints is cut to an int, and
+`x.sum(dtype=...)` in a trace takes the dtype's number for an axis. `all` and `any` of floats go through ints, where
+0.25 is 0. Here numbers are cast before they are reduced, and `all` and `any` are the minimum and maximum of x != 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.frontend.torch.utils import NUM_TO_DTYPE_STRING
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, python, tensor
+from ..probing import wrong
+
+PATCH = Patch(title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
+              upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    x = torch.tensor([[0.25, 2.0]])
+    return wrong(lambda x: x.all(1).float(), x) or wrong(lambda x: x.int().mean(1, dtype=torch.float32), x)
+
+
+@PATCH.op("mean", "mean.dim", "sum", "sum.dim_intlist")
+def reduce_numbers(context: Any, node: Any) -> None:
+    """mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
+    given = _bound(context, node, "dtype=None")
+    x = tensor(given.self)
+    if types.is_complex(x.dtype):
+        ops.mean(context, node)
+        return
+    dtype = _dtype(python(given.dtype, node, "dtype"), node)
+    if dtype is None:
+        dtype = x.dtype if types.is_float(x.dtype) else types.int32
+    reduce = mb.reduce_mean if node.kind.startswith("mean") else mb.reduce_sum
+    add(context, node, _reduced(reduce, cast(x, dtype), given, node, node.name))
+
+
+@PATCH.op("all", "all.dim", "all.dims", "any", "any.dim", "any.dims")
+def reduce_truth(context: Any, node: Any) -> None:
+    """all and any (self), or (self, dim, keepdim=False)."""
+    given = _bound(context, node, "")
+    x = tensor(given.self)
+    if x.dtype != types.bool:
+        x = mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0))
+    reduce = mb.reduce_min if node.kind.startswith("all") else mb.reduce_max
+    found = _reduced(reduce, cast(x, types.fp32), given, node, f"{node.name}_number")
+    add(context, node, mb.cast(x=found, dtype="bool", name=node.name))
+
+
+def _bound(context: Any, node: Any, more: str) -> Any:
+    """The arguments; a reduction over everything has no `dim`, by the overload's name or in a trace by their number."""
+    whole = "." not in node.kind and len(node.inputs) <= (2 if more else 1) and "dim" not in (node.kwinputs or {})
+    given = bind(context, node, f"self {'' if whole else 'dim=None keepdim=False'} {more}")
+    if whole:
+        given.dim, given.keepdim = None, False
+    return given
+
+
+def _reduced(reduce: Any, x: Var, given: Any, node: Any, name: str) -> Var:
+    axes = python(given.dim, node, "dim")
+    axes = None if axes is None or np.size(axes) == 0 else np.atleast_1d(axes).astype(np.int32)
+    if x.rank == 0:
+        return mb.identity(x=x, name=name)
+    return reduce(x=x, axes=axes, keep_dims=bool(python(given.keepdim, node, "keepdim")), name=name)
+
+
+def _dtype(given: Any, node: Any) -> Any:
+    """The MIL type of a torch.dtype or its number; None for None."""
+    if given is None:
+        return None
+    name = NUM_TO_DTYPE_STRING.get(given) if isinstance(given, int) else str(given).removeprefix("torch.")
+    named = {"int64": "int32", "int16": "int32", "float32": "fp32", "float64": "fp32", "float16": "fp16"}
+    name = named.get(str(name), str(name))
+    if name not in ("int32", "fp32", "fp16", "bool"):
+        raise NotConverted.at(node, f"the dtype {given} is not one of a reduction's", "use a float dtype or int32")
+    return types.string_to_builtin(name)
