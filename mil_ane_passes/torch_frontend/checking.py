@@ -20,7 +20,7 @@ from coremltools.converters.mil.mil import Program
 from ..core.errors import InputError
 from ..proof.compare import OutputDifference
 from ..proof.execute import Plan, fresh_state, plans
-from ..proof.outside import FULL, default_tolerance, within
+from ..proof.outside import default_tolerance, within
 from .errors import NotEqual
 from .images import Preprocessing
 from .parts import Part, first_part_apart
@@ -81,6 +81,7 @@ class _Check:
         self._after = None if classifier else Compiled(mlmodel._mil_program)
         self._program: Program = mlmodel._mil_program
         self._module = Module(model, self._before)
+        self._tolerance = max(self._module.tolerance, default_tolerance(self._program))
 
     def all_sizes(self) -> None:
         """Compare at the default size, each enumerated one and both ends of each range; raises NotEqual."""
@@ -99,11 +100,11 @@ class _Check:
                 raise
             _log.warning("not checked at %s, which the torch model does not take: %s", _at(plan), error)
             return
-        if found := _apart(expected, self._before, feeds, plan, FULL):
+        if found := _apart(expected, self._before, feeds, plan, self._module.tolerance):
             raise self._located(first_part_apart(self._module, self._before, feeds, plan.state), found[0], plan)
         if self._after is None:
             return
-        if found := _apart(expected, self._after, plan.feeds, plan, default_tolerance(self._program)):
+        if found := _apart(expected, self._after, plan.feeds, plan, self._tolerance):
             raise NotEqual(f"the torch frontend is right, and a pass after it is not: {found[0]}; at {_at(plan)}; "
                            "try compute_precision=coremltools.precision.FLOAT32, or fewer passes", self._mlmodel)
 

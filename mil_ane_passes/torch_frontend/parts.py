@@ -50,7 +50,7 @@ def first_part_apart(module: Module, compiled: Compiled, feeds: Mapping[str, Arr
     values = _script_values if isinstance(module.model, torch.jit.ScriptModule) else _exported_values
     found: list[Part] = []
 
-    def run(given: Any, arguments: Mapping[str, Any]) -> Any:
+    def run(given: Any, arguments: Sequence[Any]) -> Any:
         returned, parts = values(module.model, given, arguments)
         found.extend(parts)
         return returned
@@ -60,22 +60,22 @@ def first_part_apart(module: Module, compiled: Compiled, feeds: Mapping[str, Arr
         mine = compiled.watched(feeds, {name: value.copy() for name, value in state.items()})
     except InputError:
         return None
-    return first_among(found, mine)
+    return first_among(found, mine, module.tolerance)
 
 
-def first_among(parts: Sequence[Part], mine: Mapping[str, Array]) -> Part | None:
+def first_among(parts: Sequence[Part], mine: Mapping[str, Array], tolerance: float = FULL) -> Part | None:
     """The first of torch's values that are others in `mine`, by name; one that differs by more than its shape first."""
-    return _first(parts, mine, alike=True) or _first(parts, mine, alike=False)
+    return _first(parts, mine, tolerance, alike=True) or _first(parts, mine, tolerance, alike=False)
 
 
-def _first(parts: Sequence[Part], mine: Mapping[str, Array], alike: bool) -> Part | None:
+def _first(parts: Sequence[Part], mine: Mapping[str, Array], tolerance: float, alike: bool) -> Part | None:
     """The first part that differs, unless all that reads it agrees; `alike` lets the frontend broadcast it early."""
     known: dict[str, bool] = {}
     for part in parts:
         if part.name in mine:
             other = mine[part.name]
             value = _broadcast(part.value, other.shape) if alike else part.value
-            part.difference = within(part.name, value, other, FULL)
+            part.difference = within(part.name, value, other, tolerance)
             known[part.name] = part.difference.passed
     return next((part for part in parts if not known.get(part.name, True) and not (
         part.readers and all(known.get(reader, False) for reader in part.readers))), None)
@@ -88,7 +88,7 @@ def _broadcast(value: Array, shape: tuple[int, ...]) -> Array:
         return value
 
 
-def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Part]]:
+def _script_values(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[Part]]:
     """Run a TorchScript module with the graph that coremltools reads, each value copied where it is computed: later
     ops may write into it."""
     import torch
@@ -108,7 +108,7 @@ def _script_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tupl
                 graph.registerOutput(_copied(graph, node, value))
     if own + len(parts) > 1:
         graph.makeMultiOutputIntoTuple()
-    returned = torch._C._create_function_from_graph("forward", graph)(model._c, *arguments.values())
+    returned = torch._C._create_function_from_graph("forward", graph)(model._c, *arguments)
     returned = returned if own + len(parts) > 1 else (returned,)
     for part, tensor in zip(parts, returned[own:], strict=True):
         part.value = tensor.detach().cpu().numpy()
@@ -169,7 +169,7 @@ def _is_among(steps: Sequence[str], path: Sequence[str]) -> bool:
     return bool(steps) and steps[-1] == path[-1] and all(step in rest for step in steps)
 
 
-def _exported_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tuple[Any, Iterator[Part]]:
+def _exported_values(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[Part]]:
     """Run an ExportedProgram node by node, with the buffers as they are in its module `given`."""
     import torch
 
@@ -183,7 +183,7 @@ def _exported_values(model: Any, given: Any, arguments: Mapping[str, Any]) -> tu
 
     watching = type("Watching", (torch.fx.Interpreter,), {"run_node": run_node})
     held = {**dict(model.constants), **dict(model.state_dict), **dict(given.named_buffers())}
-    fed = iter(arguments.values())
+    fed = iter(arguments)
     kinds = torch.export.graph_signature.InputKind
     placed = [next(fed) if spec.kind == kinds.USER_INPUT else held[spec.target]
               for spec in model.graph_signature.input_specs]

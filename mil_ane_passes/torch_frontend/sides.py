@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from coremltools.converters.mil.mil import Program, types
 
 from ..proof.callables import Caller
 from ..proof.compare import as_arrays
+from ..proof.outside import FULL, REDUCED
 from ..runtime import Runtime
 
 __all__ = ["Compiled", "Module"]
 
 Array = np.ndarray[Any, Any]
+
+_HALF = ("torch.float16", "torch.bfloat16")
 
 
 class Compiled:
@@ -57,6 +61,9 @@ class Module:
         self._compiled = compiled
         self.states = self._caller.states(compiled.states)
         "Those of the program's states that the module has as buffers."
+        owned = itertools.chain(model.parameters(), model.buffers())
+        self.tolerance = REDUCED if any(str(each.dtype) in _HALF for each in owned) else FULL
+        "How far a program in fp32 may be off, as a share of the largest value."
 
     def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, and what is left in the states as `state NAME`."""
@@ -75,15 +82,29 @@ class Module:
 def _caller(model: Any, compiled: Compiled, run: Callable[..., Any] | None) -> Caller:
     import torch
 
-    by_place = isinstance(model, torch.jit.ScriptModule)
+    script = isinstance(model, torch.jit.ScriptModule)
 
     class ByPlace(Caller):
         """TorchScript's inputs go by place: the program's may be named as its parameters in another order."""
 
         def _named_inputs(self) -> set[str]:
-            return set() if by_place else super()._named_inputs()
+            return set() if script else super()._named_inputs()
 
         def _called(self, arguments: Mapping[str, Any]) -> Any:
-            return super()._called(arguments) if run is None else run(self._given, arguments)
+            placed = _packed(model, arguments.values()) if script else list(arguments.values())
+            if run is not None:
+                return run(self._given, placed)
+            return self._given(*placed) if script else super()._called(arguments)
 
     return ByPlace(model, compiled.inputs, compiled.outputs)
+
+
+def _packed(model: Any, tensors: Iterable[Any]) -> list[Any]:
+    """The tensors in the tuples that a TorchScript module takes them in; coremltools makes an input of each."""
+    rest = iter(tensors)
+
+    def taken(kind: Any) -> Any:
+        return tuple(map(taken, kind.elements())) if kind.kind() == "TupleType" else next(rest)
+
+    placed = [taken(value.type()) for value in list(model.forward.graph.inputs())[1:]]
+    return [*placed, *rest]

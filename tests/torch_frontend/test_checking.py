@@ -232,6 +232,30 @@ def test_several_inputs_and_outputs_go_by_place():
             outputs=[ct.TensorType(name="b"), ct.TensorType(name="a")])
 
 
+def test_inputs_in_tuples_are_packed_again():
+    class Pairs(torch.nn.Module):
+        def forward(self, x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return x - pair[0] * pair[1]
+
+    traced = torch.jit.trace(Pairs().eval(), (X, (X + 1, X + 2)), check_trace=False)
+    one, *two = input_types([X, X, X])
+    ane.convert(traced, inputs=[one, tuple(two)], minimum_deployment_target=ct.target.iOS16, check=True)
+
+
+def test_keywords_of_an_export_are_given_by_name():
+    class Keyword(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
+            return x - y
+
+    exported = torch.export.export(Keyword().eval(), (X,), {"y": X + 1}).run_decompositions({})
+    ane.convert(exported, minimum_deployment_target=ct.target.iOS16, check=True)
+
+
+def test_a_model_in_half_precision_may_be_off_by_that():
+    torch.manual_seed(0)
+    checked(torch.nn.Linear(4, 4).half().eval(), X.half())
+
+
 def test_ids_are_drawn_within_their_table():
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(3, 4).eval()
