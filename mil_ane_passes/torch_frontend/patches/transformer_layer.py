@@ -1,7 +1,7 @@
 """`nn.TransformerEncoderLayer` as one op: what torch runs, and traces, in eval mode without gradients.
 
 Its mask is a bool, True (any number but 0) where attention must not look: 0 for queries × keys, 1 for the keys of each
-sample, 2 for sample × head × query × key. A query that may look nowhere gets zeros from torch, and here.
+sample, 2 for sample × head × query × key. A query that may look nowhere gets NaN from torch, zeros here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""The second names that torch has for an op: `torch.multiply` is `torch.mul`, `alias` is nothing at all.
+
+TorchScript replaces most of them itself, torch.export none. Each is lowered by whatever lowers the op it stands for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind
+
+PATCH = Patch(title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
+              upstream=("none known",))
+
+_MEANT = {
+    "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "cat", "divide": "div", "fix": "trunc", "ger": "outer",
+    "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg",
+    "not_equal": "ne", "subtract": "sub", "swapaxes": "transpose", "swapdims": "transpose", "unsafe_chunk": "chunk",
+    "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes", "special_erf": "erf", "special_erfc":
+    "erfc", "special_exp2": "exp2", "special_expit": "sigmoid", "special_expm1": "expm1", "special_log1p": "log1p",
+    "special_log_softmax": "log_softmax", "special_logit": "logit", "special_logsumexp": "logsumexp", "special_round":
+    "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy", "linalg_cross": "cross",
+    "linalg_diagonal": "diagonal", "linalg_matmul": "matmul", "moveaxis": "movedim", "row_stack": "vstack",
+    "reshape_as": "view_as",
+}
+_MODES = {"divide.tensor_mode": "div", "divide.scalar_mode": "div", "multiply.scalar": "mul"}
+
+
+def delegate(context: Any, node: Any) -> None:
+    """Lower the node as the op it stands for."""
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
+
+    kind = unify_inplace_and_functional(sanitize_op_kind(node.kind))
+    meant = {**_MEANT, **_MODES}[kind]
+    lowering = _TORCH_OPS_REGISTRY.get_func(meant)
+    if lowering is None:
+        raise NotConverted.at(node, f"'{meant}' is not implemented")
+    lowering(context, node)
+
+
+for _kind in (*_MEANT, *_MODES):
+    PATCH.op(_kind)(delegate)
+
+
+@PATCH.op("alias", "positive")
+def same(context: Any, node: Any) -> None:
+    """alias(self): the tensor itself, under a name of its own."""
+    add(context, node, mb.identity(x=bind(context, node, "self").self, name=node.name))

@@ -1,0 +1,35 @@
+"""Ops that the host does not know and torch itself defines by others: `lerp`, `logaddexp`, `kron`, `take`, ...
+
+Each is replaced by torch's own definition, see `..decomposing`.
+"""
+
+from __future__ import annotations
+
+from ..contract import Patch
+from ..decomposing import decomposed
+
+PATCH = Patch(title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`, ...",
+              upstream=("none known",))
+
+PATCH.op(
+    # one or two tensors, element by element
+    "lerp", "lerp.scalar", "addcmul", "addcdiv", "logaddexp", "logaddexp2", "heaviside", "logit", "xlogy",
+    "isfinite", "isinf", "isneginf", "isposinf", "isclose", "deg2rad", "rad2deg", "sinc", "celu", "log_sigmoid",
+    "log_sigmoid_forward", "hardshrink", "softshrink", "sgn", "float_power",
+    "ldexp", "special_entr", "special_xlog1py", "rsub.scalar",
+    # along dimensions
+    "count_nonzero", "count_nonzero.dim_intlist", "aminmax", "nansum",
+    "gradient", "gradient.scalarint",
+    "pairwise_distance", "renorm", "msort",
+    # products
+    "inner", "vdot", "kron", "tensordot", "addmv", "addr", "linalg_multi_dot", "chain_matmul",
+    "matrix_power", "linalg_matrix_power",
+    # places
+    "movedim", "ravel", "vstack", "dstack", "column_stack", "view_as", "rot90", "flipud", "diag", "diag_embed",
+    "diagflat", "block_diag", "cartesian_prod", "tensor_split", "tensor_split.sections",
+    "tensor_split.indices", "hsplit", "vsplit", "dsplit", "mt", "mh", "adjoint", "channel_shuffle",
+    "take", "take_along_dim", "tril_indices", "triu_indices", "logspace",
+    "lp_pool1d", "lp_pool2d",
+    # losses
+    "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+)(decomposed)

@@ -1,0 +1,48 @@
+"""Ops lowered by torch's own definition, and second names of ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ..checks import FRONTENDS, check
+
+X = torch.rand(2, 4, 4) * 0.8 + 0.1
+Y = torch.rand(2, 4, 4) * 0.8 + 0.1
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_elementwise(frontend: str) -> None:
+    def formulas(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one = torch.lerp(x, y, 0.3) + torch.lerp(x, y, y) + torch.addcmul(x, x, y, value=0.5) + torch.logaddexp(x, y)
+        return one + torch.addcdiv(x, x, y, value=2.0) + torch.logit(x, eps=0.2) + torch.sinc(x) + torch.xlogy(x, y)
+
+    check(formulas, X, Y, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_places(frontend: str) -> None:
+    def moved(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one = torch.movedim(x, 1, 2) + torch.rot90(x, 1, (1, 2)) + torch.take_along_dim(x, (y * 4).long(), 1)
+        return one + torch.tensor_split(y, 2, 0)[0] + torch.kron(x[0, :2, :2], y[0, :2, :2])
+
+    check(moved, X, Y, frontend=frontend)
+
+
+def test_flexible_size() -> None:
+    check(lambda x: torch.lerp(x, x * 2, 0.3) + torch.logaddexp(x, x), torch.rand(4, 3), flexible=[0],
+          at=[(torch.rand(2, 3),), (torch.rand(64, 3),)])
+
+
+def test_a_graph_that_hangs_on_a_flexible_size_is_refused() -> None:
+    with pytest.raises(Exception, match="depends on a flexible size"):
+        check(lambda x: torch.diag_embed(x), torch.rand(4, 3), flexible=[0, 1])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_second_names(frontend: str) -> None:
+    def aliases(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one = torch.multiply(x, y) + torch.subtract(x, 0.5) + torch.arctan(x) + torch.greater(x, y).int()
+        return one + torch.divide(x, y) + torch.swapaxes(torch.concatenate([x, y], 1)[:, :4], 1, 2)
+
+    check(aliases, X, Y, frontend=frontend)
