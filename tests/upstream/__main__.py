@@ -110,7 +110,7 @@ def versions() -> dict[str, str]:
 
 def run(suite: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     """The results of all shards, `arguments.jobs` of them at a time, and whether one of them broke."""
-    shards = arguments.jobs * (_SHARDS if arguments.one_in == 1 else 1)
+    shards = arguments.jobs * (_SHARDS if arguments.one_in == 1 and suite != "stateful" else 1)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         files = [Path(folder) / f"{index}.jsonl" for index in range(shards)]
         commands = [_command(suite, f"{index}/{shards}", file, arguments) for index, file in enumerate(files)]
