@@ -1,0 +1,89 @@
+"""`chunk` and `split` along an axis of flexible size, as slices.
+
+The host divides the symbol, or hands MIL's split a size that it computes. A chunk holds ceil(size / chunks) elements,
+the last what is left; a slice with its ends computed from the size says the same. How many pieces `split` gives is
+what the trace unpacks. Known sizes stay with the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import axis_of, bind, dims, python, tensor, vector
+from ..probing import wrong
+
+PATCH = Patch(title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: x.chunk(2)[1], torch.arange(4.0), flexible=(0,))
+
+
+@PATCH.op("constantchunk")
+def constantchunk(context: Any, node: Any) -> None:
+    """ConstantChunk[chunks, dim](self): as many outputs."""
+    x = context[node.inputs[0]]
+    axis = axis_of(node.attr["dim"], x.rank)
+    if _known(x, axis):
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+        return
+    size = dims(x)[axis]
+    step = mb.floor_div(x=mb.add(x=size, y=node.attr["chunks"] - 1), y=node.attr["chunks"])
+    for place, name in enumerate(node.outputs):
+        end = None if place == len(node.outputs) - 1 else mb.mul(x=step, y=place + 1)
+        context.add(_slice(x, axis, 0 if place == 0 else mb.mul(x=step, y=place), end, name), name)
+
+
+@PATCH.op("split", "split_with_sizes")
+def split(context: Any, node: Any) -> None:
+    """split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
+    given = bind(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
+                 else "self split_sizes dim=0")
+    x, sizes = tensor(given.self), given.split_size if hasattr(given, "split_size") else given.split_sizes
+    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    if _known(x, axis) and not isinstance(sizes, list):
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+        return
+    if (isinstance(sizes, Var) and sizes.rank == 0) or isinstance(sizes, int):
+        sizes = [python(sizes, node, "split_size")] * _pieces(node)
+    elif isinstance(sizes, Var):
+        sizes = python(sizes, node, "split_sizes")
+    begin: Any = 0
+    found = []
+    for place, size in enumerate(sizes):
+        size = int(size.val) if isinstance(size, Var) and size.val is not None else size
+        end = begin + size if isinstance(begin, int) and isinstance(size, int) else mb.add(x=begin, y=size)
+        found.append(_slice(x, axis, begin, end, f"{node.name}_{place}"))
+        begin = end
+    context.add(found, node.name)
+
+
+def _slice(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
+    """x[begin:end] along an axis, to its end for None."""
+    others = [place != axis for place in range(x.rank)]
+    begins = [0] * axis + [begin] + [0] * (x.rank - axis - 1)
+    ends = [0] * axis + [0 if end is None else end] + [0] * (x.rank - axis - 1)
+    return mb.slice_by_index(x=x, begin=vector(begins), end=vector(ends), begin_mask=others,
+                             end_mask=[other or end is None for other in others], name=name)
+
+
+def _pieces(node: Any) -> int:
+    """How many pieces the graph unpacks."""
+    for other in getattr(node.parent, "nodes", ()):
+        if other.kind == "listunpack" and node.name in other.inputs:
+            return len(other.outputs)
+    raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "unpack them, or fix the size")
+
+
+def _known(x: Var, axis: int) -> bool:
+    return isinstance(x.shape[axis], int | np.integer)
