@@ -37,13 +37,13 @@ def numtotensor(context: Any, node: Any) -> None:
     add(context, node, x if x.val is None else mb.const(val=_item(x), name=node.name))
 
 
-@PATCH.op("bool", "int", "float", "intimplicit", "floatimplicit", "scalarimplicit", "item")
+@PATCH.op("bool", "int", "float", "sym_float", "sym_int", "intimplicit", "floatimplicit", "scalarimplicit", "item")
 def number(context: Any, node: Any) -> None:
     """Int(a), Float(a), Bool(a), IntImplicit(a), item(a), ...: the one element of `a` as that type."""
     x = tensor(bind(context, node, "a").a)
     if any(size != 1 for size in x.shape):
         raise ValueError("input to cast must be either a scalar or a length 1 tensor")
-    convert, dtype = _NUMBERS.get(node.kind.lower().removesuffix("implicit"), (None, x.dtype))
+    convert, dtype = _NUMBERS.get(node.kind.lower().removesuffix("implicit").removeprefix("sym_"), (None, x.dtype))
     if x.val is not None:
         value = _item(x)
         add(context, node, mb.const(val=value if convert is None else convert(value), name=node.name))
