@@ -102,7 +102,7 @@ def _as(value: Any, kind: str) -> Any:
         if value.val is None or value.rank > 0:
             return NotImplemented
         value = value.val.item() if isinstance(value.val, np.generic | np.ndarray) else value.val
-    number = int | float
+    number: Any = int | float
     accepted = {"int": int, "float": number, "bool": bool, "str": str, "number": number, "Scalar": number}
     if kind in ("Device", "Layout", "MemoryFormat"):
         return None
