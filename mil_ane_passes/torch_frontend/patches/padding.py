@@ -1,0 +1,109 @@
+"""`pad`: circular, with negative widths (which crop), of integers and of bools.
+
+MIL pads floats with a constant, by reflection and by repetition of the edge, with widths of 0 and more. A negative
+width is a slice; circular padding is a concat of the far end, the tensor and the near end, of what negative widths
+leave, one axis after the other; integers and bools get blocks of the constant by concat. Everything else stays the
+host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..creation import filled
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, dims, is_known, python
+from ..probing import wrong
+
+PATCH = Patch(
+    title="`pad` knows no circular mode, no negative widths, no integers and no bools",
+    upstream=("none known",),
+)
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: torch.nn.functional.pad(x, (-1, 2)), torch.arange(4.)) \
+        or wrong(lambda x: torch.nn.functional.pad(x, (1, 2), mode="circular"), torch.arange(8.).reshape(1, 2, 4))
+
+
+@PATCH.op("pad", "constant_pad_nd")
+def pad(context: Any, node: Any) -> None:
+    """pad(self, pad, mode="constant", value=0), constant_pad_nd(self, pad, value=0)."""
+    constant = node.kind.startswith("constant")
+    given = bind(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
+    mode = "constant" if constant else python(given.mode, node, "mode")
+    x = given.self
+    if not is_known(given.pad):
+        _by_host(context, node)
+        return
+    flat = [int(width) for width in np.ravel(python(given.pad, node, "pad"))]
+    widths = [(0, 0)] * (x.rank - len(flat) // 2) + list(zip(flat[-2::-2], flat[-1::-2], strict=True))
+    if mode == "circular":
+        x = _cropped(x, widths)
+        for axis, (before, after) in enumerate(widths):
+            x = _circular(x, axis, before, after, node)
+    elif min(flat, default=0) >= 0 and types.is_float(x.dtype):
+        _by_host(context, node)
+        return
+    elif mode == "constant":
+        x = _constant(_cropped(x, widths), widths, python(given.value, node, "value") or 0)
+    else:
+        raise NotConverted.at(node, f"pads a {types.builtin_to_string(x.dtype)} with widths {flat} in mode '{mode}'",
+                              "slice first, then pad")
+    add(context, node, mb.identity(x=x, name=node.name))
+
+
+def _by_host(context: Any, node: Any) -> None:
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    _TORCH_OPS_REGISTRY.name_to_func_mapping["pad"](context, node)
+
+
+def _slice(x: Var, axis: int, begin: int, end: int) -> Var:
+    """`x[begin:end]` along the axis; an end of 0 is the end of the axis."""
+    begins, ends, rest = [0] * x.rank, [0] * x.rank, [True] * x.rank
+    begins[axis], ends[axis], rest[axis] = begin, end, end == 0
+    return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[each == 0 for each in begins], end_mask=rest)
+
+
+def _circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
+    """The last `before` in front, the first `after` behind."""
+    size = x.shape[axis]
+    if isinstance(size, int | np.integer) and max(before, after) > size:
+        raise NotConverted.at(node, f"wraps {max(before, after)} around an axis of {size}")
+    parts = [_slice(x, axis, -before, 0)] if before > 0 else []
+    parts += [x, _slice(x, axis, 0, after)] if after > 0 else [x]
+    return mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
+
+
+def _cropped(x: Var, widths: Sequence[tuple[int, int]]) -> Var:
+    """`x` without what negative widths take away."""
+    for axis, (before, after) in enumerate(widths):
+        if min(before, after) < 0:
+            x = _slice(x, axis, max(-before, 0), min(after, 0))
+    return x
+
+
+def _constant(x: Var, widths: Sequence[tuple[int, int]], value: Any) -> Var:
+    """`x` padded with the value where a width is positive, in the dtype of `x`."""
+    flat = [max(width, 0) for pair in widths for width in pair]
+    if not any(flat):
+        return x
+    if x.dtype == types.bool:
+        return cast(_constant(cast(x, types.int32), widths, bool(value)), types.bool)
+    if types.is_float(x.dtype):
+        return mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(value))
+    for axis, pair in enumerate(widths):
+        before, after = ([filled([*dims(x)[:axis], width, *dims(x)[axis + 1:]], value, x.dtype)] if width > 0 else []
+                         for width in pair)
+        x = mb.concat(values=[*before, x, *after], axis=axis) if before or after else x
+    return x

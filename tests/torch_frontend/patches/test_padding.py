@@ -1,0 +1,56 @@
+"""pad in every mode, with negative widths, of bools."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn.functional import pad  # noqa: E402
+
+from mil_ane_passes import torch_frontend  # noqa: E402
+from tests.torch_frontend.checks import check, convert  # noqa: E402
+
+X = torch.arange(30.0).reshape(2, 3, 5)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("widths", [(2, 1), (0, 5), (-1, 2)])
+def test_circular(frontend, widths):
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return pad(x, widths, mode="circular")
+
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        return pad(x, [2, 1], mode="circular")
+
+    check(scripted if frontend == "script" else model, X, frontend=frontend)
+
+
+def test_circular_of_two_axes_and_of_a_flexible_one():
+    check(lambda x: pad(x, (1, 2, 0, 1), mode="circular"), X.reshape(2, 1, 3, 5), flexible=(2,),
+          at=[(torch.rand(2, 1, 6, 5),)])
+
+
+def test_a_convolution_with_circular_padding():
+    torch.manual_seed(0)
+    check(torch.nn.Conv1d(3, 4, 3, padding=2, padding_mode="circular"), X, rtol=1e-3)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("widths", [(-1, 2), (1, -2, -1, 1), (-1, -1), (0, 0, 0, 0, -1, 1)])
+def test_negative_widths_crop(frontend, widths):
+    check(lambda x: pad(x, widths, value=2.5), X, frontend=frontend)
+
+
+def test_bools_and_integers():
+    check(lambda x: (pad(x > 7, (1, 0), value=True).int(), pad(x.int(), (-1, 1, 2, 0), value=3) // 2), X,
+          flexible=(0,), at=[(torch.rand(4, 3, 5),)])
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_what_the_host_does(mode):
+    check(lambda x: pad(x, (2, 1), mode=mode), X)
+
+
+def test_refusals():
+    with pytest.raises(torch_frontend.NotConverted, match=r"widths \[-1, 1\] in mode 'replicate'; slice first"):
+        convert(lambda x: pad(x, (-1, 1), mode="replicate"), (X,))
