@@ -1,0 +1,24 @@
+"""Nested tensors, into which `nn.TransformerEncoder` packs padded inputs on its fast path: refused, with the way out.
+
+The slow path gives the same values for what is not padding. (On the fast path, padding comes out as zeros.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..contract import Patch
+from ..errors import NotConverted
+
+PATCH = Patch(
+    title="nested tensors (`nn.TransformerEncoder` with a padding mask) fail without saying what to do",
+    upstream=("none known",),
+)
+
+
+@PATCH.op("_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "nested_to_padded_tensor")
+def refused(context: Any, node: Any) -> None:
+    """Core ML has only rectangular tensors."""
+    raise NotConverted.at(node, "needs a nested tensor, which Core ML has not",
+                          "trace under torch.backends.mha.set_fastpath_enabled(False), or make the encoder with "
+                          "enable_nested_tensor=False")
