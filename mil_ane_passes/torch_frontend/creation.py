@@ -48,10 +48,16 @@ def mil_type(dtype: Any, node: Any, default: Any) -> Any:
     number = python(dtype, node, "dtype")
     if number is None:
         return default
+    if isinstance(number, str):  # `x.dtype` in a script, which the host writes as its own type's name
+        return _BY_NAME[number]
     if number not in NUM_TO_NUMPY_DTYPE:
         raise NotConverted.at(node, f"Core ML has no dtype for torch's number {number}", "use a real dtype")
     found = np.dtype(NUM_TO_NUMPY_DTYPE[number])
     return types.int32 if found.kind in "iu" else types.numpy_type_to_builtin_type(found.type)
+
+
+_BY_NAME = {kind.__name__: kind for kind in (types.bool, types.fp16, types.fp32)} | dict.fromkeys(
+    (kind.__name__ for kind in (types.int8, types.int16, types.int32, types.uint8)), types.int32)
 
 
 def constant(array: Any, dtype: Any) -> Var:

@@ -37,8 +37,11 @@ def place_of(node: Any) -> str:
         meta = getattr(node, "meta", None) or {}
         kind, module = node.kind, getattr(node, "model_hierarchy", None) or ""
         source = meta.get("source") or meta.get("stack_trace") or ""
-    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in ("", "UNKNOWN_INSTANCE"))
+    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in _NO_NAMES)
     return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := source_line(source)) else "")
+
+
+_NO_NAMES = ("", "UNKNOWN_INSTANCE")
 
 
 def source_line(source: str) -> str:

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from .lowering import broadcast_to, cast, dims, vector
-from .windows import assign_at, wrapped
+from .windows import assign_at, cut, wrapped
 
 __all__ = ["put"]
 
@@ -178,19 +178,12 @@ def _join_known(x: Var, axis: int, places: Any, values: Var) -> Var:
     parts, done = [], 0
     for place in sorted(last):
         if place > done:
-            parts.append(_cut(x, axis, done, place))
-        parts.append(_cut(values, axis, last[place], last[place] + 1))
+            parts.append(cut(x, axis, done, place))
+        parts.append(cut(values, axis, last[place], last[place] + 1))
         done = place + 1
     if done < int(x.shape[axis]):
-        parts.append(_cut(x, axis, done, int(x.shape[axis])))
+        parts.append(cut(x, axis, done, int(x.shape[axis])))
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
-
-
-def _cut(x: Var, axis: int, start: int, end: int) -> Var:
-    others = [place != axis for place in range(x.rank)]
-    begins, ends = [0] * x.rank, [0] * x.rank
-    begins[axis], ends[axis] = start, end
-    return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=others, end_mask=others)
 
 
 def _scatter(x: Var, axes: list[int], positions: list[Var], values: Var, accumulate: bool) -> Var:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
@@ -16,7 +16,7 @@ from .errors import NotConverted
 __all__ = ["add", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named", "numbers_up_to", "promoted",
            "python", "result_type", "static", "tensor", "vector"]
 
-Size = int | Var
+Size: TypeAlias = int | Var
 """A size: an int where it is known, else a rank 0 int32 Var."""
 
 _ORDER = (types.bool, types.uint8, types.int8, types.int16, types.int32, types.fp16, types.fp32)
@@ -72,9 +72,15 @@ def add(context: Any, node: Any, value: Var) -> None:
     context.add(value, node.name)
 
 
-def named(var: Var, node: Any) -> Var:
-    """The Var itself when an op made it (renamed to the node), else an identity of that name."""
-    return mb.identity(x=var, name=node.name)
+def named(var: Var, node: Any, *given: Any) -> Var:
+    """`var` under the node's name: renamed where it is new, that is, where it is none of the arguments `given`.
+
+    Without `given` nobody knows, and it is an identity of that name.
+    """
+    if not given or var.op is None or any(var is one for one in given):
+        return mb.identity(x=var, name=node.name)
+    var.name = var.op.name = node.name
+    return var
 
 
 def axis_of(dim: int, rank: int) -> int:

@@ -7,6 +7,7 @@ A window whose place and size are known is joined from slices (`concat`). One wh
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from coremltools.converters.mil.mil.block import is_current_opset_version_compat
 
 from .lowering import cast, dims, numbers_up_to, tensor, vector
 
-__all__ = ["assign_at", "assign_slice", "lowest", "wrapped"]
+__all__ = ["assign_at", "assign_slice", "cut", "lowest", "wrapped"]
 
 _OPEN = 2**31 - 1
 """torch's "to the end": anything from here on."""
@@ -122,22 +123,22 @@ def _assign_known(x: Var, update: Var, axis: int, start: int, end: int, step: in
 
 def _joined(x: Var, update: Var, axis: int, start: int, end: int | None) -> Var:
     """x[:start], update, x[end:] side by side."""
-    parts = [] if start == 0 else [_slice(x, axis, None, start)]
+    parts = [] if start == 0 else [cut(x, axis, None, start)]
     parts.append(update)
     if end is not None:
-        parts.append(_slice(x, axis, end, None))
+        parts.append(cut(x, axis, end, None))
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else update
 
 
 def _woven(x: Var, update: Var, axis: int, start: int, step: int, count: int, size: int) -> Var:
     """Every step-th element replaced: blocks of `step` whose first column is new, and the last block's first."""
     last = start + (count - 1) * step
-    blocks = _slice(x, axis, start, last)
+    blocks = cut(x, axis, start, last)
     split = [*blocks.shape[:axis], count - 1, step, *blocks.shape[axis + 1:]]
-    rest = _slice(mb.reshape(x=blocks, shape=split), axis + 1, 1, None)
-    head = mb.expand_dims(x=_slice(update, axis, 0, count - 1), axes=[axis + 1])
+    rest = cut(mb.reshape(x=blocks, shape=split), axis + 1, 1, None)
+    head = mb.expand_dims(x=cut(update, axis, 0, count - 1), axes=[axis + 1])
     woven = mb.reshape(x=mb.concat(values=[head, rest], axis=axis + 1), shape=list(blocks.shape))
-    tail = _slice(update, axis, count - 1, None)
+    tail = cut(update, axis, count - 1, None)
     return _joined(x, mb.concat(values=[woven, tail], axis=axis), axis, start, last + 1 if last + 1 < size else None)
 
 
@@ -166,7 +167,8 @@ def _slice_update(x: Var, update: Var, axis: int, start: Any, end: Any, step: in
                            begin_mask=others, end_mask=others)
 
 
-def _slice(x: Var, axis: int, start: int | None, end: int | None) -> Var:
+def cut(x: Var, axis: int, start: int | None, end: int | None) -> Var:
+    """`x[..., start:end, ...]` along `axis`."""
     others = [place != axis for place in range(x.rank)]
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[axis], ends[axis] = start or 0, end or 0
@@ -184,7 +186,10 @@ def _next(place: Any) -> Any:
 
 def _arithmetic(op: Any, x: Any, y: Any) -> Any:
     if isinstance(x, int) and isinstance(y, int):
-        return {"add": x + y, "sub": x - y, "mul": x * y}[op.__name__]
+        return _INTS[op](x, y)
     return op(x=tensor(x), y=tensor(y))
+
+
+_INTS = {mb.add: operator.add, mb.sub: operator.sub, mb.mul: operator.mul}
 
 

@@ -51,7 +51,7 @@ def index_put(context: Any, node: Any) -> None:
         raise NotConverted.at(node, "accumulates into bools", "use logical_or")
     else:
         new = put(x, indices, values, accumulate)
-    add(context, node, named(new, node))
+    add(context, node, named(new, node, x, given.values, *indices))
 
 
 @PATCH.op("masked_scatter")
@@ -64,7 +64,7 @@ def masked_scatter(context: Any, node: Any) -> None:
     place = mb.maximum(x=mb.sub(x=mb.cumsum(x=picked, axis=0), y=np.int32(1)), y=np.int32(0))
     values = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=place, axis=0)
     new = mb.select(cond=mask, a=mb.reshape(x=values, shape=vector(dims(x))), b=x)
-    add(context, node, named(new, node))
+    add(context, node, named(new, node, x))
 
 
 def _indices(given: Any, node: Any) -> list[Var | None]:

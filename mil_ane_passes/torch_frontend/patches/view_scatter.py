@@ -41,7 +41,7 @@ def slice_scatter(context: Any, node: Any) -> None:
     given = bind(context, node, "self src dim=0 start=None end=None step=1")
     axis = axis_of(python(given.dim, node, "dim"), given.self.rank)
     new = assign_slice(context, given.self, given.src, axis, given.start, given.end, python(given.step, node, "step"))
-    add(context, node, named(new, node))
+    add(context, node, named(new, node, given.self, given.src))
 
 
 @PATCH.op("select_scatter")
@@ -57,7 +57,7 @@ def select_scatter(context: Any, node: Any) -> None:
     else:
         start = int(np.asarray(python(index, node, "index")).item())
         new = assign_slice(context, given.self, update, axis, start, start + 1 or None, 1)
-    add(context, node, named(new, node))
+    add(context, node, named(new, node, given.self, given.src))
 
 
 @PATCH.op("copy")
@@ -65,7 +65,7 @@ def copy(context: Any, node: Any) -> None:
     """copy(self, src): src in the shape and dtype of self."""
     given = bind(context, node, "self src non_blocking=False")
     source = cast(tensor(given.src), given.self.dtype)
-    add(context, node, named(broadcast_to(source, dims(given.self)), node))
+    add(context, node, named(broadcast_to(source, dims(given.self)), node, given.src))
 
 
 @PATCH.op("diagonal_scatter")

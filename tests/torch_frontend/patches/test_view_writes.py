@@ -1,0 +1,107 @@
+"""Writes through views in whole conversions; buffers that are states, and those that are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+
+import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend import NotConverted
+
+from ..checks import check, convert
+
+
+def last_plus_one(x: torch.Tensor) -> torch.Tensor:
+    x[..., -1] += 1
+    return x
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
+def test_last_element_needs_neither_gather_nor_scatter(frontend: str, target: Any) -> None:
+    x = torch.arange(24.).reshape(2, 3, 4)
+    mlmodel = check(last_plus_one, x, frontend=frontend, target=target)
+    ops = {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+    assert not {kind for kind in ops if "gather" in kind or "scatter" in kind or kind == "reshape"}, ops
+
+
+class Cache(torch.nn.Module):
+    """A decoder's cache: one position of one layer a step, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("k", torch.zeros(2, 1, 4, 8, dtype=torch.float16))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        self.k[0, :, :, position] = x.half()
+        self.k[1][:, :, position] += 2 * x.half()
+        self.seen += 1
+        return self.k.float().sum(0) * self.seen
+
+
+def states() -> list[Any]:
+    return [ct.StateType(wrapped_type=ct.TensorType(shape=shape, dtype=np.float16), name=name)
+            for name, shape in (("k", (2, 1, 4, 8)), ("seen", (1,)))]
+
+
+def inputs() -> list[Any]:
+    return [ct.TensorType(name="x", shape=(1, 4, 1), dtype=np.float32),
+            ct.TensorType(name="position", shape=(1,), dtype=np.int32)]
+
+
+def test_a_cache_fills_step_by_step() -> None:
+    model = Cache().eval()
+    traced = torch.jit.trace(Cache().eval(), (torch.zeros(1, 4, 1), torch.tensor([0])), check_trace=False)
+    with ane.torch_frontend.patched():
+        mlmodel = ct.convert(traced, inputs=inputs(), states=states(), minimum_deployment_target=ct.target.iOS18,
+                             compute_precision=ct.precision.FLOAT32, skip_model_load=True)
+    predictor = ane.runtime.predictor(mlmodel)
+    state = predictor.make_state()
+    for step in (0, 3, 7, 3):
+        x = torch.full((1, 4, 1), step + 1.)
+        expected = model(x, torch.tensor([step]))
+        found = predictor.predict({"x": x.numpy(), "position": np.array([step], np.int32)}, state)
+        np.testing.assert_allclose(next(iter(found.values())), expected.numpy(), rtol=1e-3)
+
+
+def test_a_buffer_that_is_no_state_is_refused_with_what_to_do() -> None:
+    traced = torch.jit.trace(Cache().eval(), (torch.zeros(1, 4, 1), torch.tensor([0])), check_trace=False)
+    with ane.torch_frontend.patched(), pytest.raises(NotConverted, match="buffer 'k'.*StateType.*clone") as refused:
+        ct.convert(traced, inputs=inputs(), minimum_deployment_target=ct.target.iOS16, skip_model_load=True)
+    assert "test_view_writes.py:" in str(refused.value)
+
+
+class Scratch(torch.nn.Module):
+    """A buffer that every call overwrites before it reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scratch", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scratch.copy_(x)
+        self.scratch[1] = 5
+        return self.scratch * 2
+
+
+def test_a_buffer_overwritten_before_it_is_read_needs_no_state() -> None:
+    check(Scratch().eval(), torch.tensor([1., 2., 3.]))
+
+
+def half_written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x * y
+    flat = torch.nn.functional.pad(z, [0, 0]).reshape(-1)
+    kept = z.transpose(0, 1).reshape(-1)
+    kept[0] = 1
+    return z + flat.sum()
+
+
+def test_a_write_that_cannot_be_followed_names_op_and_line() -> None:
+    with pytest.raises(NotConverted, match=r"'aten::copy_' .*test_view_writes.py:\d+") as refused:
+        convert(half_written, [torch.ones(2, 3), torch.ones(2, 3)], "script")
+    assert "clone" in str(refused.value)
