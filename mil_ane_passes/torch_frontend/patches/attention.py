@@ -25,7 +25,7 @@ from ..probing import wrong
 
 PATCH = Patch(
     title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
-    upstream=("none known",),
+    upstream=("https://github.com/apple/coremltools/pull/2855",),
 )
 _KIND = "scaled_dot_product_attention"
 _MASKED = -3e4  # what the host adds, far below any score and within fp16

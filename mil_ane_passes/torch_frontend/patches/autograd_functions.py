@@ -15,7 +15,8 @@ from ..probing import wrong
 
 PATCH = Patch(
     title="a custom `torch.autograd.Function` in a traced module (`PythonOp`) is not implemented",
-    upstream=("none known",),
+    upstream=("https://github.com/apple/coremltools/issues/1135",
+              "https://github.com/apple/coremltools/issues/2051"),
 )
 
 

@@ -1,6 +1,7 @@
 """`torch.fft` with default arguments, its two-dimensional forms, and the conjugate.
 
 The host's lowerings want all four arguments, which only TorchScript writes; torch.export leaves out what is default.
+Its inverse transforms take no real numbers, which have an imaginary part of zero.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add, bind, python
+from ..lowering import add, bind, cast, python
 from ..probing import wrong
 
 PATCH = Patch(
     title="`torch.fft` fails with default arguments (torch.export); `fft2` and `conj` are not implemented",
-    upstream=("none known",),
+    upstream=("https://github.com/apple/coremltools/issues/2130",),
 )
 _ONE = ("fft_fft", "fft_rfft", "fft_ifft", "fft_irfft")
 _TWO = ("fft_fft2", "fft_rfft2", "fft_ifft2", "fft_irfft2")
@@ -52,6 +53,9 @@ def along_axes(context: Any, node: Any) -> None:
 
 def _transform(context: Any, node: Any, x: Var, arguments: dict[str, Any]) -> None:
     kind = node.kind.partition(".")[0].removeprefix("fft_")
+    if "i" in kind and not types.is_complex(x.dtype):
+        x = cast(x, types.fp32)
+        x = mb.complex(real_data=x, imag_data=mb.fill_like(ref_tensor=x, value=0.0))
     builder = getattr(mb, "complex_" + (kind[:-1] + "n" if kind.endswith("2") else kind))
     context.add(builder(data=x, **{name: value for name, value in arguments.items() if value is not None}), node.name)
 

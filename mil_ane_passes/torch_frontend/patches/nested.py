@@ -12,7 +12,7 @@ from ..errors import NotConverted
 
 PATCH = Patch(
     title="nested tensors (`nn.TransformerEncoder` with a padding mask) fail without saying what to do",
-    upstream=("none known",),
+    upstream=("https://github.com/apple/coremltools/issues/1777",),
 )
 
 

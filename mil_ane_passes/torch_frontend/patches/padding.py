@@ -2,8 +2,9 @@
 
 MIL pads floats with a constant, by reflection and by repetition of the edge, with widths of 0 and more. A negative
 width is a slice; circular padding is a concat of the far end, the tensor and the near end, of what negative widths
-leave, one axis after the other; integers and bools get blocks of the constant by concat. Everything else stays the
-host's.
+leave, one axis after the other; integers and bools get blocks of the constant by concat. Reflection and repetition
+work on the last two axes only (Core ML refuses others when it loads the model): on the others the slices that torch
+repeats are concatenated. Everything else stays the host's.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from ..probing import wrong
 
 PATCH = Patch(
     title="`pad` knows no circular mode, no negative widths, no integers and no bools",
-    upstream=("none known",),
+    upstream=("https://github.com/apple/coremltools/issues/2576",),
 )
+
+_REPEATED: dict[str, Any] = {"reflect": lambda width: range(1, width + 1), "replicate": lambda width: [0] * width}
+"""How far from the edge the slices lie that are repeated, the nearest to the edge first."""
 
 
 @PATCH.probe
@@ -51,6 +55,11 @@ def pad(context: Any, node: Any) -> None:
         x = _cropped(x, widths)
         for axis, (before, after) in enumerate(widths):
             x = _circular(x, axis, before, after, node)
+    elif mode in _REPEATED and min(flat) >= 0 and (any(map(any, widths[:-2])) or not types.is_float(x.dtype)):
+        for axis, (before, after) in enumerate(widths):
+            parts = [_slice(x, axis, place, place + 1) for place in _REPEATED[mode](before)[::-1]]
+            ends = [_slice(x, axis, -1 - place, -place) for place in _REPEATED[mode](after)]
+            x = mb.concat(values=[*parts, x, *ends], axis=axis) if parts or ends else x
     elif min(flat, default=0) >= 0 and types.is_float(x.dtype):
         _by_host(context, node)
         return

@@ -39,6 +39,12 @@ def test_back_and_forth(frontend):
     check(model, X, frontend=frontend, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["irfft", "ifft2"])
+def test_the_inverse_of_real_numbers(name):
+    transform = getattr(torch.fft, name)
+    check(lambda x: transform(x) if name == "irfft" else transform(x).real, X, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 def test_the_conjugate(frontend):
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,6 +51,13 @@ def test_what_the_host_does(mode):
     check(lambda x: pad(x, (2, 1), mode=mode), X)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_modes_on_other_axes_than_the_last_two_need_no_pad(mode):
+    mlmodel = check(lambda x: pad(x, (1, 2, 0, 1, 2, 0), mode=mode), torch.rand(1, 1, 3, 4, 5), flexible=(2,),
+                    at=[(torch.rand(1, 1, 4, 4, 5),)])
+    assert not mlmodel._mil_program.functions["main"].find_ops(op_type="pad")
+
+
 def test_refusals():
     with pytest.raises(torch_frontend.NotConverted, match=r"widths \[-1, 1\] in mode 'replicate'; slice first"):
         convert(lambda x: pad(x, (-1, 1), mode="replicate"), (X,))
