@@ -72,6 +72,9 @@ class Patch:
     def needed(self, lowered_by_host: Callable[[str], bool]) -> str | None:
         """Why the installed host needs this patch, or None."""
         if self._probe is not None:
-            return self._probe()
+            try:
+                return self._probe()
+            except Exception as error:  # a host of another make: what cannot be asked is not taken to be right
+                return f"fails: {type(error).__name__}: {error}".splitlines()[0]
         missing = sorted(kind for kind in self.ops if not lowered_by_host(kind))
         return f"not implemented: {', '.join(missing)}" if missing else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import threading
 from dataclasses import dataclass
 
 from ..core.errors import InputError, RuleError
@@ -13,6 +14,7 @@ from .contract import Patch
 __all__ = ["Finding", "all_patches", "findings"]
 
 _FOLDER = "mil_ane_passes.torch_frontend.patches"
+_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,14 @@ def all_patches() -> tuple[Patch, ...]:
     return tuple(found)
 
 
-@functools.cache
 def findings() -> tuple[Finding, ...]:
     """Which patches the installed coremltools needs; probed once a process, with the host's own functions."""
+    with _lock:
+        return _probed()
+
+
+@functools.cache
+def _probed() -> tuple[Finding, ...]:
     from .probing import host_alone, lowered_by_host
 
     with host_alone():

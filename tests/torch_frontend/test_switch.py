@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,27 @@ def test_without_a_probe_a_patch_is_needed_for_what_the_host_lacks():
     assert patch.needed(lowered_by_host) is None
     patch.op("op_of_nobody", "another_of_nobody")(own_fmod)
     assert patch.needed(lowered_by_host) == "not implemented: another_of_nobody, op_of_nobody"
+
+
+def test_a_probe_that_breaks_is_a_patch_that_is_needed():
+    patch = Patch("a", ("none known",))
+    patch.probe(lambda: [][0])
+    assert patch.needed(lowered_by_host) == "fails: IndexError: list index out of range"
+
+
+def test_two_threads_that_come_first_probe_once(monkeypatch):
+    probed: list[int] = []
+    patch = Patch("a", ("none known",))
+    patch.probe(lambda: (time.sleep(0.05), probed.append(1))[1])
+    monkeypatch.setattr(registry, "all_patches", lambda: (patch,))
+    registry._probed.cache_clear()
+    try:
+        Steps().run(findings, findings)
+    finally:
+        registry._probed.cache_clear()
+        monkeypatch.undo()
+        findings()
+    assert probed == [1]
 
 
 @pytest.mark.parametrize("patch", all_patches(), ids=lambda patch: patch.name)

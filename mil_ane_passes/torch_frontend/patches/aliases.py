@@ -26,9 +26,8 @@ _MEANT = {
     "special_log_softmax": "log_softmax", "special_logit": "logit", "special_logsumexp": "logsumexp", "special_round":
     "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy", "linalg_cross": "cross",
     "linalg_diagonal": "diagonal", "linalg_matmul": "matmul", "moveaxis": "movedim", "row_stack": "vstack",
-    "reshape_as": "view_as",
+    "reshape_as": "view_as", "divide.scalar_mode": "div",
 }
-_MODES = {"divide.tensor_mode": "div", "divide.scalar_mode": "div", "multiply.scalar": "mul"}
 
 
 def delegate(context: Any, node: Any) -> None:
@@ -37,15 +36,14 @@ def delegate(context: Any, node: Any) -> None:
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind))
-    meant = {**_MEANT, **_MODES}[kind]
+    meant = _MEANT[kind]
     lowering = _TORCH_OPS_REGISTRY.get_func(meant)
     if lowering is None:
         raise NotConverted.at(node, f"'{meant}' is not implemented")
     lowering(context, node)
 
 
-for _kind in (*_MEANT, *_MODES):
-    PATCH.op(_kind)(delegate)
+PATCH.op(*_MEANT)(delegate)
 
 
 @PATCH.op("alias", "positive")

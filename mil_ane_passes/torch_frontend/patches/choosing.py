@@ -20,7 +20,7 @@ PATCH = Patch(title="`where` of numbers, `x | y`, `x ^ y`, `x & 3` and shifts ar
               upstream=("none known",))
 
 
-@PATCH.op("where", "where.self", "where.scalarself", "where_scalarself", "where.scalarother", "where.scalar")
+@PATCH.op("where", "where.self", "where.scalarself", "where_scalarself", "where.scalarother")
 def where(context: Any, node: Any) -> None:
     """where(condition, self, other); where(condition) is the host's."""
     if len(node.inputs) + len(node.kwinputs or {}) == 1:

@@ -1,4 +1,4 @@
-"""Ops that the host does not know and torch itself defines by others: `lerp`, `logaddexp`, `kron`, `take`, ...
+"""Ops that the host does not know and torch itself defines by others.
 
 Each is replaced by torch's own definition, see `..decomposing`.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from ..contract import Patch
 from ..decomposing import decomposed
 
-PATCH = Patch(title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`, ...",
+PATCH = Patch(title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`",
               upstream=("none known",))
 
 PATCH.op(
     # one or two tensors, element by element
-    "lerp", "lerp.scalar", "addcmul", "addcdiv", "logaddexp", "logaddexp2", "heaviside", "logit", "xlogy",
+    "lerp", "addcmul", "addcdiv", "logaddexp", "logaddexp2", "heaviside", "logit", "xlogy",
     "isfinite", "isinf", "isneginf", "isposinf", "isclose", "deg2rad", "rad2deg", "sinc", "celu", "log_sigmoid",
     "log_sigmoid_forward", "hardshrink", "softshrink", "sgn", "float_power",
-    "ldexp", "special_entr", "special_xlog1py", "rsub.scalar",
+    "ldexp", "special_entr", "special_xlog1py",
     # along dimensions
     "count_nonzero", "count_nonzero.dim_intlist", "aminmax", "nansum",
     "gradient", "gradient.scalarint",

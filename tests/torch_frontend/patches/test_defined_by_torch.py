@@ -1,4 +1,4 @@
-"""Ops lowered by torch's own definition, and second names of ops."""
+"""Ops lowered by torch's own definition."""
 
 from __future__ import annotations
 
@@ -37,12 +37,3 @@ def test_flexible_size() -> None:
 def test_a_graph_that_hangs_on_a_flexible_size_is_refused() -> None:
     with pytest.raises(Exception, match="depends on a flexible size"):
         check(lambda x: torch.diag_embed(x), torch.rand(4, 3), flexible=[0, 1])
-
-
-@pytest.mark.parametrize("frontend", FRONTENDS)
-def test_second_names(frontend: str) -> None:
-    def aliases(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        one = torch.multiply(x, y) + torch.subtract(x, 0.5) + torch.arctan(x) + torch.greater(x, y).int()
-        return one + torch.divide(x, y) + torch.swapaxes(torch.concatenate([x, y], 1)[:, :4], 1, 2)
-
-    check(aliases, X, Y, frontend=frontend)
