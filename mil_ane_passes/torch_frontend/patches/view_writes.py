@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from coremltools import _logger as logger
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..errors import NotConverted
+from ..errors import place_of
 from ..functional import functionalise
 from ..functional.graph import UPDATE
 from ..probing import wrong
@@ -60,19 +62,21 @@ def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent:
 
 @PATCH.op(UPDATE)
 def update_attribute(context: Any, node: Any) -> None:
-    """(buffer, value): the module's buffer holds `value` from now on, also in the next call."""
+    """(buffer, value): the module's buffer holds `value` from now on; also in the next call, if it is a state.
+
+    An undeclared buffer is a constant to the host, whose tests ask for just that; so this is a warning, no error.
+    """
     buffer, value = node.inputs
     state = context.name_to_source_state.get(buffer)
     new = context[value]
     if state is None:
         if node.attr["reads"]:
-            raise NotConverted.at(
-                node, f"writes to the buffer '{buffer}', which keeps its value for the next call",
-                f"declare it: states=[ct.StateType(wrapped_type=..., name='{buffer}')] (iOS18), or write to a .clone()")
+            logger.warning(
+                "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as a "
+                "state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
+                "wrapped_type=..., name='%s')] (iOS18)", place_of(node), buffer, buffer)
         context.add(mb.identity(x=new, name=node.name))
         return
-    from coremltools.converters.mil.mil import types
-
     kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))
     context.add(mb.cast(x=kept, dtype=types.builtin_to_string(new.dtype), name=node.name))
     context.name_to_source_state[node.name] = state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import coremltools as ct
@@ -69,11 +70,44 @@ def test_a_cache_fills_step_by_step() -> None:
         np.testing.assert_allclose(next(iter(found.values())), expected.numpy(), rtol=1e-3)
 
 
-def test_a_buffer_that_is_no_state_is_refused_with_what_to_do() -> None:
+def test_a_buffer_that_is_no_state_starts_anew_each_time_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     traced = torch.jit.trace(Cache().eval(), (torch.zeros(1, 4, 1), torch.tensor([0])), check_trace=False)
-    with ane.torch_frontend.patched(), pytest.raises(NotConverted, match="buffer 'k'.*StateType.*clone") as refused:
-        ct.convert(traced, inputs=inputs(), minimum_deployment_target=ct.target.iOS16, skip_model_load=True)
-    assert "test_view_writes.py:" in str(refused.value)
+    logger = logging.getLogger("coremltools")
+    logger.addHandler(caplog.handler)
+    try:
+        with ane.torch_frontend.patched():
+            mlmodel = ct.convert(traced, inputs=inputs(), minimum_deployment_target=ct.target.iOS16,
+                                 compute_precision=ct.precision.FLOAT32, skip_model_load=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    said = [record.getMessage() for record in caplog.records if "StateType" in record.getMessage()]
+    assert any("buffer 'k'" in text and "test_view_writes.py:" in text for text in said), said
+    feeds = {"x": np.ones((1, 4, 1), np.float32), "position": np.array([3], np.int32)}
+    model = Cache()
+    model(torch.zeros(1, 4, 1), torch.tensor([0]))  # as the trace did
+    expected = model(torch.ones(1, 4, 1), torch.tensor([3])).numpy()
+    for _ in range(2):
+        found = ane.runtime.predictor(mlmodel).predict(feeds)
+        np.testing.assert_allclose(next(iter(found.values())), expected, rtol=1e-3)
+
+
+def test_a_state_is_updated_in_place() -> None:
+    class First(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("k", torch.zeros(4, 8, dtype=torch.float16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.k[1:3] = x.half()
+            return self.k * 2
+
+    traced = torch.jit.trace(First().eval(), (torch.zeros(2, 8),), check_trace=False)
+    state = ct.StateType(wrapped_type=ct.TensorType(shape=(4, 8), dtype=np.float16), name="k")
+    with ane.torch_frontend.patched():
+        mlmodel = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(2, 8))], states=[state],
+                             minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    kinds = [op.op_type for op in mlmodel._mil_program.functions["main"].operations if op.op_type != "const"]
+    assert kinds[:3] == ["read_state", "slice_update", "coreml_update_state"], kinds
 
 
 class Scratch(torch.nn.Module):
