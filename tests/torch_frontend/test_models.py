@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.torch_frontend.checks import convert, outputs  # noqa: E402
+from tests.torch_frontend.checks import captured, convert_captured, outputs  # noqa: E402
 from tests.torch_frontend.models.language import LANGUAGE, Model  # noqa: E402
 from tests.torch_frontend.models.vision import VISION  # noqa: E402
 
@@ -31,6 +31,14 @@ def built(name: str) -> Model:
     return MODELS[name]()
 
 
+@functools.cache
+def exported(name: str) -> torch.export.ExportedProgram:
+    model = built(name)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return captured(model.module, model.example, "export")
+
+
 def worst(mlmodel: ct.models.MLModel, model: Model, precision: str) -> float:
     """The largest error over the largest value, over all outputs; infinite where one is not finite."""
     with torch.no_grad():
@@ -49,7 +57,8 @@ def compare(name: str, frontend: str, half: bool = False) -> None:
     precision, allowed = (ct.precision.FLOAT16, 2e-2) if half else (ct.precision.FLOAT32, 1e-4)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        mlmodel = convert(model.module, model.example, frontend, precision=precision)
+        program = exported(name) if frontend == "export" else captured(model.module, model.example, frontend)
+        mlmodel = convert_captured(program, model.example, frontend, precision=precision)
     assert worst(mlmodel, model, "float16" if half else "float32") < allowed
 
 
