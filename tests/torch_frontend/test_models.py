@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 
@@ -11,11 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.torch_frontend.checks import captured, convert_captured, outputs  # noqa: E402
-from tests.torch_frontend.models.language import LANGUAGE, Model  # noqa: E402
+from tests.torch_frontend.models.language import LANGUAGE, Model, padding, tokens  # noqa: E402
 from tests.torch_frontend.models.vision import VISION  # noqa: E402
 
 MODELS = {**LANGUAGE, **VISION}
 HAND_WRITTEN = ("mtcnn-rnet", "mtcnn-onet")
+FLEXIBLE = ("bert", "gpt2", "opt", "qwen2", "t5-encoder")
 QUICK = ("bert", "distilbert", "gpt2", "llama", "t5-encoder", "mtcnn-rnet", "mtcnn-onet", "dinov2", "patchtst")
 
 
@@ -80,6 +82,20 @@ def test_a_traced_model_is_finite_and_close_in_float16(name):
 @pytest.mark.parametrize("name", cases())
 def test_an_exported_model_is_finite_and_close_in_float16(name):
     compare(name, "export", half=True)
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in FLEXIBLE)])
+def test_a_flexible_length_of_ids_and_mask(name):
+    model = built(name)
+    inputs = [ct.TensorType(name=each, shape=(2, ct.RangeDim(2, 16, default=7)), dtype=np.int32)
+              for each in ("ids", "mask")]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = captured(model.module, model.example, "trace")
+        mlmodel = convert_captured(program, model.example, "trace", inputs=inputs)
+    for length in (7, 3, 16):
+        feeds = (tokens(length), padding(length, 2, length=length, left=True))
+        assert worst(mlmodel, dataclasses.replace(model, example=feeds), "float32") < 1e-4
 
 
 @pytest.mark.parametrize("name", list(LANGUAGE))
