@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
 
-__all__ = ["add", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named", "numbers_up_to", "promoted",
-           "python", "result_type", "static", "tensor", "vector"]
+__all__ = ["add", "add_all", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named", "numbers_up_to",
+           "promoted", "python", "result_type", "static", "tensor", "vector"]
 
 Size: TypeAlias = int | Var
 """A size: an int where it is known, else a rank 0 int32 Var."""
@@ -70,6 +71,15 @@ def python(value: Any, node: Any, name: str) -> Any:
 def add(context: Any, node: Any, value: Var) -> None:
     """Give the result of the node to the context, under the node's name."""
     context.add(value, node.name)
+
+
+def add_all(context: Any, node: Any, values: Sequence[Any]) -> None:
+    """Give the results of a node with several: under a name each in TorchScript, as one tuple from torch.export."""
+    if context.frontend == TorchFrontend.TORCHSCRIPT:
+        for name, value in zip(node.outputs, values, strict=True):
+            context.add(value, torch_name=name)
+    else:
+        context.add(tuple(values), torch_name=node.name)
 
 
 def named(var: Var, node: Any, *given: Any) -> Var:

@@ -1,6 +1,6 @@
-"""`nn.TransformerEncoderLayer` as one op: what torch runs, and traces, in eval mode without gradients.
+"""`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` as one op: what torch runs, and traces, in eval mode.
 
-Its mask is a bool, True (any number but 0) where attention must not look: 0 for queries × keys, 1 for the keys of each
+The mask is a bool, True (any number but 0) where attention must not look: 0 for queries × keys, 1 for the keys of each
 sample, 2 for sample × head × query × key. A query that may look nowhere gets NaN from torch, zeros here.
 """
 
@@ -14,9 +14,10 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, dims, named, python, vector
+from ..lowering import add, add_all, bind, cast, dims, named, python, vector
 
-PATCH = Patch(title="the fast path of `nn.TransformerEncoderLayer` is not implemented", upstream=("none known",))
+PATCH = Patch(title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
+              upstream=("none known",))
 
 _SIGNATURE = ("src embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias use_gelu norm_first eps norm_weight_1 "
               "norm_bias_1 norm_weight_2 norm_bias_2 ffn_weight_1 ffn_bias_1 ffn_weight_2 ffn_bias_2 mask=None "
@@ -49,18 +50,47 @@ def encoder_layer(context: Any, node: Any) -> None:
     add(context, node, named(x, node))
 
 
+@PATCH.op("_native_multi_head_attention")
+def multi_head_attention(context: Any, node: Any) -> None:
+    """_native_multi_head_attention(query, key, value, ...): what is seen, and the weights."""
+    given = bind(context, node, "query key value embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias "
+                                "mask=None need_weights=True average_attn_weights=True mask_type=None")
+    if any(each.rank != 3 for each in (given.query, given.key, given.value)):
+        raise NotConverted.at(node, "takes samples × positions × features")
+    seen, weights = _attend(node, given, given.query, given.key, given.value)
+    if python(given.average_attn_weights, node, "average_attn_weights"):
+        weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False)
+    add_all(context, node, [seen, weights])
+
+
 def _attention(node: Any, given: Any, x: Var) -> Var:
-    samples, positions, _ = dims(x)
+    return _attend(node, given, x, x, x)[0]
+
+
+def _projected(given: Any, query: Var, key: Var, value: Var) -> list[Var]:
+    if query is key and key is value:
+        together = mb.linear(x=query, weight=given.qkv_weight, bias=given.qkv_bias)
+        return list(mb.split(x=together, num_splits=3, axis=-1))
+    thirds = zip(np.split(given.qkv_weight.val, 3), np.split(given.qkv_bias.val, 3), strict=True)
+    return [mb.linear(x=x, weight=weight, bias=bias)
+            for x, (weight, bias) in zip((query, key, value), thirds, strict=True)]
+
+
+def _attend(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]:
+    """What each query sees, projected, and the weights it gives to each key: samples × heads × queries × keys."""
     heads, width = int(python(given.num_heads, node, "num_heads")), int(python(given.embed_dim, node, "embed_dim"))
-    together = mb.linear(x=x, weight=given.qkv_weight, bias=given.qkv_bias)
-    split = [mb.transpose(x=mb.reshape(x=part, shape=vector([samples, positions, heads, width // heads])),
-                          perm=[0, 2, 1, 3]) for part in mb.split(x=together, num_splits=3, axis=-1)]
+    split = []
+    for part in _projected(given, *given_to):
+        samples, positions, _ = dims(part)
+        part = mb.reshape(x=part, shape=vector([samples, positions, heads, width // heads]))
+        split.append(mb.transpose(x=part, perm=[0, 2, 1, 3]))
     query, key, value = split
+    samples, positions, _ = dims(given_to[0])
     scores = mb.matmul(x=mb.mul(x=query, y=np.float32((width // heads) ** -0.5)), y=key, transpose_y=True)
     weights = _softmax(scores, _hidden(node, given))
     seen = mb.transpose(x=mb.matmul(x=weights, y=value), perm=[0, 2, 1, 3])
-    return mb.linear(x=mb.reshape(x=seen, shape=vector([samples, positions, width])), weight=given.proj_weight,
-                     bias=given.proj_bias)
+    seen = mb.reshape(x=seen, shape=vector([samples, positions, width]))
+    return mb.linear(x=seen, weight=given.proj_weight, bias=given.proj_bias), weights
 
 
 def _hidden(node: Any, given: Any) -> Var | None:

@@ -1,0 +1,25 @@
+"""`len` of a tensor, a shape or a list in a script: the first size, flexible or not, or the number of items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import bind, dims
+
+PATCH = Patch(title="`len` of a tensor is not implemented", upstream=("none known",))
+
+
+@PATCH.op("len")
+def length(context: Any, node: Any) -> None:
+    """len(t)."""
+    given = bind(context, node, "t").t
+    if isinstance(given, Var) and given.rank == 0:
+        raise NotConverted.at(node, "a tensor of rank 0 has no length")
+    size = dims(given)[0] if isinstance(given, Var) else len(given)
+    context.add(size if isinstance(size, Var) else mb.const(val=np.int32(size)), torch_name=node.name)
