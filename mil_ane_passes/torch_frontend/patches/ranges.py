@@ -1,0 +1,83 @@
+"""`arange` and `linspace` of torch's dtype, consts where all arguments are known.
+
+The host overlooks `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and its
+softmax is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..creation import constant, mil_type
+from ..errors import NotConverted
+from ..lowering import add, bind, cast, is_known, python, tensor
+from ..probing import wrong
+
+PATCH = Patch(title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
+
+_LARGEST_CONST = 1 << 20
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: x + torch.arange(4, dtype=torch.float32).mean(), torch.zeros(1))
+
+
+@PATCH.op("arange", "arange.start", "arange.start_step")
+def arange(context: Any, node: Any) -> None:
+    """arange(start=0, end, step=1, dtype=int64, or float32 when any of them is a float)."""
+    given = bind(context, node, _signature(context, node))
+    numbers = [getattr(given, name, default) for name, default in (("start", 0), ("end", None), ("step", 1))]
+    dtype = mil_type(given.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
+    if is_known(numbers):
+        start, end, step = (_number(number, node) for number in numbers)
+        count = max(int(np.ceil((end - start) / step)), 0) if step else 0
+        if not step:
+            raise NotConverted.at(node, "the step is 0")
+        if count <= _LARGEST_CONST:
+            values = np.arange(count, dtype=np.float64 if isinstance(start + step, float) else np.int64) * step + start
+            add(context, node, constant(values, dtype))
+            return
+    ops._arange(context, node.name, *(tensor(number) for number in numbers))
+    context.add(cast(context[node.name], dtype), torch_name=node.name, override=True)
+
+
+def _signature(context: Any, node: Any) -> str:
+    """Overloads of TorchScript are told by the number of arguments, four of which are dtype, layout, device, pin."""
+    if context.frontend == TorchFrontend.TORCHSCRIPT:
+        count = len(node.inputs) - 4 if len(node.inputs) > 4 else len(node.inputs)
+    else:
+        count = {"arange": 1, "arange.start": 2, "arange.start_step": 3}[node.kind]
+    return {1: "end dtype=None", 2: "start end dtype=None", 3: "start end step=1 dtype=None"}[count]
+
+
+@PATCH.op("linspace")
+def linspace(context: Any, node: Any) -> None:
+    """linspace(start, end, steps, dtype=float32)."""
+    given = bind(context, node, "start end steps dtype=None")
+    dtype = mil_type(given.dtype, node, types.fp32)
+    if is_known([given.start, given.end, given.steps]) and python(given.steps, node, "steps") <= _LARGEST_CONST:
+        steps = int(python(given.steps, node, "steps"))
+        values = np.linspace(_number(given.start, node), _number(given.end, node), steps)
+        add(context, node, constant(np.trunc(values) if dtype == types.int32 else values, dtype))
+        return
+    ops.linspace(context, node)
+    context.add(cast(context[node.name], dtype), torch_name=node.name, override=True)
+
+
+def _is_float(value: Any) -> bool:
+    return types.is_float(value.dtype) if isinstance(value, Var) else isinstance(value, float)
+
+
+def _number(value: Any, node: Any) -> Any:
+    """The Python number that was written: the host keeps 0.1 as fp32, of which its shortest decimal is 0.1 again."""
+    number = python(value, node, "start, end or step")
+    return float(str(np.float32(number))) if isinstance(number, float) else int(number)
