@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, broadcast_to, cast, dims, named, numbers_up_to, python, tensor
-from ..probing import wrong
+from ..probing import converted, traced, wrong
 from ..windows import assign_at, assign_slice, wrapped
 
 PATCH = Patch(
@@ -32,7 +32,10 @@ def probe() -> str | None:
     def write(x: Any) -> Any:
         return torch.slice_scatter(x, x[:, 1:3] * 2, 1, 1, 3)
 
-    return wrong(write, torch.arange(12.).reshape(3, 4), flexible=(0, 1)) or "leaves the ANE (reshape and scatter)"
+    x = torch.arange(12.).reshape(3, 4)
+    fault = wrong(write, x, flexible=(0, 1))
+    kinds = {op.op_type for op in converted(traced(write, x), x).functions["main"].operations}
+    return fault or ("leaves the ANE (scatter)" if kinds & {"scatter", "scatter_nd"} else None)
 
 
 @PATCH.op("slice_scatter")
