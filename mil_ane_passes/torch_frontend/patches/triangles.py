@@ -15,9 +15,9 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..creation import constant, filled_like
-from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, dims, named, numbers_up_to, python, static
+from ..lowering import add, axis_of, bind, dims, named, numbers_up_to, python, static, vector
 from ..probing import wrong
+from ..windows import lowest
 
 PATCH = Patch(title="`triu`, `tril` make NaN of inf; `roll` gathers", upstream=("none known",))
 
@@ -48,10 +48,10 @@ def triangle(context: Any, node: Any) -> None:
 
 
 def _band(x: Var, diagonal: int, upper: bool) -> Var:
-    """True inside the triangle, of the shape of `x`."""
+    """True inside the triangle, of a shape that broadcasts to that of `x`."""
     if static(x):
         inside = (np.triu if upper else np.tril)(np.ones(x.shape[-2:], dtype=bool), diagonal)
-        return mb.const(val=np.broadcast_to(inside, x.shape).copy())
+        return mb.const(val=inside.reshape([1] * (x.rank - 2) + list(inside.shape)))
     height, width = dims(x)[-2:]
     distance = mb.sub(x=mb.expand_dims(x=numbers_up_to(width), axes=[0]),
                       y=mb.expand_dims(x=numbers_up_to(height), axes=[1]))
@@ -71,23 +71,30 @@ def roll(context: Any, node: Any) -> None:
     flat = not axes
     rolled = mb.reshape(x=x, shape=[-1]) if flat else x
     for shift, axis in zip(shifts, axes or [0], strict=True):
-        rolled = _rolled(rolled, int(shift), axis_of(int(axis), rolled.rank), node)
+        rolled = _rolled(context, rolled, int(shift), axis_of(int(axis), rolled.rank))
     if flat:
         rolled = mb.reshape(x=rolled, shape=[int(size) for size in x.shape] if static(x) else mb.shape(x=x))
     add(context, node, named(rolled, node))
 
 
-def _rolled(x: Var, shift: int, axis: int, node: Any) -> Var:
+def _rolled(context: Any, x: Var, shift: int, axis: int) -> Var:
     size = x.shape[axis]
     if isinstance(size, int | np.integer):
         shift %= int(size)
-    elif abs(shift) > 1:
-        raise NotConverted.at(node, f"rolls a flexible size by {shift}, which may be more than the size",
-                              "roll by 1 or -1, or fix the size")
+    elif abs(shift) > max(lowest(context, size), 1):
+        return _rolled_far(x, shift, axis)
     if shift == 0:
         return x
     parts = [_part(x, axis, -shift, None), _part(x, axis, 0, -shift)]
     return mb.concat(values=parts, axis=axis)
+
+
+def _rolled_far(x: Var, shift: int, axis: int) -> Var:
+    """By more than the size may be: a window of the tensor beside itself, from -shift mod size on."""
+    size = dims(x)[axis]
+    begin = vector([mb.mod(x=np.int32(-shift), y=size) if place == axis else 0 for place in range(x.rank)])
+    window = vector([size if place == axis else -1 for place in range(x.rank)])
+    return mb.slice_by_size(x=mb.concat(values=[x, x], axis=axis), begin=begin, size=window)
 
 
 def _part(x: Var, axis: int, start: int, end: int | None) -> Var:
