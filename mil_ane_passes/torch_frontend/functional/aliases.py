@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ class Aliases:
     def __init__(self) -> None:
         self._of: dict[int, Alias] = {}
         self._journal: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._versions = itertools.count(1)
         self.depth = 0
         self.when_written: Callable[[Base, Any], Any] = lambda base, value: value
 
@@ -111,7 +113,7 @@ class Aliases:
     def rebase(self, base: Base, value: Any, writer: Any) -> None:
         """The value of a whole base from now on."""
         self._set(base, "value", value)
-        self._set(base, "version", base.version + 1)
+        self._set(base, "version", next(self._versions))
         for other in self._related(base):
             self.spoil(other, f"may share memory with one that {place_of(writer)} writes to")
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Emitter", "constant", "constant_argument", "is_tensor", "schema_of"]
+__all__ = ["Emitter", "constant", "constant_argument", "holds_tensors", "is_tensor", "schema_of"]
 
 
 class Emitter:
@@ -103,6 +103,24 @@ def is_tensor(value: Any) -> bool:
     kind = value.type()
     if kind.kind() == "OptionalType":
         kind = kind.getElementType()
+    return bool(kind.kind() == "TensorType")
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a graph value is a list, tuple or dict with tensors somewhere in it."""
+    return value.type().kind() in _CONTAINERS and _reaches_tensor(value.type())
+
+
+_CONTAINERS = ("ListType", "TupleType", "DictType")
+
+
+def _reaches_tensor(kind: Any) -> bool:
+    if kind.kind() == "TupleType":
+        return any(map(_reaches_tensor, kind.elements()))
+    if kind.kind() == "DictType":
+        return _reaches_tensor(kind.getValueType())
+    if kind.kind() in ("ListType", "OptionalType"):
+        return _reaches_tensor(kind.getElementType())
     return bool(kind.kind() == "TensorType")
 
 

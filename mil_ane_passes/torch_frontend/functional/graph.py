@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import NotConverted
 from . import blocks
 from .aliases import Alias, Aliases, Base
-from .emit import Emitter, constant, is_tensor, schema_of
+from .emit import Emitter, constant, holds_tensors, is_tensor, schema_of
 from .layout import MAY_COPY, RESHAPES, shares
 from .parts import CONSTANT_CHUNK, PARTS, part
 from .views import VIEWS, Same
@@ -46,7 +46,9 @@ class Walk:
         self.aliases = Aliases()
         self.aliases.when_written = self._keep
         self._parts: dict[int, tuple[Any, Alias]] = {}
-        self._grown: dict[int, list[tuple[Base, int]]] = {}
+        self._grown: set[int] = set()
+        self._held: dict[int, list[tuple[Alias, int]]] = {}
+        "what lists that the graph did not just make of known elements may hold, each as of a version of its base"
 
     def run(self) -> None:
         if _writes_nothing(self.graph):
@@ -73,13 +75,15 @@ class Walk:
 
     def _follow(self, node: Any, following: Any) -> None:
         kind = node.kind()
-        if kind == "prim::GetAttr" or kind == "prim::Constant" or kind in _CONTAINERS:
+        if kind == "prim::GetAttr" or kind == "prim::Constant":
             return
         given = list(node.inputs())
         if kind in _GROW:
             self._grow(node, given)
             return
         self.refresh(node)
+        if kind in _CONTAINERS:
+            return
         if kind == "prim::If":
             blocks.follow_if(self, node, following)
         elif kind == "prim::Loop":
@@ -90,9 +94,9 @@ class Walk:
             self._change_view(node, given[0])
         elif kind in ("aten::requires_grad_", "aten::detach_"):
             self.aliases.bind(node.output(), self.aliases.of(given[0]))
-        elif written := written_arguments(node):
+        elif written := _written_tensors(node):
             self._write(node, given, written)
-        elif given and is_tensor(given[0]):
+        else:
             self._alias(node, given)
 
     def _alias(self, node: Any, given: list[Any]) -> None:
@@ -101,16 +105,19 @@ class Walk:
         if kind == CONSTANT_CHUNK:
             for index, output in enumerate(node.outputs()):
                 self.aliases.view(output, self.aliases.of(given[0]), part(self.emit, node, index))
-        elif kind in PARTS:
+        elif kind in PARTS and is_tensor(given[0]):
             self._parts[node.output().unique()] = (node, self.aliases.of(given[0]))
-        elif kind in VIEWS and not _reads_bits(node):
+        elif kind in VIEWS and is_tensor(given[0]) and not _reads_bits(node):
             self.aliases.view(node.output(), self.aliases.of(given[0]), VIEWS[kind](self.emit, node))
         elif kind in MAY_COPY:
             self._may_copy(node, given[0])
-        elif kind in _MAY_SHARE or _shares_by_schema(node):
-            sources = [self.aliases.of(value) for value in given if is_tensor(value)]
-            for output in filter(is_tensor, node.outputs()):
-                self.aliases.may_share(output, *sources)
+        elif kind in _MAY_SHARE or _shares_by_schema(node) or _remakes_container(node):
+            sources = [alias for value in given for alias in self._tensors_in(value)]
+            for output in node.outputs():
+                if is_tensor(output) and sources:
+                    self.aliases.may_share(output, *sources)
+                elif holds_tensors(output):
+                    self._hold(output, sources)
 
     def _may_copy(self, node: Any, source: Any) -> None:
         shared = shares(node)
@@ -147,7 +154,9 @@ class Walk:
                 self._name_element(output, source, index)
 
     def _name_element(self, output: Any, source: Any, index: int | None) -> None:
-        if source.unique() in self._parts:
+        if source.unique() in self._held:
+            self.aliases.may_share(output, *self._tensors_in(source))
+        elif source.unique() in self._parts:
             maker, parent = self._parts[source.unique()]
             if index is not None and (index >= 0 or maker.kind() == "aten::unbind"):
                 self.aliases.view(output, parent, part(self.emit, maker, index))
@@ -160,26 +169,42 @@ class Walk:
             else:
                 self.aliases.may_share(output, *map(self.aliases.of, elements))
 
+    def _tensors_in(self, value: Any) -> list[Alias]:
+        """The tensors that a value is or, as far as it is a list, may hold."""
+        if is_tensor(value):
+            return [self.aliases.of(value)]
+        if value.unique() in self._parts:
+            return [self._parts[value.unique()][1]]
+        inner = list(value.node().inputs()) if value.node().kind() in _CONTAINERS else []
+        return [alias for item in inner for alias in self._tensors_in(item)] + [
+            alias for alias, _ in self._held.get(value.unique(), ())]
+
+    def _hold(self, value: Any, aliases: list[Alias]) -> None:
+        self._held.setdefault(value.unique(), []).extend((alias, alias.base.version) for alias in aliases)
+
     def _grow(self, node: Any, given: list[Any]) -> None:
         """A list that grows holds its tensors as they are when it is read; a later write to one cannot be followed."""
-        self.refresh(node)
         held, *added = given
-        aliases = [alias for value in added if is_tensor(value) and (alias := self.aliases.find(value)) is not None]
-        self._grown.setdefault(held.unique(), []).extend((alias.base, alias.base.version) for alias in aliases)
+        if held.unique() not in self._grown:
+            if self._present(held, node).unique() != held.unique():
+                raise _late(node)
+            self._grown.add(held.unique())
+            self._hold(held, self._tensors_in(held))
+        self.refresh(node)
+        self._hold(held, [alias for value in added for alias in self._tensors_in(value)])
 
     def _present(self, value: Any, reader: Any) -> Any:
         """What `value` is worth now; for a list or tuple the graph made, one of present values."""
         alias = self.aliases.find(value)
         if alias is not None:
             return self.aliases.current(alias, reader)
-        for base, version in self._grown.get(value.unique(), ()):
-            if base.version != version or base.spoiled:
-                raise NotConverted.at(reader, "reads a list that holds a tensor written after it was put there",
-                                      "put a .clone() into the list")
+        for held, version in self._held.get(value.unique(), ()):
+            if held.base.version != version or held.base.spoiled:
+                raise _late(reader)
         maker = value.node()
         if value.unique() in self._parts:
             return self._present_parts(value, reader)
-        if maker.kind() not in _CONTAINERS:
+        if maker.kind() not in _CONTAINERS or value.unique() in self._grown:
             return value
         elements = list(maker.inputs())
         present = [self._present(element, reader) for element in elements]
@@ -207,6 +232,11 @@ class Walk:
         return self.emit.op(UPDATE, base.origin, value, like=base.origin)
 
 
+def _late(reader: Any) -> NotConverted:
+    return NotConverted.at(reader, "reads a list that holds a tensor written after it was put there",
+                           "put a .clone() into the list")
+
+
 def _reads_bits(node: Any) -> bool:
     """view(dtype) shows the same bits as other numbers."""
     schema = schema_of(node)
@@ -219,9 +249,20 @@ def _shares_by_schema(node: Any) -> bool:
     return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
+def _remakes_container(node: Any) -> bool:
+    """Whether an op makes one list or dict of tensors of another: `a + b`, `a[1:]`, `list(a)`, `d.values()`."""
+    return node.kind() not in _UNPACK and any(map(holds_tensors, node.outputs()))
+
+
+def _written_tensors(node: Any) -> list[int]:
+    """Which inputs an op writes, lists of numbers aside."""
+    given = list(node.inputs())
+    return [place for place in written_arguments(node) if is_tensor(given[place]) or holds_tensors(given[place])]
+
+
 def _writes_nothing(block: Any) -> bool:
-    return all(not written_arguments(node) and node.kind() not in METADATA and all(map(_writes_nothing, node.blocks()))
-               for node in block.nodes())
+    return all((node.kind() in _GROW or not _written_tensors(node)) and node.kind() not in METADATA
+               and all(map(_writes_nothing, node.blocks())) for node in block.nodes())
 
 
 def _drop_unused(block: Any) -> None:

@@ -72,11 +72,15 @@ class Swapped(_View):
     """Two axes exchanged; its own inverse."""
 
     def scatter(self, parent: Any, new: Any) -> Any:
-        axes = self.arguments[:2] if len(self.arguments) >= 2 else self._axes()
+        axes = self.arguments[:2] if len(self.arguments) >= 2 else (0, 1)
         return self.emit.op("aten::transpose", new, *axes, like=parent)
 
-    def _axes(self) -> tuple[int, int]:
-        return (0, 1) if self.node.kind() == "aten::t" else (-2, -1)
+
+class Mirrored(_View):
+    """All axes, or the last two, turned round; its own inverse."""
+
+    def scatter(self, parent: Any, new: Any) -> Any:
+        return self.emit.op(self.node.kind(), new, like=parent)
 
 
 class Permuted(_View):
@@ -117,7 +121,10 @@ def narrow(emit: Emitter, node: Any) -> Step:
 
     def bounds(parent: Any) -> tuple[Any, Any, Any]:
         known = constant(start), constant(length)
-        return dim, start, known[0] + known[1] if None not in known else emit.arithmetic("aten::add", start, length)
+        if None in known:
+            return dim, start, emit.arithmetic("aten::add", start, length)
+        end = known[0] + known[1]
+        return dim, start, None if known[0] < 0 and end == 0 else end
 
     return Sliced(emit, node, bounds)
 
@@ -142,7 +149,8 @@ VIEWS: dict[str, Callable[[Emitter, Any], Step]] = {
     **_named(Same, "detach", "alias", "lift_fresh", "positive", "requires_grad_", "detach_"),
     **_named(Scattered, "slice", "select", "diagonal"),
     **_named(Reshaped, "view", "view_as", "squeeze", "unflatten", "_unsafe_view", "_reshape_alias"),
-    **_named(Swapped, "transpose", "swapaxes", "swapdims", "t", "mT", "adjoint"),
+    **_named(Swapped, "transpose", "swapaxes", "swapdims", "t"),
+    **_named(Mirrored, "numpy_T", "mT"),
     **_named(Permuted, "permute"),
     **_named(Moved, "movedim", "moveaxis"),
     **_named(Unsqueezed, "unsqueeze"),

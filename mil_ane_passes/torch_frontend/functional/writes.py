@@ -17,6 +17,7 @@ _OF_OPERATORS = {"__iand__": "__and__", "__ior__": "__or__", "__ixor__": "__xor_
                  "__irshift__": "__rshift__"}
 _RANDOM = frozenset((
     "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"))
+_REMAKES = frozenset(("set_", "resize_", "resize_as_", "swap_"))
 _KEEPS_DTYPE = frozenset((
     "copy", "fill", "index_put", "masked_fill", "scatter", "clamp", "relu", "index_fill", "index_copy",
     "masked_scatter", "neg", "abs", "triu", "tril"))
@@ -44,6 +45,8 @@ def functional_value(emit: Emitter, node: Any, place: int, inputs: list[Any]) ->
         return emit.op("aten::copy", target, result, False, like=target)
     if name in _RANDOM:
         raise NotConverted.at(node, "draws random numbers in place", "draw them with torch.randn, or outside")
+    if name in _REMAKES:
+        raise NotConverted.at(node, "gives a tensor other memory or another size in place", "make a new tensor")
     if name == "zero_":
         return emit.op("aten::fill", target, 0, like=target)
     functional = _OF_OPERATORS.get(name) or name.removesuffix("_")
