@@ -1,0 +1,105 @@
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN`: exported, bidirectional, and of packed sequences.
+
+The host knows only the ops of TorchScript, no bidirectional `nn.RNN`, and takes a packed sequence for a padded one: the
+last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants. Packed data
+is what torch makes of it (the first steps of all, then the second ones, ...), rows of consts; sequences of one length
+run together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add_all, bind, python, tensor
+from ..probing import lowered_by_host
+from ..recurrence import gathered, lengths_of, packed_places, run
+
+PATCH = Patch(title="recurrent layers are not exported; packed sequences run on through their padding, silently",
+              upstream=("none known",))
+
+_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_REST = "params has_biases num_layers dropout train bidirectional"
+
+
+@PATCH.probe
+def probe() -> str | None:
+    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    return f"not implemented: {', '.join(missing)}" if missing else None
+
+
+@PATCH.op(*(kind + form for kind in _KINDS for form in ("", ".input", ".data")))
+def recurrent(context: Any, node: Any) -> None:
+    """lstm(input, hx, ..., batch_first), lstm(data, batch_sizes, hx, ...): of tensors or of packed data."""
+    kind, _, form = node.kind.partition(".")
+    states = context[node.inputs[1]] if isinstance(node.inputs[1], str) else node.inputs[1]
+    packed = form == "data" or (not form and _packed(kind, states))
+    given = bind(context, node, f"data batch_sizes hx {_REST}" if packed else f"input hx {_REST} batch_first")
+    states = given.hx if isinstance(given.hx, list | tuple) else [given.hx]
+    if not packed:
+        add_all(context, node, run(context, node, kind, given.input, states, given))
+        return
+    given.batch_first = False
+    sizes = np.asarray(python(given.batch_sizes, node, "batch_sizes"))
+    results: list[list[Var]] = []
+    whole, places, ends = given.data, [], np.cumsum([0, *sizes])
+    for length, first, last in lengths_of(sizes):
+        rows = np.array([[ends[step] + which for which in range(first, last)] for step in range(length)])
+        places.append(rows.ravel())
+        x = mb.reshape(x=gathered(whole, rows.ravel()), shape=[*rows.shape, whole.shape[-1]])
+        parts = [state if last - first == sizes[0] else mb.slice_by_index(
+            x=state, begin=[0, first, 0], end=[0, last, 0], begin_mask=[True, False, True],
+            end_mask=[True, False, True]) for state in states]
+        out, *left = run(context, node, kind, x, parts, given)
+        results.append([mb.reshape(x=out, shape=[rows.size, out.shape[-1]]), *left])
+    out, *left = (mb.concat(values=list(each), axis=0 if not which else 1) if len(each) > 1 else each[0]
+                  for which, each in enumerate(zip(*results, strict=True)))
+    add_all(context, node, [gathered(out, np.argsort(np.concatenate(places))), *left])
+
+
+def _packed(kind: str, second: Any) -> bool:
+    """Whether a node of TorchScript is of packed data: its second argument is a vector of sizes, and no state."""
+    return isinstance(second, Var) and (kind == "lstm" or second.rank == 1)
+
+
+@PATCH.op("_pack_padded_sequence")
+def pack(context: Any, node: Any) -> None:
+    """_pack_padded_sequence(input, lengths, batch_first) -> data, batch_sizes."""
+    given = bind(context, node, "input lengths batch_first")
+    try:
+        lengths = np.asarray(python(given.lengths, node, "lengths"))
+    except NotConverted as error:
+        raise NotConverted.at(node, "the lengths of the sequences are computed by the model",
+                              "make them constants, sorted (enforce_sorted=True)") from error
+    x = given.input
+    if python(given.batch_first, node, "batch_first"):
+        x = mb.transpose(x=x, perm=[1, 0, *range(2, x.rank)])
+    steps, samples, *rest = x.shape
+    if not all(isinstance(size, int | np.integer) for size in x.shape):
+        raise NotConverted.at(node, "sequences of a flexible size are not packed", "fix the size")
+    sizes = np.array([np.sum(lengths > step) for step in range(lengths.max())])
+    rows = np.concatenate([step * samples + np.arange(size) for step, size in enumerate(sizes)])
+    data = gathered(mb.reshape(x=x, shape=[steps * samples, *rest]), rows)
+    add_all(context, node, [data, tensor(sizes)])
+
+
+@PATCH.op("_pad_packed_sequence")
+def unpack(context: Any, node: Any) -> None:
+    """_pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length) -> padded, lengths."""
+    given = bind(context, node, "data batch_sizes batch_first padding_value total_length")
+    sizes = np.asarray(python(given.batch_sizes, node, "batch_sizes"))
+    steps = max(len(sizes), int(python(given.total_length, node, "total_length")))
+    rows, lengths = packed_places(sizes, steps)
+    data = given.data
+    if np.any(rows == sizes.sum()):
+        padding = np.full((1, *data.shape[1:]), python(given.padding_value, node, "padding_value"), np.float32)
+        data = mb.concat(values=[data, tensor(padding, data.dtype)], axis=0)
+    padded = mb.reshape(x=gathered(data, rows.ravel()), shape=[*rows.shape, *data.shape[1:]])
+    if python(given.batch_first, node, "batch_first"):
+        padded = mb.transpose(x=padded, perm=[1, 0, *range(2, padded.rank)])
+    add_all(context, node, [padded, tensor(lengths)])

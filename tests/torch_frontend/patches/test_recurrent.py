@@ -1,0 +1,74 @@
+"""Recurrent layers: exported, bidirectional, of packed sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from mil_ane_passes.torch_frontend import NotConverted
+
+from ..checks import check
+
+X = torch.rand(3, 4, 6)
+LAYERS = [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN]
+
+
+def flat(results: Any) -> tuple[torch.Tensor, ...]:
+    out, left = results
+    return (out, *left) if isinstance(left, tuple) else (out, left)
+
+
+def layer(kind: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(6, 5, **options).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_directions_and_layers(kind: Any, both: bool, frontend: str) -> None:
+    net = layer(kind, num_layers=1 + both, bidirectional=both, batch_first=both, bias=both)
+    check(lambda x: flat(net(x)), X, frontend=frontend)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_given_states(kind: Any) -> None:
+    net = layer(kind, num_layers=2, nonlinearity="relu") if kind is torch.nn.RNN else layer(kind, num_layers=2)
+    check(lambda x, h: flat(net(x, (h, h * 2) if kind is torch.nn.LSTM else h)), X, torch.rand(2, 4, 5),
+          frontend="export")
+
+
+def test_flexible_steps() -> None:
+    net = layer(torch.nn.LSTM, bidirectional=True)
+    check(lambda x: flat(net(x)), X, flexible=[0], at=[(torch.rand(7, 4, 6),)])
+
+
+@pytest.mark.parametrize(("lengths", "ordered"), [([4, 2, 2], True), ([1, 4, 3], False), ([4, 4, 4], True)],
+                         ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_packed_sequences_of_known_lengths(kind: Any, lengths: list[int], ordered: bool) -> None:
+    net = layer(kind, num_layers=2, bidirectional=ordered)
+
+    def packed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=ordered)
+        out, *left = flat(net(packed))
+        padded, found = pad_packed_sequence(out, batch_first=ordered, padding_value=0.5, total_length=5)
+        return (padded, found, *left)
+
+    check(packed, X)
+
+
+def test_lengths_that_the_model_computes_are_refused() -> None:
+    net = layer(torch.nn.LSTM)
+    with pytest.raises(NotConverted, match="lengths of the sequences are computed by the model; make them constants"):
+        check(lambda x, lengths: net(pack_padded_sequence(x, lengths, batch_first=True))[1][0], X,
+              torch.tensor([4, 3, 2]))
+
+
+def test_projections_are_refused() -> None:
+    net = layer(torch.nn.LSTM, proj_size=3)
+    with pytest.raises(NotConverted, match="projections"):
+        check(lambda x: net(x)[0], X)
