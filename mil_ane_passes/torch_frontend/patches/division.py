@@ -24,7 +24,12 @@ from ..probing import wrong
 _NOOPS = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
 
 PATCH = Patch(title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
-              upstream=("none known",))
+              upstream=(
+        "https://github.com/apple/coremltools/issues/2761",
+        "https://github.com/apple/coremltools/pull/2762",
+        "https://github.com/apple/coremltools/issues/2836",
+        "https://github.com/apple/coremltools/issues/2733",
+    ))
 
 
 @PATCH.probe

@@ -38,7 +38,7 @@ _KEPT = frozenset((
 _BOUNDS = frozenset(("clip", "maximum", "minimum"))
 
 PATCH = Patch(title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
-              upstream=("none known",))
+              upstream=("https://github.com/apple/coremltools/pull/2669",))
 
 
 @PATCH.probe

@@ -20,7 +20,10 @@ from ..probing import wrong
 
 PATCH = Patch(
     title="assignment at indices and masks fails for most mixes of indices",
-    upstream=("none known",),
+    upstream=(
+        "https://github.com/apple/coremltools/issues/1678",
+        "https://github.com/apple/coremltools/issues/2188",
+    ),
 )
 
 

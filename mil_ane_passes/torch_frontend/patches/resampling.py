@@ -18,7 +18,10 @@ from ..errors import NotConverted
 from ..lowering import add, bind, named, python
 
 PATCH = Patch(title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
-              upstream=("none known",))
+              upstream=(
+        "https://github.com/apple/coremltools/issues/1747",
+        "https://github.com/apple/coremltools/pull/2818",
+    ))
 
 _LINEAR = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_trilinear3d")
 _NEAREST = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_nearest3d")

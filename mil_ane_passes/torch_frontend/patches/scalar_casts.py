@@ -17,7 +17,11 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4", upstream=("none known",))
+PATCH = Patch(title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4", upstream=(
+        "https://github.com/apple/coremltools/issues/2633",
+        "https://github.com/apple/coremltools/pull/2632",
+        "https://github.com/apple/coremltools/issues/2755",
+    ))
 
 _NUMBERS: dict[str, tuple[type, Any]] = {"bool": (bool, types.bool), "int": (int, types.int32),
                                          "float": (float, types.fp32)}

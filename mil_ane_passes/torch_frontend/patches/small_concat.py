@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import types
 from ..contract import Patch
 from ..probing import wrong
 
-PATCH = Patch(title="one element of a small concat of floats cannot be taken", upstream=("none known",))
+PATCH = Patch(title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
 
 
 @PATCH.probe

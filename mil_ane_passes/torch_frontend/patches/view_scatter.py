@@ -21,7 +21,7 @@ from ..windows import assign_at, assign_slice, wrapped
 
 PATCH = Patch(
     title="slice_scatter, select_scatter and copy go through reshape and scatter, and fail for flexible sizes",
-    upstream=("https://github.com/apple/coremltools/issues/2183",),
+    upstream=("https://github.com/apple/coremltools/issues/1522",),
 )
 
 

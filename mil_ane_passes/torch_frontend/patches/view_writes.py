@@ -23,7 +23,11 @@ from ..probing import wrong
 
 PATCH = Patch(
     title="writes through views go to the wrong axis or are dropped",
-    upstream=("https://github.com/apple/coremltools/issues/2183",),
+    upstream=(
+        "https://github.com/apple/coremltools/issues/1422",
+        "https://github.com/apple/coremltools/issues/2188",
+        "https://github.com/apple/coremltools/issues/2099",
+    ),
 )
 _GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
 _SEES_NO_VALUES = {"aten::copy": 0, "aten::fill": 0, "aten::type_as": 1, "aten::size": 0, "aten::dim": 0}
@@ -72,8 +76,8 @@ def update_attribute(context: Any, node: Any) -> None:
     if state is None:
         if node.attr["reads"]:
             logger.warning(
-                "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as a "
-                "state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
+                "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as "
+                "a state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
                 "wrapped_type=..., name='%s')] (iOS18)", place_of(node), buffer, buffer)
         context.add(mb.identity(x=new, name=node.name))
         return
