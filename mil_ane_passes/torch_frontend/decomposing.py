@@ -25,7 +25,7 @@ from coremltools.converters.mil.mil import Var, types
 from .errors import NotConverted
 from .lowering import named
 
-__all__ = ["decomposed"]
+__all__ = ["decomposed", "torch_call"]
 
 _HINTS = (7, 12)
 _numbers = itertools.count()
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 def decomposed(context: Any, node: Any) -> None:
     """The lowering: trace the op, convert the graph, hand its results to the node."""
-    packet, arguments, keywords = _call(context, node)
+    packet, arguments, keywords = torch_call(context, node)
     tensors: list[Var] = []
     template = [_slots(argument, tensors) for argument in (*arguments, *keywords.values())]
 
@@ -47,7 +47,7 @@ def decomposed(context: Any, node: Any) -> None:
     _hand_over(context, node, _converted(context, graphs[0], tensors))
 
 
-def _call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
+def torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
     """The torch op and its arguments; those of TorchScript are typed by the first schema they fit."""
     import torch
 
@@ -57,7 +57,8 @@ def _call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
     given = [_looked_up(context, item) for item in node.inputs]
     keywords = {name: _looked_up(context, item[0]) if len(item) == 1 else [_looked_up(context, one) for one in item]
                 for name, item in (node.kwinputs or {}).items()}
-    for overload in packet.overloads():
+    chosen = sanitize_op_kind(node.kind).partition(".")[2]  # torch.export says which, TorchScript does not
+    for overload in sorted(packet.overloads(), key=lambda name: name.lower() != chosen):
         schema = getattr(packet, overload)._schema
         types_of = {argument.name: str(argument.type) for argument in schema.arguments}
         typed = _typed(given, list(types_of.values()))
@@ -106,6 +107,8 @@ def _as(value: Any, kind: str) -> Any:
     accepted = {"int": int, "float": number, "bool": bool, "str": str, "number": number, "Scalar": number}
     if kind in ("Device", "Layout", "MemoryFormat"):
         return None
+    if isinstance(value, bool) and kind == "int":
+        return NotImplemented
     return value if kind in accepted and isinstance(value, accepted[kind]) else NotImplemented
 
 

@@ -24,7 +24,7 @@ _MEANT = {
     "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes", "special_erf": "erf", "special_erfc":
     "erfc", "special_exp2": "exp2", "special_expit": "sigmoid", "special_expm1": "expm1", "special_log1p": "log1p",
     "special_log_softmax": "log_softmax", "special_logit": "logit", "special_logsumexp": "logsumexp", "special_round":
-    "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy", 
+    "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy",
     "linalg_diagonal": "diagonal", "linalg_matmul": "matmul", "moveaxis": "movedim", "row_stack": "vstack",
     "reshape_as": "view_as", "divide.scalar_mode": "div",
 }
