@@ -79,3 +79,17 @@ def test_computed_index_of_rank_0() -> None:
 def test_refusal() -> None:
     with pytest.raises(NotConverted, match="include_self"):
         convert(lambda x: torch.scatter_reduce(x, 1, INDEX, x, "sum", include_self=False), (X,))
+
+
+def test_a_source_larger_than_the_index() -> None:
+    index = torch.tensor([[0, 1]])
+    check(lambda x, i: torch.zeros(2, 4).scatter_add(1, i, x), X[0, :, :], index)
+    check(lambda x, i: torch.zeros(2, 4).scatter_add(1, i, x), X[0, :, :], index, flexible=[0, 1],
+          at=[(torch.rand(2, 2), index)])
+    check(lambda x: torch.zeros(4, 3).scatter_add(1, (x[:, :2] > 9).long(), x), X[0], flexible=[1],
+          at=[(torch.rand(4, 7) * 20,)])
+
+
+def test_gathering_along_a_flexible_size_by_fewer() -> None:
+    check(lambda x, y: torch.gather(x, 1, (y[:, :2] * 0 + 1).long()), X[0], X[0, :2], flexible=[0],
+          at=[(torch.rand(7, 3), X[0, :2])])
