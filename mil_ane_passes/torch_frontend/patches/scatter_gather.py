@@ -40,7 +40,7 @@ def gather(context: Any, node: Any) -> None:
     given = bind(context, node, "self dim index sparse_grad=False")
     x, index = tensor(given.self), cast(tensor(given.index), types.int32)
     axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    corner = _corner(_without_bools(x), index, axis, node, surely=True)
+    corner = _corner(_without_bools(x), index, axis, node)
     found = mb.gather_along_axis(x=corner, indices=index, axis=axis, name=node.name)
     add(context, node, cast(found, x.dtype))
 
@@ -98,28 +98,21 @@ def _scatter(context: Any, node: Any, given: Any, source: Any, reduce: str | Non
         updates = mb.slice_by_size(x=updates, begin=[0] * updates.rank, size=vector(dims(index)))
     corner = _corner(data, index, axis, node)
     if corner is not data and not (static(corner) and static(data)):
-        raise NotConverted.at(node, "the index is smaller than the data, of a size that is not known", "fix the sizes")
+        raise NotConverted.at(node, "the index may be smaller than the data, of a size that is not known",
+                              "fix the sizes")
     done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_MODES[reduce])
     add(context, node, cast(mb.identity(x=_put_back(done, data), name=node.name), whole.dtype))
 
 
-def _corner(x: Var, index: Var, axis: int, node: Any, surely: bool = False) -> Var:
-    """The part of `x` that an index can reach: as long as the index along every axis but `axis`.
-
-    Two sizes that are not known are taken to be the same, as MIL does, unless it has to be `surely` so.
-    """
+def _corner(x: Var, index: Var, axis: int, node: Any) -> Var:
+    """The part of `x` that an index can reach: as long as the index along every axis but `axis`."""
     if x.rank != index.rank:
         raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "give both one rank")
     pairs = enumerate(zip(x.shape, index.shape, strict=True))
-    if all(place == axis or _same(*sizes, surely) for place, sizes in pairs):
+    if all(place == axis or bool(mine == other) for place, (mine, other) in pairs):
         return x
     size = [-1 if place == axis else other for place, other in enumerate(dims(index))]
     return mb.slice_by_size(x=x, begin=[0] * x.rank, size=vector(size))
-
-
-def _same(mine: Any, other: Any, surely: bool) -> bool:
-    known = [isinstance(size, int | np.integer) for size in (mine, other)]
-    return bool(mine == other) if surely or all(known) else not any(known)
 
 
 def _put_back(corner: Var, whole: Var) -> Var:
