@@ -44,6 +44,20 @@ def constantchunk(context: Any, node: Any) -> None:
         context.add(_slice(x, axis, 0 if place == 0 else mb.mul(x=step, y=place), end, name), name)
 
 
+@PATCH.op("chunk")
+def chunk(context: Any, node: Any) -> None:
+    """chunk(self, chunks, dim=0) as a list, as scripts that index it have it."""
+    given = bind(context, node, "self chunks dim=0")
+    x, chunks = given.self, python(given.chunks, node, "chunks")
+    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    size = dims(x)[axis]
+    if not isinstance(size, int):
+        raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "unpack them, or fix the size")
+    step = -(-size // chunks)
+    context.add([_slice(x, axis, begin, min(begin + step, size), f"{node.name}_{place}")
+                 for place, begin in enumerate(range(0, size, step))], node.name)
+
+
 @PATCH.op("split", "split_with_sizes")
 def split(context: Any, node: Any) -> None:
     """split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""

@@ -51,3 +51,11 @@ def test_known_sizes(frontend: str) -> None:
         return x.split(2, 1)[1] + torch.split(x, [2, 2], 1)[0]
 
     check(function, X, frontend=frontend)
+
+
+def indexed(x: torch.Tensor) -> torch.Tensor:
+    return x.chunk(2, -1)[0].sum() + x.chunk(3, 0)[1] * x.split(2, 1)[0].sum()
+
+
+def test_pieces_that_a_script_indexes() -> None:
+    check(indexed, torch.randn(4, 5), frontend="script")

@@ -1,0 +1,54 @@
+"""`return y, y`: a tensor that a model returns twice, or under two names.
+
+The host gives both outputs one name, and a model with two outputs of one name cannot be loaded, nor its outputs told
+apart. Here the second is a copy with a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Function, Var
+from coremltools.converters.mil.mil.scope import ScopeInfo
+
+from ..contract import Patch
+from ..probing import converted, traced
+
+PATCH = Patch(title="a tensor returned twice makes two outputs of one name", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def twice(x: Any) -> Any:
+        y = x + 1
+        return y, y
+
+    x = torch.zeros(2)
+    outputs = converted(traced(twice, x), x).functions["main"].outputs
+    return "both outputs have one name" if len({output.name for output in outputs}) < len(outputs) else None
+
+
+@PATCH.replaces("coremltools.converters.mil.mil.block", "Block.set_outputs")
+def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) -> Any:
+    """The host's outputs, each of a function's a Var of its own."""
+    return host(block, _apart(outputs, block) if isinstance(block, Function) else outputs)
+
+
+def _apart(outputs: Sequence[Var], block: Any) -> list[Var]:
+    own: list[Var] = []
+    for var in outputs:
+        if any(var is other for other in own):
+            with mb.scope(*_scopes(var, block)):
+                var = mb.identity(x=var, name=f"{var.name}_{len(own)}")
+        own.append(var)
+    return own
+
+
+def _scopes(var: Var, block: Any) -> list[ScopeInfo]:
+    """Where the host is told an op comes from, without which it refuses one: as the Var, or (an input) any other op."""
+    makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
+    return [ScopeInfo(source=source, data=data) for source, data in makers[0].scopes.items()] if makers else []

@@ -1,0 +1,48 @@
+"""`x.transpose(0, 1).sum()`: a reduction over all axes behind a transpose.
+
+The host's pass that moves transposes asks each reduction for its `axes`, which one over everything does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..contract import Patch
+
+PATCH = Patch(title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
+_PASS = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
+
+
+@PATCH.probe
+def probe() -> str | None:
+    from coremltools.converters.mil.mil import Builder as mb
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    @mb.program(input_specs=[mb.TensorSpec(shape=(2, 3))])
+    def program(x: Any) -> Any:
+        return mb.reduce_sum(x=mb.relu(x=mb.transpose(x=x, perm=[1, 0])), keep_dims=False)
+
+    try:
+        PASS_REGISTRY["common::reduce_transposes"](program)
+    except KeyError as error:
+        return f"fails: KeyError {error}"
+    return None
+
+
+@PATCH.replaces(_PASS, "_TransformReduceMean.__init__")
+def initialise(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
+    """As the host, but a reduction may have no axes."""
+    if given["op"].inputs.get("axes") is not None:
+        host(reduction, **given)
+        return
+    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import TransformAxisUpdateOps
+
+    TransformAxisUpdateOps.__init__(reduction, **given)
+    reduction.axes_var = None
+
+
+@PATCH.replaces(_PASS, "_TransformReduceMean.can_transpose_pass")
+def can_transpose_pass(host: Callable[..., bool], reduction: Any) -> bool:
+    """No transpose moves past a reduction of everything: it would have nothing to transpose."""
+    return reduction.axes_var is not None and host(reduction)
