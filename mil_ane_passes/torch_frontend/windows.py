@@ -1,8 +1,9 @@
 """Assigning to a window of a tensor: `x[:, a:b:s] = y` as values, in ops that stay on the ANE where that is exact.
 
 A window whose place and size are known is joined from slices (`concat`). One in a state, or whose place the model
-computes, is a `slice_update` from iOS18 on, which Core ML does in place; before that, a window of size 1 is blended in by comparing positions, a larger one is
-`scatter`. Nothing is multiplied by a mask, so infinities and NaN in what is replaced leave no trace.
+computes, is a `slice_update` from iOS18 on, which Core ML does in place; before that, a window of size 1 is blended in
+by comparing positions, a larger one is `scatter`. Nothing is multiplied by a mask, so infinities and NaN in what is
+replaced leave no trace.
 """
 
 from __future__ import annotations

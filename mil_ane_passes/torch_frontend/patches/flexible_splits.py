@@ -52,7 +52,7 @@ def chunk(context: Any, node: Any) -> None:
     axis = axis_of(python(given.dim, node, "dim"), x.rank)
     size = dims(x)[axis]
     if not isinstance(size, int):
-        raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "unpack them, or fix the size")
+        raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "fix the size")
     step = -(-size // chunks)
     context.add([_slice(x, axis, begin, min(begin + step, size), f"{node.name}_{place}")
                  for place, begin in enumerate(range(0, size, step))], node.name)

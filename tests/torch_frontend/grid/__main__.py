@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for frontend, name, verdicts in pool.imap_unordered(judged, places, chunksize=20):
             if verdicts[0][0] == "torch":
                 continue  # PyTorch itself cannot run or capture it
-            for counter, (verdict, _) in zip(counts.setdefault(frontend, [Counter(), Counter()]), verdicts, strict=True):
+            both = counts.setdefault(frontend, [Counter(), Counter()])
+            for counter, (verdict, _) in zip(both, verdicts, strict=True):
                 counter[verdict] += 1
             if verdicts[1][0] != "right":
                 print(f"{verdicts[1][0]}: {name}: {verdicts[1][1]}", flush=True)
