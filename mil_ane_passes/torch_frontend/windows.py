@@ -1,9 +1,9 @@
 """Assigning to a window of a tensor: `x[:, a:b:s] = y` as values, in ops that stay on the ANE where that is exact.
 
-A window whose place and size are known is joined from slices (`concat`). One in a state, or whose place the model
-computes, is a `slice_update` from iOS18 on, which Core ML does in place; before that, a window of size 1 is blended in
-by comparing positions, a larger one is `scatter`. Nothing is multiplied by a mask, so infinities and NaN in what is
-replaced leave no trace.
+From iOS18 on a window is a `slice_update`, which Core ML does in place (in a state, too). Before that, one whose place
+and size are known is joined from slices (`concat`); of those whose place the model computes, a window of size 1 is
+blended in by comparing positions, a larger one is `scatter`. Nothing is multiplied by a mask, so infinities and NaN in
+what is replaced leave no trace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def assign_slice(context: Any, x: Var, update: Var, axis: int, start: Any, end: 
         start, end = _clamped(start, int(size)), int(size) if end is None else _clamped(end, int(size))
         if not isinstance(start, Var) and not isinstance(end, Var):
             return _assign_known(x, update, axis, start, end, step, int(size))
-    elif step == 1 and _surely_inside(context, size, start, end):
+    elif step == 1 and not _has_slice_update() and _surely_inside(context, size, start, end):
         return _joined(x, update, axis, start, end)
     return _assign_computed(x, update, axis, start, step)
 
@@ -115,11 +115,10 @@ def _assign_known(x: Var, update: Var, axis: int, start: int, end: int, step: in
     count = max(0, -(-(end - start) // step))
     if count == 0:
         return x
-    in_place = _has_slice_update() and (_is_state(x) or (step > 1 and count > 1))
-    if not in_place and (step == 1 or count == 1):
-        return _joined(x, update, axis, start, start + count if start + count < size else None)
-    if in_place:
+    if _has_slice_update():
         return _slice_update(x, update, axis, start, start + (count - 1) * step + 1, step)
+    if step == 1 or count == 1:
+        return _joined(x, update, axis, start, start + count if start + count < size else None)
     return _woven(x, update, axis, start, step, count, size)
 
 
@@ -176,13 +175,6 @@ def cut(x: Var, axis: int, start: int | None, end: int | None) -> Var:
     begins[axis], ends[axis] = start or 0, end or 0
     return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[other or start is None for other in others],
                              end_mask=[other or end is None for other in others])
-
-
-def _is_state(x: Var) -> bool:
-    """Whether `x` is what a state holds, as read or as just updated."""
-    while x.op is not None and x.op.op_type == "cast":
-        x = x.op.x
-    return x.op is not None and x.op.op_type in ("read_state", "coreml_update_state")
 
 
 def _has_slice_update() -> bool:

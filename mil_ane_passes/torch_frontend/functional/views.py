@@ -113,6 +113,18 @@ class Expanded(_View):
         return self.emit.op("aten::reshape", new, self.emit.sizes(parent), like=parent)
 
 
+def slice_(emit: Emitter, node: Any) -> Step:
+    """slice(self, dim, start, end, step); `x[:]` is x."""
+    start, end, step = (constant(value) for value in list(node.inputs())[2:5])
+    known = all(value.node().kind() == "prim::Constant" for value in list(node.inputs())[2:5])
+    whole = known and start in (None, 0) and (end is None or end >= _OPEN) and step == 1
+    return (Same if whole else Scattered)(emit, node)
+
+
+_OPEN = 2**31 - 1
+"""torch's "to the end": anything from here on."""
+
+
 def narrow(emit: Emitter, node: Any) -> Step:
     """narrow(self, dim, start, length)"""
     dim, start, length = list(node.inputs())[1:]
@@ -147,7 +159,7 @@ def _named(step: Callable[[Emitter, Any], Step], *names: str) -> dict[str, Calla
 
 VIEWS: dict[str, Callable[[Emitter, Any], Step]] = {
     **_named(Same, "detach", "alias", "lift_fresh", "positive", "requires_grad_", "detach_"),
-    **_named(Scattered, "slice", "select", "diagonal"),
+    **_named(Scattered, "select", "diagonal"),
     **_named(Reshaped, "view", "view_as", "squeeze", "unflatten", "_unsafe_view", "_reshape_alias"),
     **_named(Swapped, "transpose", "swapaxes", "swapdims", "t"),
     **_named(Mirrored, "numpy_T", "mT"),
@@ -156,4 +168,5 @@ VIEWS: dict[str, Callable[[Emitter, Any], Step]] = {
     **_named(Unsqueezed, "unsqueeze"),
     **_named(Expanded, "expand", "expand_as", "broadcast_to"),
     "aten::narrow": narrow,
+    "aten::slice": slice_,
 }

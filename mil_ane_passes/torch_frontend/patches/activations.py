@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
@@ -38,12 +39,13 @@ def softplus(context: Any, node: Any) -> None:
     given = bind(context, node, "self beta=1 threshold=20")
     beta, threshold = (float(python(given.beta, node, "beta")), float(python(given.threshold, node, "threshold")))
     x = given.self
+    if threshold >= 20:  # over 20, the logarithm and x are the same number in fp32
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["softplus"](context, node)
+        return
     scaled = x if beta == 1 else mb.mul(x=x, y=cast(tensor(beta), x.dtype))
     soft = mb.softplus(x=scaled)
     soft = soft if beta == 1 else mb.mul(x=soft, y=cast(tensor(1 / beta), x.dtype))
-    # over 20, the logarithm and x are the same number in fp32
-    if threshold < 20:
-        soft = mb.select(cond=mb.greater(x=scaled, y=cast(tensor(threshold), x.dtype)), a=x, b=soft)
+    soft = mb.select(cond=mb.greater(x=scaled, y=cast(tensor(threshold), x.dtype)), a=x, b=soft)
     add(context, node, named(soft, node))
 
 

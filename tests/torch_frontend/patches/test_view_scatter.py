@@ -51,7 +51,8 @@ def ops(mlmodel: Any) -> list[str]:
 
 @pytest.mark.parametrize("function, target, expected", [
     (middle, ct.target.iOS16, {"slice_by_index", "mul", "concat"}),
-    (one, ct.target.iOS18, {"slice_by_index", "mul", "expand_dims", "concat"}),
+    (middle, ct.target.iOS18, {"slice_by_index", "mul", "slice_update"}),
+    (one, ct.target.iOS16, {"slice_by_index", "mul", "expand_dims", "concat"}),
     (steps, ct.target.iOS18, {"slice_by_index", "mul", "slice_update"}),
 ])
 def test_ops(function: Callable[..., Any], target: Any, expected: set[str]) -> None:
