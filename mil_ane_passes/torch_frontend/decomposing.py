@@ -151,6 +151,10 @@ def _traced(run: Any, tensors: list[Var], hint: int, node: Any) -> Any:
     try:
         with torch.no_grad():
             graph = make_fx(run, decomposition_table=_table(), tracing_mode="fake")(*examples)
+            if any(str(step.target).partition(".")[2].partition(".")[0].endswith("_") for step in graph.graph.nodes):
+                # some definitions write in place, which lowerings know nothing of
+                graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=_table(),
+                                tracing_mode="fake")(*examples)
     except Exception as error:
         why = (str(error).strip() or repr(error)).splitlines()[0]
         raise NotConverted.at(node, f"torch has no definition of it by simpler ops here ({why})") from error

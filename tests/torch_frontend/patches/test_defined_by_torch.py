@@ -29,6 +29,25 @@ def test_places(frontend: str) -> None:
     check(moved, X, Y, frontend=frontend)
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_statistics(frontend: str) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        gaps = torch.where(x > 0.4, x, torch.nan)
+        one = torch.quantile(x, 0.3, dim=1) + torch.quantile(x, torch.tensor([0.1, 0.5]), dim=1, keepdim=True)[1]
+        return one + torch.nanmean(gaps, 1) + torch.isin((x[:, 0] * 4).int(), torch.tensor([1, 2])).float()
+
+    check(model, X, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_losses(frontend: str) -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(x[0], torch.tensor([0, 1, 2, 0])) + y.sum() * 0
+        return loss + torch.nn.functional.poisson_nll_loss(x, y) + torch.nn.functional.soft_margin_loss(x, y)
+
+    check(model, X, Y, frontend=frontend)
+
+
 def test_flexible_size() -> None:
     check(lambda x: torch.lerp(x, x * 2, 0.3) + torch.logaddexp(x, x), torch.rand(4, 3), flexible=[0],
           at=[(torch.rand(2, 3),), (torch.rand(64, 3),)])
