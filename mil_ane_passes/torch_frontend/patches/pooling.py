@@ -1,0 +1,117 @@
+"""Max pools with dilation, and average pools with a divisor of their own.
+
+A maximum over a window is one along each axis in turn, and along an axis it is the largest of as many strided slices as
+the kernel is long, of the tensor padded with -inf. A sum over a window is the average, padding counted, times its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add, bind, named, python
+from ..probing import wrong
+
+PATCH = Patch(title="max pools with dilation and average pools with `divisor_override` are refused",
+              upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    pools = torch.nn.functional
+    return wrong(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.).reshape(1, 1, 5)) \
+        or wrong(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2))
+
+
+@PATCH.op("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
+          "max_pool3d_with_indices")
+def max_pool(context: Any, node: Any) -> None:
+    """max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
+    given = bind(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
+    count = int(node.kind.removeprefix("max_pool")[0])
+    dilation = _each(given.dilation, node, "dilation", count)
+    if all(step == 1 for step in dilation) and len(node.inputs) > 2:
+        _by_host(context, node)
+        return
+    x, kernel = given.self, _each(given.kernel_size, node, "kernel_size", count)
+    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
+    padding, ceil = _each(given.padding, node, "padding", count), bool(python(given.ceil_mode, node, "ceil_mode"))
+    if all(step == 1 for step in dilation) and not ceil:
+        pad = np.repeat(padding, 2)
+        _give(context, node, mb.max_pool(x=x, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=pad))
+        return
+    if not types.is_float(x.dtype) or not all(isinstance(size, int | np.integer) for size in x.shape[-count:]):
+        raise NotConverted.at(node, "dilation takes floats of known spatial sizes", "fix the sizes")
+    for place in range(count):
+        x = _largest(x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil)
+    _give(context, node, x)
+
+
+def _give(context: Any, node: Any, x: Var) -> None:
+    """The maxima; their places, a second output, are given by nothing."""
+    exported = node.kind.endswith("with_indices") and len(node.outputs) == 1
+    context.add((named(x, node), None) if exported else named(x, node), torch_name=node.outputs[0])
+
+
+def _largest(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Var:
+    """The maxima along one axis."""
+    size, reach = int(x.shape[axis]), dilation * (kernel - 1) + 1
+    places = (size + 2 * padding - reach + (stride - 1 if ceil else 0)) // stride + 1
+    if ceil and (places - 1) * stride >= size + padding:
+        places -= 1
+    last = max((places - 1) * stride + reach - size - padding, 0)
+    if padding or last:
+        widths = [0] * (2 * axis) + [padding, last] + [0] * (2 * (x.rank - axis - 1))
+        x = mb.pad(x=x, pad=widths, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(-np.inf))
+    others = [place != axis for place in range(x.rank)]
+    found = None
+    for tap in range(kernel):
+        begin, end = tap * dilation, tap * dilation + (places - 1) * stride + 1
+        part = mb.slice_by_index(x=x, begin=[0 if other else begin for other in others], begin_mask=others,
+                                 end=[0 if other else end for other in others], end_mask=others,
+                                 stride=[1 if other else stride for other in others])
+        found = part if found is None else mb.maximum(x=found, y=part)
+    return found
+
+
+@PATCH.op("avg_pool2d", "avg_pool3d")
+def avg_pool(context: Any, node: Any) -> None:
+    """avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True, divisor_override)."""
+    given = bind(context, node, "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True "
+                                "divisor_override=None")
+    divisor = python(given.divisor_override, node, "divisor_override")
+    if divisor is None:
+        _by_host(context, node)
+        return
+    if python(given.ceil_mode, node, "ceil_mode"):
+        raise NotConverted.at(node, "divisor_override with ceil_mode is not expressed", "pad the input instead")
+    count = int(node.kind.removeprefix("avg_pool")[0])
+    kernel = _each(given.kernel_size, node, "kernel_size", count)
+    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
+    padding = np.repeat(_each(given.padding, node, "padding", count), 2)
+    average = mb.avg_pool(x=given.self, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=padding,
+                          exclude_padding_from_average=False)
+    add(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
+
+
+def _by_host(context: Any, node: Any) -> None:
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+
+
+def _given(value: Any, node: Any) -> bool:
+    return value is not None and np.size(python(value, node, "stride")) > 0
+
+
+def _each(value: Any, node: Any, name: str, count: int) -> list[int]:
+    """One number for each spatial axis."""
+    numbers = [int(number) for number in np.ravel(python(value, node, name))]
+    return numbers * count if len(numbers) == 1 else numbers

@@ -1,0 +1,45 @@
+"""Max pools with dilation, average pools with a divisor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mil_ane_passes.torch_frontend import NotConverted
+
+from ..checks import check
+
+X = torch.randn(2, 3, 9, 8)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_dilation(frontend: str) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        plain = F.max_pool2d(x, 2)
+        wide = F.max_pool2d(x, 2, 1, dilation=2), F.max_pool2d(x, 3, 2, 1, dilation=(2, 1), ceil_mode=True)
+        return plain, *wide, F.max_pool1d(x[:, 0], 2, 3, dilation=3)
+
+    check(model, X, frontend=frontend)
+
+
+def test_dilation_with_a_flexible_batch() -> None:
+    check(lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2), X, flexible=[0], at=[(torch.randn(5, 3, 9, 8) - 9,)])
+
+
+def test_dilation_of_a_flexible_image_is_refused() -> None:
+    with pytest.raises(NotConverted, match="dilation takes floats of known spatial sizes"):
+        check(lambda x: F.max_pool2d(x, 2, dilation=2), X, flexible=[2])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_divisor(frontend: str) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.avg_pool2d(x, 2, divisor_override=3), F.avg_pool2d(x, 3, 2, 1, divisor_override=1), F.avg_pool2d(x, 3)
+
+    check(model, X, frontend=frontend)
+
+
+def test_a_divisor_with_ceil_mode_is_refused() -> None:
+    with pytest.raises(NotConverted, match="divisor_override with ceil_mode"):
+        check(lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3), X)
