@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import coremltools as ct
+import numpy as np
 import pytest
 import torch
 from hypothesis import event, given, reject, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from mil_ane_passes.torch_frontend import NotConverted
 from mil_ane_passes.torch_frontend.functional import functionalise
 
-from .checks import captured
+from .checks import captured, check, convert
 from .programs import OPS, VIEWS, program
 
 
@@ -195,7 +197,7 @@ def swapped_views(x: torch.Tensor) -> torch.Tensor:
     (unclear_reshape, 2, "may share memory with one that op 'aten::copy_' .* writes to"),
     (grown, 1, "reads a list that holds a tensor written after it was put there"),
     (expanded, 1, "writes to an expanded tensor"),
-    (swapped_views, 1, "reads a tensor that op .prim::Loop.* writes to through its variable"),
+    (swapped_views, 1, "reads a tensor that may share memory with one that op .aten::add_"),
     (drawn, 1, "draws random numbers in place"),
 ])
 def test_what_cannot_be_followed_is_refused_with_its_line(function: Callable[..., Any], inputs: int,
@@ -293,3 +295,113 @@ def mirrored(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("function", [grown, mirrored])
 def test_lists_that_grow_and_mirrored_axes(function: Callable[..., Any]) -> None:
     same(function, torch.arange(12.).reshape(3, 4), frontend="script")
+
+
+def first_met_in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if bool(x.sum() > 0):
+        y[0] += 1
+        x[1] = 5
+    return y + x
+
+
+def listed_before_a_branch(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    both = [y, x]
+    for i in range(2):
+        if bool(x[0, 0] > i):
+            both[0].add_(i + 1)
+    return y * 1
+
+
+@pytest.mark.parametrize("function", [first_met_in_a_branch, listed_before_a_branch])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tensors_first_met_in_a_branch(function: Callable[..., Any], sign: int) -> None:
+    same(function, sign * torch.arange(1., 13.).reshape(3, 4), frontend="script")
+
+
+def begun_as_written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y
+    total = x * 0
+    for _ in range(3):
+        y.add_(1)
+        total = total + z
+        z = z * 2
+    return total
+
+
+def given_back(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = x * 3
+    for _ in range(3):
+        z = y
+    z.add_(1)
+    return y * 1
+
+
+def one_of_two(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y if bool(x.sum() > 0) else x * 1
+    z.add_(1)
+    return y * 1
+
+
+@pytest.mark.parametrize("function", [begun_as_written, given_back, one_of_two])
+def test_names_that_are_now_one_tensor_now_another_are_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(NotConverted, match="may share memory"):
+        ran(captured(function, (torch.ones(3, 4),), "script"), torch.ones(3, 4))
+
+
+class _Kept(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("k", torch.zeros(3, 4))
+        self.also = self.k
+        self.eval()
+
+
+class _Branching(_Kept):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            self.k[0] += x[0]
+        else:
+            self.k[1] += 1
+        return self.k * 2
+
+
+class _Assigning(_Kept):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.k += x
+        self.k[1:] -= 1
+        return self.also * 2
+
+
+class _Replacing(_Kept):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.k[0] = 1
+        self.k = torch.cat([self.k[1:], x[:1]])
+        return self.k * 2
+
+
+@pytest.mark.parametrize("kind, sign", [(_Branching, 1), (_Branching, -1), (_Assigning, 1)])
+def test_a_scripted_buffer_is_one_tensor_wherever_it_is_read(kind: type[_Kept], sign: int) -> None:
+    check(kind(), sign * torch.arange(1., 13.).reshape(3, 4), frontend="script")
+
+
+def test_a_buffer_replaced_by_another_tensor_is_refused() -> None:
+    with pytest.raises(NotConverted, match="assigns to the attribute 'k'"):
+        convert(_Replacing(), (torch.ones(3, 4),), "script")
+
+
+class _Uncertain(_Kept):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shown = self.k * 2
+        self.k.as_strided((2, 2), (4, 1)).add_(x[:2, :2])
+        return shown + x
+
+
+def test_a_state_that_may_have_been_written_is_refused() -> None:
+    state = ct.StateType(wrapped_type=ct.TensorType(shape=(3, 4), dtype=np.float16), name="k")
+    with pytest.raises(NotConverted, match="writes to what may be the state 'k'"):
+        convert(_Uncertain(), (torch.ones(3, 4),), "trace", target=ct.target.iOS18, states=[state])

@@ -9,6 +9,7 @@ dropped write.
 
 from __future__ import annotations
 
+from .attributes import hoist_attributes, name_attributes_once
 from .graph import functionalise
 
-__all__ = ["functionalise"]
+__all__ = ["functionalise", "hoist_attributes", "name_attributes_once"]

@@ -52,6 +52,7 @@ class Aliases:
         self._versions = itertools.count(1)
         self.depth = 0
         self.when_written: Callable[[Base, Any], Any] = lambda base, value: value
+        self.when_spoiled: Callable[[Base], None] = lambda base: None
 
     def find(self, value: Any) -> Alias | None:
         """The alias a value stands for, if it shares memory with anything known."""
@@ -119,7 +120,9 @@ class Aliases:
 
     def spoil(self, base: Base, why: str) -> None:
         """The value of a base is not known any more; reading it is an error."""
-        self._set(base, "spoiled", base.spoiled or why)
+        if base.spoiled is None:
+            self._set(base, "spoiled", why)
+            self.when_spoiled(base)
 
     @contextmanager
     def nested(self) -> Iterator[None]:

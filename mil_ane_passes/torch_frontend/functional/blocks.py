@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import place_of
 from .aliases import Alias, Base
-from .emit import is_tensor
+from .emit import constant, holds_tensors, is_tensor
+from .memory import memory_of
 from .writes import written_arguments
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ __all__ = ["follow_if", "follow_loop"]
 
 def follow_if(walk: Walk, node: Any, following: Any) -> None:
     """Each branch gives the new value of every outer tensor that either writes; `following` is the next node."""
+    for block in node.blocks():
+        _meet(walk, block)
     outer = walk.aliases.bases()
     before = {base: base.version for base in outer}
     values: list[dict[Base, Any]] = []
@@ -51,15 +54,19 @@ def _becomes(walk: Walk, base: Base, node: Any, values: list[dict[Base, Any]]) -
 def follow_loop(walk: Walk, node: Any, following: Any) -> None:
     """Every outer tensor that the body writes is carried from one turn to the next."""
     body = next(node.blocks())
+    _meet(walk, body)
     fixed = _fixed_variables(walk, node, body)
     outer = _written_outside(walk, node, body, fixed)
     for base in outer:
         node.addInput(base.value)
+    begun = _begun_from(walk, node, body, fixed)
     everything = set(walk.aliases.bases())
     returned: list[set[Base]] = []
     with walk.aliases.nested():
         for variable, alias in fixed.values():
             walk.aliases.bind(variable, alias)
+        for variable, sources in begun.values():
+            walk.aliases.may_share(variable, *sources)
         for base in outer:
             parameter = body.addInputToBlock()
             parameter.setType(base.value.type())
@@ -79,6 +86,9 @@ def follow_loop(walk: Walk, node: Any, following: Any) -> None:
         walk.aliases.rebase(base, walk.aliases.when_written(base, output), node)
     for base, why in spoiled.items():
         walk.aliases.spoil(base, why)
+    if not _runs(node):
+        for place, (_, sources) in begun.items():
+            returned[place] |= {alias.base for alias in sources}
     _share(walk, node, [bases if place not in fixed else set() for place, bases in enumerate(returned)])
     for place, (_, alias) in fixed.items():
         walk.aliases.bind(results[place], alias)
@@ -98,6 +108,37 @@ def _fixed_variables(walk: Walk, node: Any, body: Any) -> dict[int, tuple[Any, A
     return fixed
 
 
+def _begun_from(walk: Walk, node: Any, body: Any, fixed: dict[int, tuple[Any, Alias]],
+                ) -> dict[int, tuple[Any, list[Alias]]]:
+    """The other tensors among the variables, and the outer tensors each is, or is a view of, on some turn."""
+    variables, results = list(body.inputs())[1:], list(body.outputs())[1:]
+    begun = {}
+    for place, start in enumerate(list(node.inputs())[2:]):
+        if place not in fixed and place < len(variables) and is_tensor(variables[place]):
+            given = [value for value in memory_of(results[place]) if _is_outside(value, body)]
+            begun[place] = variables[place], [alias for one in (start, *given) for alias in walk.tensors_in(one)]
+    return begun
+
+
+def _variable_sources(place: int, body: Any, initial: list[Any]) -> list[Any]:
+    """What a variable starts as on any turn, when the body exchanges its variables."""
+    variables = {value.unique(): number for number, value in enumerate(list(body.inputs())[1:])}
+    results, places, waiting = list(body.outputs())[1:], {place}, [place]
+    while waiting:
+        for value in memory_of(results[waiting.pop()]):
+            other = variables.get(value.unique())
+            if other is not None and other not in places:
+                places.add(other)
+                waiting.append(other)
+    return [initial[number] for number in sorted(places)]
+
+
+def _runs(node: Any) -> bool:
+    """Whether a loop surely takes its first turn."""
+    count, condition = (constant(value) for value in list(node.inputs())[:2])
+    return bool(count and count > 0 and condition)
+
+
 def _written_outside(walk: Walk, node: Any, body: Any, fixed: dict[int, tuple[Any, Alias]]) -> list[Base]:
     """The outer tensors a loop's body writes. What it writes through a loop variable that changes is spoiled."""
     variables = {value.unique(): place for place, value in enumerate(list(body.inputs())[1:])}
@@ -108,11 +149,23 @@ def _written_outside(walk: Walk, node: Any, body: Any, fixed: dict[int, tuple[An
         if place in fixed:
             written.append(fixed[place][1].base)
         elif place is None and _is_outside(value, body):
-            written.append(walk.aliases.of(value).base)
-        elif place is not None and (start := walk.aliases.find(initial[place])) is not None:
+            written.extend(alias.base for alias in walk.tensors_in(value))
+        elif place is not None:
             # on its first turn the variable is the tensor it starts as; on later ones another
-            walk.aliases.spoil(start.base, f"{place_of(node)} writes to through its variable")
+            for start in _variable_sources(place, body, initial):
+                for alias in walk.tensors_in(start):
+                    walk.aliases.spoil(alias.base, f"{place_of(node)} writes to through its variable")
     return list(dict.fromkeys(written))
+
+
+def _meet(walk: Walk, block: Any) -> None:
+    """Know, before a block is followed, the outer tensors it writes or gives back."""
+    for value in [*_written_roots(block), *block.outputs()]:
+        if _is_outside(value, block):
+            walk.tensors_in(value)
+    for node in block.nodes():
+        for inner in node.blocks():
+            _meet(walk, inner)
 
 
 def _share(walk: Walk, node: Any, shared: list[set[Base]]) -> None:
@@ -145,7 +198,7 @@ def _roots(value: Any, body: Any, roots: dict[int, Any]) -> None:
         inside = not _is_outside(value, body)
         sources = [given for given in value.node().inputs() if _holds_tensors(given)] if inside else []
         waiting.extend(sources)
-        if not sources and is_tensor(value):
+        if not sources and _holds_tensors(value):
             roots[value.unique()] = value
 
 
@@ -161,4 +214,4 @@ def _is_outside(value: Any, body: Any) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return is_tensor(value) or value.type().kind() in ("ListType", "TupleType")
+    return is_tensor(value) or holds_tensors(value)

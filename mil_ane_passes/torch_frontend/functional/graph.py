@@ -7,23 +7,24 @@ from typing import Any
 from ..errors import NotConverted
 from . import blocks
 from .aliases import Alias, Aliases, Base
+from .attributes import attribute_path, hoist_attributes
 from .emit import Emitter, constant, holds_tensors, is_tensor, schema_of
 from .layout import MAY_COPY, RESHAPES, shares
+from .memory import MAY_SHARE, shares_by_schema
 from .parts import CONSTANT_CHUNK, PARTS, part
 from .views import VIEWS, Same
 from .writes import METADATA, functional_value, written_arguments
 
-__all__ = ["UPDATE", "Walk", "functionalise"]
+__all__ = ["LOST", "UPDATE", "Walk", "functionalise"]
 
 UPDATE = "mil_ane::update_attribute"
 """The node that says a buffer of the module now holds a new value: inputs the buffer as it was, and the value."""
+LOST = "mil_ane::lose_attribute"
+"""The node that says nobody knows what a buffer of the module (its input) holds after the call."""
 
 _CONTAINERS = ("prim::ListConstruct", "prim::TupleConstruct")
-_MAY_SHARE = frozenset((
-    "aten::einsum", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d",
-    "aten::atleast_3d", "aten::pixel_shuffle", "aten::pixel_unshuffle"))
-"""Ops that may give back memory of an argument though their schema does not say so."""
 _UNPACK = ("prim::ListUnpack", "prim::TupleUnpack", "aten::__getitem__")
+_OTHER_WRITES = frozenset((*METADATA, "prim::SetAttr"))
 _GROW = frozenset(("aten::append", "aten::insert", "aten::extend", "aten::_set_item"))
 
 
@@ -33,6 +34,7 @@ def functionalise(graph: Any) -> Any:
     Writes to a module's own tensors become nodes of kind `UPDATE`. Raises NotConverted, with module path and source
     line, for what cannot be followed.
     """
+    hoist_attributes(graph)
     Walk(graph).run()
     return graph
 
@@ -45,6 +47,7 @@ class Walk:
         self.emit = Emitter(graph)
         self.aliases = Aliases()
         self.aliases.when_written = self._keep
+        self.aliases.when_spoiled = self._lose
         self._parts: dict[int, tuple[Any, Alias]] = {}
         self._grown: set[int] = set()
         self._held: dict[int, list[tuple[Alias, int]]] = {}
@@ -88,6 +91,8 @@ class Walk:
             blocks.follow_if(self, node, following)
         elif kind == "prim::Loop":
             blocks.follow_loop(self, node, following)
+        elif kind == "prim::SetAttr":
+            self._set_attribute(node, given[1])
         elif kind in _UNPACK:
             self._unpack(node, given[0])
         elif kind in METADATA:
@@ -111,8 +116,8 @@ class Walk:
             self.aliases.view(node.output(), self.aliases.of(given[0]), VIEWS[kind](self.emit, node))
         elif kind in MAY_COPY:
             self._may_copy(node, given[0])
-        elif kind in _MAY_SHARE or _shares_by_schema(node) or _remakes_container(node):
-            sources = [alias for value in given for alias in self._tensors_in(value)]
+        elif kind in MAY_SHARE or shares_by_schema(node) or _remakes_container(node):
+            sources = [alias for value in given for alias in self.tensors_in(value)]
             for output in node.outputs():
                 if is_tensor(output) and sources:
                     self.aliases.may_share(output, *sources)
@@ -155,7 +160,7 @@ class Walk:
 
     def _name_element(self, output: Any, source: Any, index: int | None) -> None:
         if source.unique() in self._held:
-            self.aliases.may_share(output, *self._tensors_in(source))
+            self.aliases.may_share(output, *self.tensors_in(source))
         elif source.unique() in self._parts:
             maker, parent = self._parts[source.unique()]
             if index is not None and (index >= 0 or maker.kind() == "aten::unbind"):
@@ -169,14 +174,16 @@ class Walk:
             else:
                 self.aliases.may_share(output, *map(self.aliases.of, elements))
 
-    def _tensors_in(self, value: Any) -> list[Alias]:
+    def tensors_in(self, value: Any) -> list[Alias]:
         """The tensors that a value is or, as far as it is a list, may hold."""
         if is_tensor(value):
             return [self.aliases.of(value)]
+        if not holds_tensors(value):
+            return []
         if value.unique() in self._parts:
             return [self._parts[value.unique()][1]]
         inner = list(value.node().inputs()) if value.node().kind() in _CONTAINERS else []
-        return [alias for item in inner for alias in self._tensors_in(item)] + [
+        return [alias for item in inner for alias in self.tensors_in(item)] + [
             alias for alias, _ in self._held.get(value.unique(), ())]
 
     def _hold(self, value: Any, aliases: list[Alias]) -> None:
@@ -189,9 +196,9 @@ class Walk:
             if self._present(held, node).unique() != held.unique():
                 raise _late(node)
             self._grown.add(held.unique())
-            self._hold(held, self._tensors_in(held))
+            self._hold(held, self.tensors_in(held))
         self.refresh(node)
-        self._hold(held, [alias for value in added for alias in self._tensors_in(value)])
+        self._hold(held, [alias for value in added for alias in self.tensors_in(value)])
 
     def _present(self, value: Any, reader: Any) -> Any:
         """What `value` is worth now; for a list or tuple the graph made, one of present values."""
@@ -225,6 +232,19 @@ class Walk:
         self._parts[again.unique()] = (again.node(), parent)
         return again
 
+    def _set_attribute(self, node: Any, value: Any) -> None:
+        """`self.k += x` is `add_` and an assignment of the same tensor, which changes nothing."""
+        alias = self.aliases.find(value)
+        if alias is None or alias.parent is not None or not alias.base.attribute \
+                or attribute_path(alias.base.origin) != (*attribute_path(next(node.inputs())), node.s("name")):
+            raise NotConverted.at(node, f"assigns to the attribute '{node.s('name')}'",
+                                  f"write into it, as in self.{node.s('name')}.copy_(...)")
+        node.destroy()
+
+    def _lose(self, base: Base) -> None:
+        if base.attribute:
+            self.emit.op(LOST, base.origin, like=base.origin)
+
     def _keep(self, base: Base, value: Any) -> Any:
         """A write to a tensor of the module itself outlives the call: the graph says so (at its top level)."""
         if not base.attribute or self.aliases.depth:
@@ -243,12 +263,6 @@ def _reads_bits(node: Any) -> bool:
     return schema is not None and schema.overload_name == "dtype"
 
 
-def _shares_by_schema(node: Any) -> bool:
-    """Whether the schema says that an output is memory of an input; without a schema nobody knows."""
-    schema = schema_of(node)
-    return schema is None or any(result.alias_info is not None for result in schema.returns)
-
-
 def _remakes_container(node: Any) -> bool:
     """Whether an op makes one list or dict of tensors of another: `a + b`, `a[1:]`, `list(a)`, `d.values()`."""
     return node.kind() not in _UNPACK and any(map(holds_tensors, node.outputs()))
@@ -261,7 +275,7 @@ def _written_tensors(node: Any) -> list[int]:
 
 
 def _writes_nothing(block: Any) -> bool:
-    return all((node.kind() in _GROW or not _written_tensors(node)) and node.kind() not in METADATA
+    return all((node.kind() in _GROW or not _written_tensors(node)) and node.kind() not in _OTHER_WRITES
                and all(map(_writes_nothing, node.blocks())) for node in block.nodes())
 
 

@@ -16,9 +16,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..errors import place_of
-from ..functional import functionalise
-from ..functional.graph import UPDATE
+from ..errors import NotConverted, place_of
+from ..functional import functionalise, hoist_attributes, name_attributes_once
+from ..functional.graph import LOST, UPDATE
 from ..probing import wrong
 
 PATCH = Patch(
@@ -50,6 +50,8 @@ def probe() -> str | None:
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
     """The host's inlined graph without in-place writes."""
     graph, parameters, buffers = host(torchscript)
+    hoist_attributes(graph)
+    name_attributes_once(graph, parameters)
     functionalise(graph)
     for node in graph.findAllNodes(UPDATE, False):
         node.i_("reads", int(_is_read(next(node.inputs()))))
@@ -84,6 +86,16 @@ def update_attribute(context: Any, node: Any) -> None:
     kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))
     context.add(mb.cast(x=kept, dtype=types.builtin_to_string(new.dtype), name=node.name))
     context.name_to_source_state[node.name] = state
+
+
+@PATCH.op(LOST)
+def lose_attribute(context: Any, node: Any) -> None:
+    """(buffer): whether the buffer was written is not known, which only matters where it is a state."""
+    (buffer,) = node.inputs
+    if buffer in context.name_to_source_state:
+        raise NotConverted.at(node, f"writes to what may be the state '{buffer}' or a copy of it",
+                              "write to the buffer itself, or to a .clone()")
+    context.add(mb.identity(x=context[buffer], name=node.name))
 
 
 def _is_read(buffer: Any) -> bool:

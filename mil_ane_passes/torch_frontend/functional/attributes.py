@@ -1,0 +1,43 @@
+"""The tensors of the module itself: one value each in the graph, of known dtype and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["attribute_path", "hoist_attributes", "name_attributes_once"]
+
+
+def attribute_path(value: Any) -> tuple[str, ...]:
+    """The names that lead from the module to a submodule or tensor of it."""
+    node = value.node()
+    if node.kind() != "prim::GetAttr":
+        return ()
+    return (*attribute_path(next(node.inputs())), node.s("name"))
+
+
+def hoist_attributes(graph: Any) -> None:
+    """Move every GetAttr to the front, so that a tensor first read in a branch or loop is known after it too.
+
+    The host gives all reads of a tensor the value of the first, wherever that stands.
+    """
+    anchor = next((node for node in graph.nodes() if node.kind() != "prim::GetAttr"), None)
+    if anchor is not None:
+        for node in graph.findAllNodes("prim::GetAttr", True):
+            node.moveBefore(anchor)
+
+
+def name_attributes_once(graph: Any, tensors: Mapping[str, Any]) -> None:
+    """Give the values of `tensors` (by name) their full type, and those that are one tensor the first name of it."""
+    import torch
+
+    first: dict[Any, Any] = {}
+    for node in graph.findAllNodes("prim::GetAttr", True):
+        value = node.output()
+        tensor = tensors.get(value.debugName())
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            continue
+        value.setType(torch._C.TensorType.create_from_tensor(tensor.detach()))
+        memory = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+        if tensor.numel() and first.setdefault(memory, value).unique() != value.unique():
+            value.replaceAllUsesWith(first[memory])

@@ -1,0 +1,48 @@
+"""Which values an op's result may be memory of, by its kind and schema alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .emit import holds_tensors, is_tensor, schema_of
+from .layout import MAY_COPY
+from .parts import PARTS
+
+__all__ = ["MAY_SHARE", "memory_of", "shares_by_schema"]
+
+MAY_SHARE = frozenset((
+    "aten::einsum", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d",
+    "aten::atleast_3d", "aten::pixel_shuffle", "aten::pixel_unshuffle"))
+"""Ops that may give back memory of an argument though their schema does not say so."""
+
+
+def shares_by_schema(node: Any) -> bool:
+    """Whether the schema says that an output is memory of an input; without a schema nobody knows."""
+    schema = schema_of(node)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
+
+
+def memory_of(value: Any) -> list[Any]:
+    """The values at the ends of the chains of views that lead to `value`: parameters of blocks and fresh tensors."""
+    ends, waiting, seen = [], [value], set()
+    while waiting:
+        value = waiting.pop()
+        if value.unique() not in seen:
+            seen.add(value.unique())
+            sources = _sources(value)
+            waiting.extend(sources)
+            if not sources:
+                ends.append(value)
+    return ends
+
+
+def _sources(value: Any) -> list[Any]:
+    node = value.node()
+    kind = node.kind()
+    if kind in ("prim::Param", "prim::GetAttr", "prim::Constant"):
+        return []
+    given = [*node.inputs(), *(output for block in node.blocks() for output in block.outputs())]
+    shares = kind in MAY_SHARE or kind in MAY_COPY or kind in PARTS or node.kind().startswith("prim::")
+    if not shares and not shares_by_schema(node) and not holds_tensors(value) and not any(map(holds_tensors, given)):
+        return []
+    return [one for one in given if is_tensor(one) or holds_tensors(one)]
