@@ -108,6 +108,8 @@ def _surely_inside(context: Any, size: Any, start: Any, end: Any) -> bool:
     if isinstance(start, Var) or isinstance(end, Var):
         return False
     reach = max(abs(bound) for bound in (start, end if end is not None else 0))
+    if end is not None and (start < 0) == (end < 0) and start > end:
+        return False
     return reach <= lowest(context, size) and (end is None or (start < 0) == (end < 0) or start == 0)
 
 

@@ -405,3 +405,14 @@ def test_a_state_that_may_have_been_written_is_refused() -> None:
     state = ct.StateType(wrapped_type=ct.TensorType(shape=(3, 4), dtype=np.float16), name="k")
     with pytest.raises(NotConverted, match="writes to what may be the state 'k'"):
         convert(_Uncertain(), (torch.ones(3, 4),), "trace", target=ct.target.iOS18, states=[state])
+
+
+def whole_by_chance(x: torch.Tensor) -> torch.Tensor:
+    y = x[:, :4].reshape(-1)
+    y += 1
+    return x * 1
+
+
+def test_a_slice_that_takes_all_at_one_size_only_is_refused() -> None:
+    with pytest.raises(NotConverted, match="may share memory"):
+        convert(whole_by_chance, (torch.ones(3, 4),), "trace", flexible=(1,))

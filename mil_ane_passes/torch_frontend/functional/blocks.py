@@ -86,9 +86,8 @@ def follow_loop(walk: Walk, node: Any, following: Any) -> None:
         walk.aliases.rebase(base, walk.aliases.when_written(base, output), node)
     for base, why in spoiled.items():
         walk.aliases.spoil(base, why)
-    if not _runs(node):
-        for place, (_, sources) in begun.items():
-            returned[place] |= {alias.base for alias in sources}
+    for place, (_, sources) in begun.items() if not _runs(node) else ():
+        returned[place] |= {alias.base for alias in sources}
     _share(walk, node, [bases if place not in fixed else set() for place, bases in enumerate(returned)])
     for place, (_, alias) in fixed.items():
         walk.aliases.bind(results[place], alias)

@@ -25,6 +25,7 @@ MAY_COPY = RESHAPES | _DROPOUTS | _aten("contiguous to type_as cpu")
 _KEEP_CONTIGUOUS = _aten(
     "add sub mul div relu sigmoid tanh exp neg abs sqrt clone cat stack linear matmul where clamp gelu silu softmax "
     "view reshape flatten unsqueeze index_put slice_scatter select_scatter copy fill contiguous")
+_SLICED = _aten("slice narrow select detach alias")
 _MAKE_CONTIGUOUS = _aten(
     "zeros ones full empty arange rand randn new_zeros new_ones new_full new_empty tensor linspace eye index "
     "index_select gather embedding repeat")
@@ -57,7 +58,27 @@ def _reshapes_in_place(source: Any, output: Any) -> bool | None:
     in_place = meta.reshape(wanted)
     shared = in_place is meta or in_place._base is meta
     # An axis of size 1 has no stride that matters; at another size of a flexible axis the answer could be the other.
-    return None if shared and 1 in sizes and not _canonical(sizes, strides) else shared
+    return None if shared and ((1 in sizes and not _canonical(sizes, strides)) or _covers_by_chance(source)) else shared
+
+
+def _covers_by_chance(value: Any) -> bool:
+    """Whether a slice with bounds takes a whole axis: at another size of that axis it would not."""
+    while value.node().kind() in _SLICED:
+        node = value.node()
+        before, after = _layout(next(node.inputs()))[0], _layout(value)[0]
+        if node.kind() != "aten::select" and before == after and not _takes_all(node):
+            return True
+        value = next(node.inputs())
+    return False
+
+
+def _takes_all(node: Any) -> bool:
+    start, end = (constant_argument(node, name) for name in ("start", "end"))
+    return node.kind() == "aten::slice" and not start and (end is None or end >= 2**31 - 1) and not _is_computed(node)
+
+
+def _is_computed(node: Any) -> bool:
+    return any(given.node().kind() != "prim::Constant" for given in list(node.inputs())[1:])
 
 
 def _canonical(sizes: list[int], strides: list[int]) -> bool:
