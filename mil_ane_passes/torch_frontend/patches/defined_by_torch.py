@@ -32,7 +32,7 @@ PATCH.op(
     "lp_pool1d", "lp_pool2d",
     # losses
     "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-    "cross_entropy_loss", "nll_loss_forward", "poisson_nll_loss", "soft_margin_loss",
+    "cross_entropy_loss", "nll_loss_forward", "nll_loss_nd", "poisson_nll_loss", "soft_margin_loss",
     # statistics
     "quantile", "nanquantile", "nanmean", "isin", "isin.tensor_tensor",
 )(decomposed)

@@ -37,7 +37,7 @@ def max_pool(context: Any, node: Any) -> None:
     given = bind(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _each(given.dilation, node, "dilation", count)
-    if all(step == 1 for step in dilation) and len(node.inputs) > 2:
+    if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
         _by_host(context, node)
         return
     x, kernel = given.self, _each(given.kernel_size, node, "kernel_size", count)

@@ -43,6 +43,7 @@ def test_statistics(frontend: str) -> None:
 def test_losses(frontend: str) -> None:
     def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = torch.nn.functional.cross_entropy(x[0], torch.tensor([0, 1, 2, 0])) + y.sum() * 0
+        loss = loss + torch.nn.functional.nll_loss(x[1], torch.tensor([0, -100, 2, 0]), torch.tensor([1.0, 2, 3, 4]))
         return loss + torch.nn.functional.poisson_nll_loss(x, y) + torch.nn.functional.soft_margin_loss(x, y)
 
     check(model, X, Y, frontend=frontend)

@@ -21,6 +21,7 @@ def test_dilation(frontend: str) -> None:
         return plain, *wide, F.max_pool1d(x[:, 0], 2, 3, dilation=3)
 
     check(model, X, frontend=frontend)
+    check(lambda x: F.max_pool2d(x, 2, return_indices=True)[0], X, frontend=frontend)
 
 
 def test_dilation_with_a_flexible_batch() -> None:
