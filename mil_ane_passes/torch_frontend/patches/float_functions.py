@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, tensor
+from ..lowering import add, bind, cast, named, python, tensor
 from ..probing import lowered_by_host, wrong
 
 PATCH = Patch(title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
@@ -56,11 +56,17 @@ def _as_float(context: Any, node: Any, name: Any, place: int) -> Any:
     return as_float
 
 
-@PATCH.op("floor", "ceil", "round")
+@PATCH.op("floor", "ceil", "round", "round.decimals")
 def rounding(context: Any, node: Any) -> None:
-    """floor(self), ceil(self), round(self): ints are whole."""
-    x = tensor(bind(context, node, "self").self)
-    if types.is_float(x.dtype):
+    """floor(self), ceil(self), round(self, *, decimals=0): ints are whole."""
+    given = bind(context, node, "self decimals=0")
+    x, decimals = tensor(given.self), python(given.decimals, node, "decimals")
+    if node.kind.startswith("round") and types.is_float(x.dtype):
+        scale = types.nptype_from_builtin(x.dtype)(10.0 ** abs(decimals))
+        to, back = (mb.mul, mb.real_div) if decimals > 0 else (mb.real_div, mb.mul)
+        rounded = back(x=mb.round(x=to(x=x, y=scale)), y=scale) if decimals else mb.round(x=x)
+        add(context, node, named(rounded, node))
+    elif types.is_float(x.dtype):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
     else:
         add(context, node, mb.identity(x=x, name=node.name))

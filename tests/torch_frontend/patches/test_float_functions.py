@@ -39,3 +39,9 @@ def test_ints_stay_ints(frontend: str) -> None:
 
 def test_floats_are_left_to_the_host() -> None:
     check(lambda x: torch.sqrt(x) + torch.floor(x) + torch.relu(x - 2) + torch.round(x), X / 2)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_round_to_decimals(frontend: str) -> None:
+    check(lambda x: torch.round(x, decimals=2) + torch.round(x, decimals=-1) + torch.round(x), torch.rand(9) * 40 - 20,
+          frontend=frontend)
