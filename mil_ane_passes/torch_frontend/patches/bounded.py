@@ -1,0 +1,54 @@
+"""`hardtanh` and `elu` with the arguments torch leaves out or gives as ints.
+
+The host wants all three arguments of `hardtanh`, which torch.export leaves out where they are the defaults, and bounds
+and slopes that are floats already: `hardtanh(x, -1, 1)` and `elu_(x)` of a trace stop at a type error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+from ..contract import Patch
+from ..lowering import add, bind, cast, python, tensor
+from ..probing import wrong
+
+PATCH = Patch(title="`hardtanh` and `elu` fail with default or int arguments", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+    from torch.nn.functional import hardtanh
+
+    return wrong(lambda x: torch.nn.functional.elu_(hardtanh(x, -1, 1) * 2), torch.tensor([-3.0, 0.5, 2.0]))
+
+
+@PATCH.op("hardtanh")
+def hardtanh(context: Any, node: Any) -> None:
+    """hardtanh(self, min_val=-1, max_val=1)"""
+    given = bind(context, node, "self min_val=-1 max_val=1")
+    x = given.self
+    low, high = python(given.min_val, node, "min_val"), python(given.max_val, node, "max_val")
+    if x.dtype in (types.fp16, types.fp32):
+        add(context, node, mb.clip(x=x, alpha=float(low), beta=float(high), name=node.name))
+        return
+    above = mb.maximum(x=x, y=cast(tensor(low), x.dtype))
+    add(context, node, mb.minimum(x=above, y=cast(tensor(high), x.dtype), name=node.name))
+
+
+@PATCH.op("elu")
+def elu(context: Any, node: Any) -> None:
+    """elu(self, alpha=1, scale=1, input_scale=1): scale · (x, or alpha · (exp(input_scale · x) - 1) below 0)."""
+    given = bind(context, node, "self alpha=1 scale=1 input_scale=1")
+    x = given.self
+    names = ("alpha", "scale", "input_scale")
+    alpha, scale, inner = (float(python(getattr(given, name), node, name)) for name in names)
+    if scale == inner == 1:
+        add(context, node, mb.elu(x=x, alpha=alpha, name=node.name))
+        return
+    below = mb.elu(x=mb.mul(x=x, y=cast(tensor(inner), x.dtype)), alpha=alpha)
+    chosen = mb.select(cond=mb.greater(x=x, y=cast(tensor(0.0), x.dtype)), a=x, b=below)
+    add(context, node, mb.mul(x=chosen, y=cast(tensor(scale), x.dtype), name=node.name))
