@@ -19,12 +19,11 @@ def probe() -> str | None:
     from coremltools.converters.mil.mil import Builder as mb
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    @mb.program(input_specs=[mb.TensorSpec(shape=(2, 3))])
-    def program(x: Any) -> Any:
+    def total(x: Any) -> Any:
         return mb.reduce_sum(x=mb.relu(x=mb.transpose(x=x, perm=[1, 0])), keep_dims=False)
 
     try:
-        PASS_REGISTRY["common::reduce_transposes"](program)
+        PASS_REGISTRY["common::reduce_transposes"](mb.program(input_specs=[mb.TensorSpec(shape=(2, 3))])(total))
     except KeyError as error:
         return f"fails: KeyError {error}"
     return None
