@@ -61,7 +61,7 @@ def program(steps: Sequence[tuple[int, str]]) -> Callable[..., Any]:
     name = f"<program {next(_numbers)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": __import__("torch"), "__name__": __name__}
-    exec(compile(source, name, "exec"), space)  # noqa: S102 - the text is made above
+    exec(compile(source, name, "exec"), space)  # the text is made above
     steps_of = space["steps"]
     assert callable(steps_of)
     return steps_of

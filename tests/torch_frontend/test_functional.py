@@ -208,6 +208,18 @@ def test_what_cannot_be_followed_is_refused_with_its_line(function: Callable[...
     assert "test_functional.py:" in str(refused.value)
 
 
+def product_written(x: torch.Tensor) -> torch.Tensor:
+    left, right, values = x.chunk(3, 0)
+    scores = torch.einsum("ij,kj->ik", left, right)
+    scores *= 0.5
+    return torch.einsum("ij,jk->ik", scores, values)
+
+
+def test_a_product_by_einsum_is_memory_of_its_own() -> None:
+    for frontend in ("trace", "script"):
+        same(product_written, torch.arange(12.).reshape(3, 4), frontend=frontend)
+
+
 def from_einsum(x: torch.Tensor) -> torch.Tensor:
     y = torch.einsum("ij->ji", x)
     x.add_(1)

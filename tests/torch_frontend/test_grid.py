@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from .grid.__main__ import LEAST, RESULTS
 from .grid.cases import cases, outcome
+from .grid.run import LEAST, RESULTS
 
 ONE_IN = 40
 

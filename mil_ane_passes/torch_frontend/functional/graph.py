@@ -10,7 +10,7 @@ from .aliases import Alias, Aliases, Base
 from .attributes import attribute_path, hoist_attributes
 from .emit import Emitter, constant, holds_tensors, is_tensor, schema_of
 from .layout import MAY_COPY, RESHAPES, shares
-from .memory import MAY_SHARE, shares_by_schema
+from .memory import may_share, shares_by_schema
 from .parts import CONSTANT_CHUNK, PARTS, part
 from .views import VIEWS, Same
 from .writes import METADATA, functional_value, written_arguments
@@ -116,7 +116,7 @@ class Walk:
             self.aliases.view(node.output(), self.aliases.of(given[0]), VIEWS[kind](self.emit, node))
         elif kind in MAY_COPY:
             self._may_copy(node, given[0])
-        elif kind in MAY_SHARE or shares_by_schema(node) or _remakes_container(node):
+        elif may_share(node) or shares_by_schema(node) or _remakes_container(node):
             sources = [alias for value in given for alias in self.tensors_in(value)]
             for output in node.outputs():
                 if is_tensor(output) and sources:

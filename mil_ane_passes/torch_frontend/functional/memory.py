@@ -8,12 +8,19 @@ from .emit import holds_tensors, is_tensor, schema_of
 from .layout import MAY_COPY
 from .parts import PARTS
 
-__all__ = ["MAY_SHARE", "memory_of", "shares_by_schema"]
+__all__ = ["may_share", "memory_of", "shares_by_schema"]
 
-MAY_SHARE = frozenset((
+_MAY_SHARE = frozenset((
     "aten::einsum", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d",
     "aten::atleast_3d", "aten::pixel_shuffle", "aten::pixel_unshuffle"))
-"""Ops that may give back memory of an argument though their schema does not say so."""
+
+
+def may_share(node: Any) -> bool:
+    """Whether an op may give back memory of an argument though its schema does not say so."""
+    if node.kind() == "aten::einsum":  # of one operand it is a permutation, of more a product
+        operands = list(node.inputs())[1].node()
+        return bool(operands.kind() != "prim::ListConstruct" or operands.inputsSize() == 1)
+    return node.kind() in _MAY_SHARE
 
 
 def shares_by_schema(node: Any) -> bool:
@@ -42,7 +49,7 @@ def _sources(value: Any) -> list[Any]:
     if kind in ("prim::Param", "prim::GetAttr", "prim::Constant"):
         return []
     given = [*node.inputs(), *(output for block in node.blocks() for output in block.outputs())]
-    shares = kind in MAY_SHARE or kind in MAY_COPY or kind in PARTS or node.kind().startswith("prim::")
+    shares = may_share(node) or kind in MAY_COPY or kind in PARTS or node.kind().startswith("prim::")
     if not shares and not shares_by_schema(node) and not holds_tensors(value) and not any(map(holds_tensors, given)):
         return []
     return [one for one in given if is_tensor(one) or holds_tensors(one)]

@@ -1,93 +1,9 @@
-"""Run the grid with the host alone and with the patches: `python -m tests.torch_frontend.grid [--one-in N] [--record]`.
-
-Prints what is not right; `--record` writes results.json, from which the README's table is generated. Exit code 1 when
-a case with the patches is silently wrong, or fewer than 97 % are right.
-"""
+"""`python -m tests.torch_frontend.grid`: see run.py."""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import multiprocessing
-import os
 import sys
-from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).parent / "results.json"
-LEAST = 0.97
-_VERDICTS = ("right", "refused", "wrong")
+from .run import main
 
-
-def judged(place: int) -> tuple[str, str, list[tuple[str, str]]]:
-    """The frontend and name of the case at this place, and (verdict, reason) of the host alone and of the patches."""
-    from .cases import cases, outcome
-
-    case = list(cases())[place]
-    outcomes = [outcome(case, patched) for patched in (False, True)]
-    return case.frontend, str(case), [(one.verdict, one.reason) for one in outcomes]
-
-
-def _prepare() -> None:
-    """Each conversion ends in a full garbage collection; what is imported once and for all need not be gone through."""
-    import torch.export._trace  # noqa: F401 - the larger part of what torch.export imports when first used
-
-    gc.collect()
-    gc.freeze()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torch_frontend.grid", description=__doc__.splitlines()[0])
-    parser.add_argument("--one-in", type=int, default=1, help="a sample: one case in so many")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--record", action="store_true", help="write results.json")
-    options = parser.parse_args(arguments)
-    from .cases import cases
-
-    places = range(0, len(list(cases())), options.one_in)
-    counts: dict[str, list[Counter[str]]] = {}
-    with multiprocessing.get_context("spawn").Pool(options.jobs, _prepare, maxtasksperchild=20) as pool:
-        for frontend, name, verdicts in pool.imap_unordered(judged, places, chunksize=20):
-            if verdicts[0][0] == "torch":
-                continue  # PyTorch itself cannot run or capture it
-            both = counts.setdefault(frontend, [Counter(), Counter()])
-            for counter, (verdict, _) in zip(both, verdicts, strict=True):
-                counter[verdict] += 1
-            if verdicts[1][0] != "right":
-                print(f"{verdicts[1][0]}: {name}: {verdicts[1][1]}", flush=True)
-    if options.record:
-        RESULTS.write_text(json.dumps(
-            {frontend: [{verdict: counter[verdict] for verdict in _VERDICTS} for counter in both]
-             for frontend, both in sorted(counts.items())}, indent=2) + "\n")
-    return _verdict(counts)
-
-
-def _verdict(counts: dict[str, list[Counter[str]]]) -> int:
-    total = sum((both[1] for both in counts.values()), Counter[str]())
-    right, all_of_them = total["right"], sum(total.values())
-    print(f"{all_of_them} cases: {right} right ({right / all_of_them:.1%}), {total['refused']} refused, "
-          f"{total['wrong']} silently wrong")
-    return 0 if total["wrong"] == 0 and right >= LEAST * all_of_them else 1
-
-
-def table() -> str:
-    """The README's table, from results.json."""
-    results: dict[str, list[dict[str, int]]] = json.loads(RESULTS.read_text())
-    lines = ["| captured by | cases | coremltools alone: right | refused | silently wrong | with the patches: right | "
-             "refused | silently wrong |", "|---|---|---|---|---|---|---|---|"]
-    names = {"trace": "`torch.jit.trace`", "script": "`torch.jit.script`", "export": "`torch.export`"}
-    rows: dict[str, list[dict[str, Any]]] = {names[frontend]: both for frontend, both in results.items()}
-    rows["all"] = [{verdict: sum(both[side][verdict] for both in results.values()) for verdict in _VERDICTS}
-                   for side in (0, 1)]
-    for name, (alone, patched) in rows.items():
-        cells = [f"{side[verdict]:,} ({side[verdict] / sum(side.values()):.1%})" if verdict == "right"
-                 else f"{side[verdict]:,}" for side in (alone, patched) for verdict in _VERDICTS]
-        lines.append(f"| {name} | {sum(patched.values()):,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

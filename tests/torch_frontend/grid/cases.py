@@ -72,7 +72,7 @@ def function_of(form: Form, rank: int, dtype: str) -> Any:
     name = f"<form {form.name}, rank {rank}, {dtype}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch, "__name__": __name__}
-    exec(compile(source, name, "exec"), space)  # noqa: S102 - the text is that of forms.py
+    exec(compile(source, name, "exec"), space)  # the text is that of forms.py
     return space["form"]
 
 
@@ -115,11 +115,13 @@ def _compared(found: list[list[Any]], expected: list[Any]) -> Outcome:
             if np.shape(one) != other.shape and np.shape(one) != (other.shape or (1,)):
                 return Outcome("wrong", f"shape {np.shape(one)} instead of {other.shape}")
             if not np.allclose(np.reshape(one, other.shape), other, rtol=1e-4, atol=1e-5, equal_nan=True):
-                return Outcome("wrong", f"values differ by up to {np.nanmax(np.abs(np.reshape(one, other.shape) - other))}")
+                apart = np.nanmax(np.abs(np.reshape(one, other.shape) - other))
+                return Outcome("wrong", f"values differ by up to {apart}")
     return Outcome("right")
 
 
 def _feed(case: Case, sizes: dict[int, tuple[int, ...]]) -> torch.Tensor:
     shape = sizes[case.rank]
-    numbers = np.random.default_rng(case.rank).permutation(int(np.prod(shape))).reshape(shape) - int(np.prod(shape)) // 2
+    count = int(np.prod(shape))
+    numbers = np.random.default_rng(case.rank).permutation(count).reshape(shape) - count // 2
     return torch.tensor(numbers) if case.dtype == "int32" else torch.tensor(numbers / 4, dtype=torch.float32)

@@ -66,7 +66,8 @@ def test_indices_the_model_is_given(target: Any) -> None:
     rows = put(lambda x, i: [i], lambda x, i: x[:2] * 3, accumulate=True)
     pair = put(lambda x, i: [i, None, i], lambda x, i: torch.ones(2, 4))
     for function in (one, rows, pair):
-        check(function, X, torch.tensor([0, 2]), target=target, at=[[X, torch.tensor([2, 1])], [X, torch.tensor([-1, 0])]])
+        others = [[X, torch.tensor([2, 1])], [X, torch.tensor([-1, 0])]]
+        check(function, X, torch.tensor([0, 2]), target=target, at=others)
 
 
 @pytest.mark.parametrize("function, at", [

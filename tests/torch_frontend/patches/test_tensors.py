@@ -12,7 +12,8 @@ def numbers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def of_sizes(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.tensor([x.shape[0], x.shape[1]]) + torch.tensor(x.shape[0] / 4) + torch.as_tensor(x, dtype=torch.int32)
+    sizes = torch.tensor([x.shape[0], x.shape[1]]) + torch.tensor(x.shape[0] / 4)
+    return x + sizes + torch.as_tensor(x, dtype=torch.int32)
 
 
 def test_dtypes_and_lists() -> None:
