@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import coremltools as ct
@@ -15,6 +17,18 @@ from mil_ane_passes.runtime import Runtime
 
 FRONTENDS = ("trace", "script", "export")
 _INPUT_DTYPES = {torch.int64: np.int32, torch.int32: np.int32, torch.float16: np.float16}
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing of what coremltools logs."""
+    logger = logging.getLogger("coremltools")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def module_of(function: Callable[..., Any]) -> torch.nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import linecache
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stderr
@@ -16,7 +15,7 @@ import coremltools as ct
 import numpy as np
 import torch
 
-from ..checks import captured, convert_captured, outputs
+from ..checks import captured, convert_captured, outputs, silence
 from .forms import FORMS, Form
 
 __all__ = ["Case", "Outcome", "cases", "outcome"]
@@ -81,9 +80,8 @@ def outcome(case: Case, patched: bool) -> Outcome:
     function = function_of(case.form, case.rank, case.dtype)
     axes = tuple(sorted({0, case.rank - 1})) if case.flexible else ()
     feeds = [_feed(case, _SIZES)] + ([_feed(case, _OTHER_SIZES)] if case.flexible else [])
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):
+    with warnings.catch_warnings(), redirect_stderr(StringIO()), silence():
         warnings.simplefilter("ignore")
-        logging.getLogger("coremltools").setLevel(logging.CRITICAL)
         try:
             expected = [function(feed.clone()) for feed in feeds]
             program = captured(function, feeds[:1], case.frontend, axes, _LOWEST)
