@@ -13,7 +13,7 @@ def ranges(x: torch.Tensor) -> torch.Tensor:
         total += x[i] * i
     for i in range(4, 0, -2):
         total += i
-    for i in range(2, 2):
+    for _ in range(2, 2):
         total += 100
     return total
 
