@@ -15,6 +15,7 @@ from mil_ane_passes.report.catalogue import markdown_table
 from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
+from tests.torch_frontend.grid.run import table as grid_table
 from tests.upstream.__main__ import Counts
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +59,7 @@ def upstream_table() -> str:
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table,
-          "patches": lambda: patches_table(all_patches())}
+          "patches": lambda: patches_table(all_patches()), "grid": grid_table}
 
 
 @pytest.mark.parametrize("marker", TABLES)
