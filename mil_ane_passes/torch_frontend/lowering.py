@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
 
-__all__ = ["add", "add_all", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named", "numbers_up_to",
-           "promoted", "python", "result_type", "static", "tensor", "vector"]
+__all__ = ["add", "add_all", "as_written", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named",
+           "numbers_up_to", "promoted", "python", "result_type", "static", "tensor", "vector"]
 
 Size: TypeAlias = int | Var
 """A size: an int where it is known, else a rank 0 int32 Var."""
@@ -66,6 +66,21 @@ def python(value: Any, node: Any, name: str) -> Any:
     if value.val is None:
         raise NotConverted.at(node, f"'{name}' is computed by the model", f"make '{name}' a constant")
     return value.val.tolist() if hasattr(value.val, "tolist") else value.val
+
+
+def as_written(number: float, node: Any) -> float:
+    """The literal of the graph that the host keeps as this fp32 number: 0.7, not 0.69999999."""
+    single = np.float32(number)
+    if float(single) != number:
+        return number
+    block = node.parent
+    while block is not None:
+        for other in getattr(block, "nodes", ()):
+            literal = (other.attr or {}).get("value")
+            if isinstance(literal, float) and np.float32(literal) == single:
+                return literal
+        block = getattr(block, "parent", None)
+    return float(str(single))
 
 
 def add(context: Any, node: Any, value: Var) -> None:

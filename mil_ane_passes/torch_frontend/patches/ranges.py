@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var, types
 from ..contract import Patch
 from ..creation import constant, mil_type
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, is_known, python, tensor
+from ..lowering import add, as_written, bind, cast, is_known, python, tensor
 from ..probing import wrong
 
 PATCH = Patch(title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
@@ -78,6 +78,6 @@ def _is_float(value: Any) -> bool:
 
 
 def _number(value: Any, node: Any) -> Any:
-    """The Python number that was written: the host keeps 0.1 as fp32, of which its shortest decimal is 0.1 again."""
+    """The Python number that was written."""
     number = python(value, node, "start, end or step")
-    return float(str(np.float32(number))) if isinstance(number, float) else int(number)
+    return as_written(number, node) if isinstance(number, float) else int(number)

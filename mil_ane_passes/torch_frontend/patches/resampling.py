@@ -2,7 +2,8 @@
 
 Each is linear in the image and the same along every row, so for known sizes one constant matrix an axis does it: two
 matrix products for an image. The matrix is what torch makes of the unit vectors, so torch's coefficients (a = -0.75),
-its treatment of the border, `align_corners` and the scales are its own. Nearest picks: one constant gather an axis.
+its treatment of the border, `align_corners` and the scales are its own. An antialiased bilinear resize, which the host
+takes for a plain one, is such a product where it makes the image smaller. Nearest picks: one constant gather an axis.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, named, python
+from ..lowering import add, as_written, bind, is_known, named, python, static
 
 PATCH = Patch(title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
               upstream=(
@@ -23,7 +24,7 @@ PATCH = Patch(title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-ex
         "https://github.com/apple/coremltools/pull/2818",
     ))
 
-_LINEAR = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_trilinear3d")
+_LINEAR = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d")
 _NEAREST = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_nearest3d")
 
 
@@ -33,6 +34,11 @@ def linear(context: Any, node: Any) -> None:
     kind = node.kind.removesuffix(".vec")
     given, axes = bind(context, node, "input output_size align_corners"), _axes(kind)
     x, corners = given.input, bool(python(given.align_corners, node, "align_corners"))
+    if kind == "_upsample_bilinear2d_aa" and _enlarges(context, node, x, axes):
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+        return
     for axis, (size, scale) in zip(axes, _targets(context, node, x, axes, 3), strict=True):
         x = _product(x, _matrix(kind, x.shape[axis], size, scale, corners), axis)
     add(context, node, named(x, node))
@@ -47,6 +53,17 @@ def nearest(context: Any, node: Any) -> None:
         picked = _matrix(kind, x.shape[axis], size, scale, None).argmax(axis=1)
         x = mb.gather(x=x, indices=picked.astype(np.int32), axis=axis)
     add(context, node, named(x, node))
+
+
+def _enlarges(context: Any, node: Any, x: Var, axes: range) -> bool:
+    """Whether no axis becomes smaller, where the antialiased resize is the plain one, which the host has an op for."""
+    if static(x):
+        return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _targets(context, node, x, axes, 3),
+                                                                    strict=True))
+    if len(node.inputs) != 4:
+        return False
+    scales = bind(context, node, "input output_size align_corners scale_factors").scale_factors
+    return scales is not None and is_known(scales) and min(python(scales, node, "scale_factors")) >= 1
 
 
 def _axes(kind: str) -> range:
@@ -64,6 +81,8 @@ def _targets(context: Any, node: Any, x: Var, axes: range, place: int) -> list[t
         given = bind(context, node, before + " ".join(f"{name}=None" for name in names))
         scales = [python(getattr(given, name), node, name) for name in names]
         scales = scales[0] if isinstance(scales[0], list) else scales  # a traced `.vec` of one dimension
+    if scales is not None:
+        scales = [scale if scale is None else as_written(float(scale), node) for scale in scales]
     if any(not isinstance(x.shape[axis], int | np.integer) for axis in axes):
         raise NotConverted.at(node, "resizes an image of flexible size", "fix the size, or use mode='bilinear'")
     sizes = bind(context, node, before).output_size

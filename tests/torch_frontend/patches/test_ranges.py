@@ -42,3 +42,8 @@ def test_a_script() -> None:
 def test_a_flexible_size(frontend: str) -> None:
     check(lambda x: x + torch.arange(x.shape[1], dtype=x.dtype).mean() + torch.arange(1, x.shape[1] + 1), X,
           frontend=frontend, flexible=[1], at=[(torch.rand(3, 7),)])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_step_that_single_precision_rounds_down(frontend: str) -> None:
+    check(lambda x: x + torch.arange(0, 1, 1 / 11), torch.rand(2, 11), frontend=frontend)

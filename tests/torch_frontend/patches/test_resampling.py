@@ -21,9 +21,22 @@ def test_bicubic(frontend: str, corners: bool) -> None:
     check(resize, IMAGE, frontend=frontend)
 
 
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("size", [(3, 4), (9, 5), (1, 20)])
-def test_antialiased_bicubic(size: tuple[int, int]) -> None:
-    check(lambda x: interpolate(x, size=size, mode="bicubic", antialias=True), IMAGE)
+def test_antialiased(size: tuple[int, int], mode: str) -> None:
+    check(lambda x: interpolate(x, size=size, mode=mode, antialias=True), IMAGE)
+
+
+@pytest.mark.parametrize("flexible", [[], [2]])
+def test_antialiased_bilinear_that_enlarges_is_the_hosts_op(flexible: list[int]) -> None:
+    mlmodel = check(lambda x: interpolate(x, scale_factor=2, mode="bilinear", antialias=True), IMAGE,
+                    flexible=flexible)
+    assert "matmul" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "nearest-exact"])
+def test_scales_that_are_not_whole_in_single_precision(mode: str) -> None:
+    check(lambda x: interpolate(x, scale_factor=(0.7, 1.3), mode=mode), torch.randn(1, 1, 10, 10))
 
 
 def test_trilinear() -> None:
