@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
@@ -34,18 +35,15 @@ def repeat_interleave(context: Any, node: Any) -> None:
         add(context, node, tensor(np.repeat(np.arange(counts.size), counts).astype(np.int32)))
         return
     x, dim = given.self, python(given.dim, node, "dim")
-    if dim is None:
+    if dim is None and counts.size > 1:
         x, dim = mb.reshape(x=x, shape=[-1]), 0
-    axis = axis_of(dim, x.rank)
-    if not isinstance(x.shape[axis], int | np.integer):
-        if counts.size > 1:
-            raise NotConverted.at(node, "repeats for each element of a flexible size", "fix the size")
-        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
-
+    axis = axis_of(dim or 0, x.rank)
+    if counts.size == 1:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["repeat_interleave"](context, node)
         return
-    size = int(x.shape[axis])
-    places = np.repeat(np.arange(size, dtype=np.int32), counts if counts.size > 1 else np.full(size, counts.ravel()[0]))
+    if not isinstance(x.shape[axis], int | np.integer):
+        raise NotConverted.at(node, "repeats for each element of a flexible size", "fix the size")
+    places = np.repeat(np.arange(int(x.shape[axis]), dtype=np.int32), counts)
     data = cast(x, types.int32) if x.dtype == types.bool else x
     add(context, node, cast(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Var
-from coremltools.converters.mil.mil.scope import ScopeInfo
+from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 
 from ..contract import Patch
 from ..probing import converted, traced
@@ -51,4 +51,10 @@ def _apart(outputs: Sequence[Var], block: Any) -> list[Var]:
 def _scopes(var: Var, block: Any) -> list[ScopeInfo]:
     """Where the host is told an op comes from, without which it refuses one: as the Var, or (an input) any other op."""
     makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
-    return [ScopeInfo(source=source, data=data) for source, data in makers[0].scopes.items()] if makers else []
+    scopes = makers[0].scopes if makers else _OF_NOTHING
+    return [ScopeInfo(source=source, data=data) for source, data in scopes.items()]
+
+
+
+_OF_NOTHING = {ScopeSource.TORCHSCRIPT_MODULE_NAME: ["output"], ScopeSource.TORCHSCRIPT_MODULE_TYPE: ["output"],
+               ScopeSource.EXIR_STACK_TRACE: [None], ScopeSource.EXIR_DEBUG_HANDLE: [None]}

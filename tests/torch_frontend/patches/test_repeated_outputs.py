@@ -22,3 +22,5 @@ def test_every_output_has_its_name(frontend: str) -> None:
 
 def test_an_input_returned_twice() -> None:
     check(lambda x: (x, x, x + 1), torch.randn(2, 3))
+    check(lambda x: (x, x), torch.randn(2, 3))
+    check(lambda x: (x, x), torch.randn(2, 3), frontend="export")
