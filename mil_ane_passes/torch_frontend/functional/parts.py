@@ -87,4 +87,5 @@ def _known(value: Any, node: Any) -> Any:
 PARTS: dict[str, Callable[[Emitter, Any, int], Step]] = {
     "aten::unbind": _unbind, "aten::chunk": _chunk, "aten::split": _split, "aten::split_with_sizes": _split,
     "aten::tensor_split": _tensor_split, CONSTANT_CHUNK: _chunk,
+    "aten::unsafe_chunk": _chunk, "aten::unsafe_split": _split, "aten::unsafe_split_with_sizes": _split,
 }

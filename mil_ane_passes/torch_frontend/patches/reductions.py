@@ -50,7 +50,7 @@ def spread(context: Any, node: Any) -> None:
     axes = _axes(dim, x.rank)
     mean = mb.reduce_mean(x=x, axes=axes, keep_dims=True) if x.rank else x
     distance = mb.sub(x=x, y=mean)
-    variance = mb.mul(x=distance, y=distance)
+    variance = mb.square(x=distance)
     variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim) if x.rank else variance
     variance = _corrected(variance, x, axes, 1.0 if correction is None else float(correction))
     result = mb.sqrt(x=variance) if kind.startswith("std") else variance
@@ -62,8 +62,9 @@ def spread(context: Any, node: Any) -> None:
 
 
 def _axes(dim: Any, rank: int) -> list[int]:
+    """The axes as they were written: a mean over the same ones is then seen to be the same, and computed once."""
     given = [] if dim is None else dim if isinstance(dim, list) else [dim]
-    return sorted(axis_of(int(one), rank) for one in given) or list(range(rank))
+    return [int(one) for one in given if rank] or list(range(rank))
 
 
 def _corrected(variance: Var, x: Var, axes: list[int], correction: float) -> Var:

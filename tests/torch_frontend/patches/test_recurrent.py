@@ -72,3 +72,12 @@ def test_projections_are_refused() -> None:
     net = layer(torch.nn.LSTM, proj_size=3)
     with pytest.raises(NotConverted, match="projections"):
         check(lambda x: net(x)[0], X)
+
+
+@pytest.mark.parametrize("cell", [torch.nn.LSTMCell(4, 5), torch.nn.GRUCell(4, 5)])
+def test_a_traced_cell_writes_to_its_chunks(cell: torch.nn.Module) -> None:
+    def states(x: torch.Tensor) -> torch.Tensor:
+        found = cell.requires_grad_(False)(x)
+        return found[1] if isinstance(found, tuple) else found
+
+    check(states, torch.randn(3, 4))

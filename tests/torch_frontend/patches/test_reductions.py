@@ -63,3 +63,12 @@ def test_argmax_over_everything(frontend: str) -> None:
 def test_sorting_a_flexible_size_is_refused() -> None:
     with pytest.raises(Exception, match="sorts along a flexible size"):
         check(lambda x: x.median(0)[0], torch.randn(4, 3), flexible=[0])
+
+
+def test_the_mean_of_a_layer_norm_by_hand_is_computed_once() -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        return (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+
+    mlmodel = check(norm, torch.randn(2, 3, 4))
+    assert len(mlmodel._mil_program.find_ops(op_type="reduce_mean")) == 2
