@@ -52,8 +52,8 @@ EXPLAINED: tuple[Explained, ...] = (
               "the test counts range_1d or fill before the host's constant folding; with the patches what is known is "
               "a const from the start, since both ops leave the ANE"),
     Explained("patched", r"TestNLLLoss::test_nllloss",
-              "the test looks for the one_hot of the host's lowering; PyTorch's own definition, which knows weights and "
-              "all reductions, gathers instead, and neither op runs on the ANE"),
+              "the test looks for the one_hot of the host's lowering; PyTorch's own definition, which knows weights "
+              "and all reductions, gathers instead, and neither op runs on the ANE"),
     Explained("patched", r"TestTensorAssign::test_tensor_assign_dynamic_slice",
               "the values agree; the test asks that no squeeze of an index is left, which the host's passes fuse away "
               "only in the host's own order of ops"),

@@ -68,9 +68,9 @@ def bitwise(context: Any, node: Any) -> None:
     if kind != "and":
         raise NotConverted.at(node, f"'{kind}' of ints has no lowering", "use bools, or arithmetic")
     x, y = (y, x) if is_known(x) else (x, y)
-    mask = np.unique(np.asarray(python(y, node, "other"), dtype=np.int64))
+    mask = np.unique(np.asarray(python(y, node, "other") if is_known(y) else -1, dtype=np.int64))
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
-        raise NotConverted.at(node, "'and' of ints is known for masks 2^k - 1 only. "
+        raise NotConverted.at(node, "'and' of ints is known for constant masks 2^k - 1 only. "
                               "The `bitwise_and` op only supports boolean input", "use arithmetic")
     add(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
 
