@@ -52,8 +52,8 @@ EXPLAINED: tuple[Explained, ...] = (
               "the test counts range_1d or fill before the host's constant folding; with the patches what is known is "
               "a const from the start, since both ops leave the ANE"),
     Explained("patched", r"TestRepeatInterleave::test_unsupported_tensor_repeat",
-              "the test asks for a refusal of what converts with the patches, and then goes on to a neural network, which "
-              "the runtime does not run"),
+              "the test asks for a refusal of what converts with the patches, and then goes on to a neural network, "
+              "which the runtime does not run"),
     Explained("patched", r"TestNLLLoss::test_nllloss",
               "the test looks for the one_hot of the host's lowering; PyTorch's own definition, which knows weights "
               "and all reductions, gathers instead, and neither op runs on the ANE"),
