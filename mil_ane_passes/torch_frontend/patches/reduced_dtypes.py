@@ -54,6 +54,10 @@ def reduce_truth(context: Any, node: Any) -> None:
     x = tensor(given.self)
     if x.dtype != types.bool:
         x = mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0))
+    dim = python(given.dim, node, "dim")
+    if dim is not None and np.size(dim) == 0:  # over no axis, unlike sum, which takes an empty list for all
+        add(context, node, mb.identity(x=x, name=node.name))
+        return
     reduce = mb.reduce_min if node.kind.startswith("all") else mb.reduce_max
     found = _reduced(reduce, cast(x, types.fp32), given, node, f"{node.name}_number")
     add(context, node, mb.cast(x=found, dtype="bool", name=node.name))

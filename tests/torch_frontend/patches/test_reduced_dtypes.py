@@ -57,3 +57,7 @@ def test_flexible_sizes() -> None:
 def test_refusal() -> None:
     with pytest.raises(NotConverted, match="dtype"):
         convert(lambda x: x.sum(1, dtype=torch.uint8), (N,))
+
+
+def test_truth_over_no_axis_is_that_of_each_element() -> None:
+    check(lambda x: torch.any(x > 0, dim=[]).float() + torch.all(x, dim=[]).float(), torch.tensor([[1., -1.], [0., 2.]]))
