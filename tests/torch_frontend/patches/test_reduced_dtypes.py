@@ -60,4 +60,5 @@ def test_refusal() -> None:
 
 
 def test_truth_over_no_axis_is_that_of_each_element() -> None:
-    check(lambda x: torch.any(x > 0, dim=[]).float() + torch.all(x, dim=[]).float(), torch.tensor([[1., -1.], [0., 2.]]))
+    x = torch.tensor([[1., -1.], [0., 2.]])
+    check(lambda x: torch.any(x > 0, dim=[]).float() + torch.all(x, dim=[]).float(), x)
