@@ -148,7 +148,8 @@ def _woven(x: Var, update: Var, axis: int, start: int, step: int, count: int, si
 def _assign_computed(x: Var, update: Var, axis: int, start: Any, step: int) -> Var:
     """The place is known on the device only: as many elements from `start` on as `update` has."""
     size, count = dims(x)[axis], dims(update)[axis]
-    start = wrapped(start, size)
+    if isinstance(start, Var) or start < 0:  # a slice that begins before the front begins at it
+        start = mb.maximum(x=tensor(wrapped(start, size)), y=np.int32(0))
     if _has_slice_update():
         reach = _arithmetic(mb.add, _arithmetic(mb.mul, _arithmetic(mb.sub, count, 1), step), 1)
         return _slice_update(x, update, axis, start, _arithmetic(mb.add, start, reach), step)

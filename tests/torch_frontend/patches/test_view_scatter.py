@@ -110,3 +110,25 @@ def test_nothing_is_left_of_what_is_replaced() -> None:
     bad = X.clone()
     bad[:, 1] = float("nan")
     check(write, X, at=[[bad]])
+
+
+def from_the_end(x: torch.Tensor) -> torch.Tensor:
+    x[..., -4:] = x[..., -4:] * 2 + 1
+    x[..., -4:-1] += 5
+    return x
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
+def test_a_slice_from_the_end_that_begins_before_the_front(target: Any) -> None:
+    others = [[torch.arange(2. * size).reshape(2, size)] for size in (2, 3, 4, 7)]
+    check(from_the_end, torch.arange(12.).reshape(2, 6), flexible=(1,), at=others, target=target)
+
+
+def of_nothing(x: torch.Tensor) -> torch.Tensor:
+    x[:, 3:3] = 1
+    return x
+
+
+def test_a_write_to_nothing() -> None:
+    for frontend in FRONTENDS:
+        check(of_nothing, X, frontend=frontend)
