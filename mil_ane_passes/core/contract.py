@@ -12,7 +12,7 @@ Invariants that every rewrite keeps, and that the engine checks or provides:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from coremltools.converters.mil.mil import Block, Operation, Program, Var
 
 from .options import Option, options_of, with_options
+from .ranges import Range
 from .targets import ALL, Gate
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding", "Hit",
-    "Measured", "Miss", "Rewrite", "Rule", "Vendor",
+    "Measured", "Miss", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
 ]
 
 STAGES = ("numerics", "decompose", "layout", "cleanup")
@@ -134,13 +135,19 @@ class Finding:
 class Example:
     """A program that shows a rule at work, or (`reason` set) a near miss with the exact reason it gives.
 
-    `build` makes a fresh `mil.Program`; `options` are the rule's options for this example.
+    `build` makes a fresh `mil.Program`; `options` are the rule's options for this example. `within` is the largest
+    magnitude of inputs for which the program before is what it means to be: values are compared up to it. `scale`
+    multiplies the ordinary draws, whose deviation is 1: for what only large values reach. A rule that `measures` is
+    given what such draws are measured to be, unless `measured` is False.
     """
 
     name: str
     build: Callable[[], Program]
     reason: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    within: float = float("inf")
+    scale: float = 1.0
+    measured: bool = True
 
 
 class Rule:
@@ -158,6 +165,14 @@ class Rule:
     "Op types `match` is asked about."
     targets: ClassVar[Gate] = ALL
     evidence: ClassVar[tuple[Evidence, ...]] = ()
+    measures: ClassVar[bool] = False
+    "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
+    _measured: Mapping[Var, Range] | None = None
+
+    @property
+    def measured(self) -> Mapping[Var, Range] | None:
+        """What the values of the program at hand were in runs with the user's feeds; None when there are none."""
+        return self._measured
 
     def match(self, op: Operation) -> Hit | Miss:
         """Decide about one op whose type is in `roots`; guards first, one precondition a line, each with a reason."""
@@ -190,6 +205,12 @@ class Rewrite(Rule):
     bound: ClassVar[str] = ""
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
     preset: ClassVar[Literal["safe", "full", "named"]] = "named"
+    mends: ClassVar[bool] = False
+    "Whether values that were infinite or NaN may be finite afterwards: the fault it cures. Finite ones keep `exactness`."
+    moves: ClassVar[float] = 0.0
+    "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
+    interface: ClassVar[bool] = False
+    "Whether it may change the dtypes of the function's inputs and outputs; never in a preset."
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var | list[Var]:
         """Build the replacement with `mb`; returns one var per output of `hit.op`, in order."""
@@ -209,3 +230,14 @@ class BlockRewrite(Rewrite, BlockRule):
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         """Build the replacement; returns which var takes the place of which."""
         raise AssertionError(f"{type(self).__name__} must define rewrite_block()")
+
+
+class ProgramRewrite(Rewrite):
+    """A fix that has to see the whole program, such as a pass of the host's."""
+
+    def match_program(self, program: Program) -> Iterator[Hit | Miss]:
+        raise AssertionError(f"{type(self).__name__} must define match_program()")
+
+    def rewrite_program(self, hits: list[Hit], program: Program) -> None:
+        """Change `program` in place; `hits` are all that `match_program` gave."""
+        raise AssertionError(f"{type(self).__name__} must define rewrite_program()")

@@ -14,11 +14,12 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 
 from .build import Names, RewriteBuilder
 from .collector import collector_off
-from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Rewrite, Rule
+from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, ProgramRewrite, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
 from .order import check_order
 from .query import all_blocks, flat_inputs, is_opaque, is_symbolic, op_count
+from .ranges import Measure
 from .targets import applies
 
 __all__ = ["MAX_ROUNDS", "PassTrace", "find", "run"]
@@ -35,6 +36,10 @@ class PassTrace:
     fired: list[Finding] = field(default_factory=list)
     near_misses: list[Finding] = field(default_factory=list)
     strength: Exactness | None = None
+    mends: bool = False
+    "Whether a form fired that may make finite what was infinite or NaN."
+    moves: float = 0.0
+    "How far outputs may move at full precision, as a share of an output's largest value, besides rounding."
     replaced: dict[str, str] = field(default_factory=dict)
     "Names of values that are gone, and of the ones that were there already and took their place."
     rounds: int = 0
@@ -48,6 +53,8 @@ class PassTrace:
             "fired": [finding.to_dict() for finding in self.fired],
             "near_misses": [finding.to_dict() for finding in self.near_misses],
             "exactness": self.strength.value if self.strength else None,
+            "mends": self.mends,
+            "moves": self.moves,
             "rounds": self.rounds,
             "ops_before": self.ops_before,
             "ops_after": self.ops_after,
@@ -55,10 +62,15 @@ class PassTrace:
         }
 
 
-def find(rule: Rule, program: Program, *, target: str = "all") -> PassTrace:
-    """Match only: every hit and near miss of `rule`, nothing changed."""
+def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
+    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `run`."""
     trace = PassTrace(rule.name)
     if not applies(rule.targets, target):
+        return trace
+    _measure(rule, program, measure)
+    if isinstance(rule, ProgramRewrite):
+        for answer in rule.match_program(program):
+            _note(trace, rule, program.default_function_name, answer)
         return trace
     for function, block in all_blocks(program):
         answers = (
@@ -70,17 +82,50 @@ def find(rule: Rule, program: Program, *, target: str = "all") -> PassTrace:
     return trace
 
 
-def run(rule: Rewrite, program: Program, *, target: str = "all") -> PassTrace:
-    """Apply `rule` wherever it fires, in place. Raises RuleError when the rule breaks the contract."""
+def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
+    """Apply `rule` wherever it fires, in place. Raises RuleError when the rule breaks the contract.
+
+    `measure` runs the program on the feeds at hand; it is asked when the rule `measures`.
+    """
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
+        _measure(rule, program, measure)
         with collector_off():
-            for name, function in program.functions.items():
-                _Walk(rule, name, function, trace).go()
+            if isinstance(rule, ProgramRewrite):
+                _whole(rule, program, trace)
+            else:
+                for name, function in program.functions.items():
+                    _Walk(rule, name, function, trace).go()
     trace.ops_after = op_count(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
+
+
+def _measure(rule: Rule, program: Program, measure: Measure | None) -> None:
+    rule._measured = measure(program) if measure is not None and rule.measures else None
+
+
+def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace) -> None:
+    """One rule over the whole program."""
+    before = {name: _signature(function) for name, function in program.functions.items()}
+    answers = list(rule.match_program(program))
+    for answer in answers:
+        _note(trace, rule, program.default_function_name, answer)
+    hits = [answer for answer in answers if isinstance(answer, Hit)]
+    if not hits:
+        return
+    rule.rewrite_program(hits, program)
+    trace.rounds = 1
+    for name, function in program.functions.items():
+        check_order(function, who=f"{_where(rule)}: ")
+        _check_signature(rule, name, before.get(name), function)
+
+
+def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) -> None:
+    if not rule.interface and _signature(function) != before:
+        raise RuleError(f"{_where(rule)} changed the inputs or outputs of function '{name}': "
+                        f"found {_signature(function)}, expected {before}")
 
 
 def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
@@ -93,6 +138,8 @@ def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> No
             order = list(Exactness)
             if trace.strength is None or order.index(strength) > order.index(trace.strength):
                 trace.strength = strength
+            trace.mends |= rule.mends
+            trace.moves = max(trace.moves, rule.moves)
     elif answer.near:
         trace.near_misses.append(
             Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True))
@@ -117,9 +164,7 @@ class _Walk:
             pending.extend(inner for op in block.operations for inner in op.blocks)
         if self.trace.fired:
             check_order(self.function, who=f"{_where(self.rule)}: ")
-        if _signature(self.function) != self.signature:
-            raise RuleError(f"{_where(self.rule)} changed the inputs or outputs of function '{self.name}': "
-                            f"found {_signature(self.function)}, expected {self.signature}")
+        _check_signature(self.rule, self.name, self.signature, self.function)
 
     @property
     def names(self) -> Names:

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Block, Operation, Program, Var
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
-from .compare import EVERY, OutputDifference, differences
+from .compare import EVERY, OutputDifference, Strictness, differences
 from .difference import FirstDifference, Known, described
 from .execute import Plan, fresh_state
 from .match import Values, ancestors, counterparts, state_updates
@@ -34,7 +34,7 @@ class _Parted(Exception):
 
 
 def first_difference(
-    before: Program, after: Program, plan: Plan, precision: str, exactness: Exactness,
+    before: Program, after: Program, plan: Plan, precision: str, exactness: Exactness | Strictness,
     failed: Sequence[OutputDifference], *, quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None,
     limit: int = IN_MEMORY,
 ) -> FirstDifference | None:
@@ -98,7 +98,7 @@ class _Watch:
     """Compares the values of the second program as they are computed, up to the first that is not right."""
 
     def __init__(
-        self, pairs: Mapping[Var, Sequence[Var]], store: ValueStore, precision: str, exactness: Exactness
+        self, pairs: Mapping[Var, Sequence[Var]], store: ValueStore, precision: str, exactness: Exactness | Strictness
     ) -> None:
         self._pairs, self._store, self._precision, self._exactness = pairs, store, precision, exactness
         self._runs: Counter[Var] = Counter()

@@ -5,14 +5,14 @@ to set: bitwise means the same bits, rounding is judged against the program befo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..core.contract import Exactness
 
-__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "as_arrays", "differences", "worst"]
+__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "Strictness", "as_arrays", "completed", "differences", "worst"]
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +30,7 @@ class OutputDifference:
 
     `absolute` is in the output's unit, `relative` a share of the value before, `ulps` units in the last place of the
     output's dtype; all are of the worst element. `allowed` is the largest absolute difference that passes there.
+    `mended` counts elements that were NaN or infinite and are finite now, where the rewrites between promise that.
     """
 
     output: str
@@ -43,13 +44,14 @@ class OutputDifference:
     after: float = 0.0
     allowed: float = 0.0
     reason: str = ""
+    mended: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON; numbers that JSON has no word for are strings ("inf", "-inf", "nan")."""
         numbers = {key: _json(getattr(self, key)) for key in (
             "absolute", "relative", "ulps", "before", "after", "allowed")}
         return {"output": self.output, "equal_bits": self.equal_bits, "passed": self.passed, **numbers,
-                "index": list(self.index), "reason": self.reason}
+                "index": list(self.index), "reason": self.reason, "mended": self.mended}
 
     def __str__(self) -> str:
         if self.equal_bits:
@@ -58,12 +60,26 @@ class OutputDifference:
             return f"{self.output}: {self.reason}"
         verdict = "within" if self.passed else "beyond"
         ulps = f", {self.ulps:.3g} ulp" if np.isfinite(self.ulps) else ""  # integers have none, nor has NaN
+        mended = f"; {self.mended} that were NaN or infinite are finite" if self.mended else ""
         return (f"{self.output}: {self.before!r} became {self.after!r} at {list(self.index)} "
-                f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed)")
+                f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed){mended}")
+
+
+@dataclass(frozen=True)
+class Strictness:
+    """What the rewrites between two programs promised together.
+
+    `mends`: what was NaN or infinite may be finite. `moves`: how far results may be off besides rounding, as a share of
+    the output's largest value.
+    """
+
+    exactness: Exactness
+    mends: bool = False
+    moves: float = 0.0
 
 
 def differences(
-    before: Mapping[str, Array], after: Mapping[str, Array], exactness: Exactness,
+    before: Mapping[str, Array], after: Mapping[str, Array], promised: Exactness | Strictness,
     truth: Mapping[str, Array] | None = None,
 ) -> list[OutputDifference]:
     """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run.
@@ -72,9 +88,17 @@ def differences(
     the output's scale, and in a typed run for results that are not further from the truth than four times the worst
     error of the program before plus one unit in the last place; a finite value must stay finite.
     """
-    return [_one(name, np.asarray(value), np.asarray(after[name]), exactness, None if truth is None else truth[name])
+    judge = _Judge(promised if isinstance(promised, Strictness) else Strictness(promised))
+    return [judge.one(name, np.asarray(value), np.asarray(after[name]), None if truth is None else truth[name])
             if name in after else OutputDifference(name, False, False, reason="is missing after")
             for name, value in before.items()]
+
+
+def completed(plain: Mapping[str, Array], limit: Mapping[str, Array], truth: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs `plain`, and where the float64 results `truth` are NaN or infinite those of `limit`."""
+    return {name: np.where(np.isfinite(truth[name]), value, limit[name])
+            if value.dtype.kind == "f" and truth[name].shape == value.shape == limit[name].shape else value
+            for name, value in plain.items()}
 
 
 def as_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -90,39 +114,54 @@ def as_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def _one(name: str, old: Array, new: Array, exactness: Exactness, truth: Array | None) -> OutputDifference:
-    if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
-        return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
-                                                           f"{new.dtype}{list(new.shape)}")
-    if _same_bits(old, new):
-        return OutputDifference(name, True, True)
-    if old.dtype.kind in "US":
-        return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
-    if old.dtype.kind != "f":
-        return worst(name, old, new, np.zeros(old.shape), False)
-    if exactness is Exactness.BITWISE:
-        return worst(name, old, new, np.zeros(old.shape), False)
-    allowed = _allowed(old, truth)
-    with np.errstate(invalid="ignore"):
-        good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
-    good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
-    return worst(name, old, new, allowed, bool(np.all(good)))
+@dataclass(frozen=True)
+class _Judge:
+    """Holds two sets of outputs to what was promised."""
+
+    promised: Strictness
+
+    def one(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
+        if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
+            return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
+                                                               f"{new.dtype}{list(new.shape)}")
+        if _same_bits(old, new):
+            return OutputDifference(name, True, True)
+        if old.dtype.kind in "US":
+            return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
+        if old.dtype.kind != "f":
+            return worst(name, old, new, np.zeros(old.shape), False)
+        return self._numbers(name, old, new, truth)
+
+    def _numbers(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
+        mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.mends
+        if self.promised.exactness is Exactness.BITWISE:
+            allowed, good = np.zeros(old.shape), _same_each_bit(old, new)
+        else:
+            allowed = self._allowed(old, truth)
+            with np.errstate(invalid="ignore"):
+                good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
+            good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
+        if not np.any(mended):
+            return worst(name, old, new, allowed, bool(np.all(good)))
+        rest = np.where(mended, old, new)  # the worst element is one that is not mended
+        found = worst(name, old, rest, allowed, bool(np.all(good | mended)))
+        return replace(found, mended=int(np.count_nonzero(mended)))
+
+    def _allowed(self, old: Array, truth: Array | None) -> Array:
+        """The largest distance from the reference that is explained, per element."""
+        reference = _reference(old, truth)
+        finite = np.isfinite(reference)
+        scale = float(np.max(np.abs(reference[finite]), initial=0.0))
+        moved = self.promised.moves * scale
+        if truth is None:
+            return np.full(old.shape, ALGEBRA * scale + moved)
+        known = finite & np.isfinite(old)
+        error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
+        return np.full(old.shape, _WORSE * error + _unit(old.dtype, scale) + moved)
 
 
 def _reference(old: Array, truth: Array | None) -> Array:
     return (old if truth is None else np.asarray(truth)).astype(np.float64)
-
-
-def _allowed(old: Array, truth: Array | None) -> Array:
-    """The largest distance from the reference that rounding explains, per element."""
-    reference = _reference(old, truth)
-    finite = np.isfinite(reference)
-    scale = float(np.max(np.abs(reference[finite]), initial=0.0))
-    if truth is None:
-        return np.full(old.shape, ALGEBRA * scale)
-    known = finite & np.isfinite(old)
-    error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
-    return np.full(old.shape, _WORSE * error + _unit(old.dtype, scale))
 
 
 def _unit(dtype: Any, size: float) -> float:
@@ -140,7 +179,12 @@ def _same(old: Array, new: Array) -> Array:
 def _same_bits(old: Array, new: Array) -> bool:
     if old.dtype.kind != "f":
         return bool(np.array_equal(old, new))
-    return bool(np.all(_same(old, new)) and np.array_equal(np.signbit(old) & (old == 0), np.signbit(new) & (new == 0)))
+    return bool(np.all(_same_each_bit(old, new)))
+
+
+def _same_each_bit(old: Array, new: Array) -> Array:
+    """Element by element; any NaN equals any NaN, zeros of different sign differ."""
+    return np.asarray(_same(old, new) & ((np.signbit(old) & (old == 0)) == (np.signbit(new) & (new == 0))))
 
 
 def worst(

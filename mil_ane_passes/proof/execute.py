@@ -83,11 +83,11 @@ def check_runnable(program: Program, quirks: Sequence[str]) -> None:
 
 def execute(
     program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
-    quirks: Sequence[str] = (),
+    quirks: Sequence[str] = (), finite_constants: bool = False,
 ) -> Execution:
     """Execute every plan at every precision; what is left in a state counts as an output.
 
-    `quirks` names published faults to imitate. Raises NotSupported before running anything if an op is lacking, and
+    `quirks` names published faults to imitate, `finite_constants` is for `Runtime`. Raises NotSupported before running anything if an op is lacking, and
     InputError for a quirk that is not known or feeds that were given and do not fit; drawn feeds that cannot be run
     leave an error in their `Run`.
     """
@@ -97,7 +97,8 @@ def execute(
     done = 0
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
-            runtime = Runtime(program, function=function, precision=precision, quirks=quirks)
+            runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
+                              finite_constants=finite_constants)
             for run in found.runs:
                 if run.plan.function != function or run.error:
                     continue

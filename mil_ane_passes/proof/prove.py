@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Program, Var, types
 from ..core.contract import Exactness
 from ..core.errors import InputError
 from .bisect import first_difference
-from .compare import EVERY, OutputDifference, differences
+from .compare import EVERY, OutputDifference, Strictness, completed, differences
 from .coverage import blocks_not_entered
 from .difference import FirstDifference
 from .execute import Execution, check_runnable, execute, plans
@@ -21,6 +21,9 @@ __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
+
+DEFINED = ("what was NaN or infinite is held against the same program with the infinities among its constants read as "
+           "large finite numbers")
 
 
 @dataclass
@@ -96,13 +99,13 @@ class VerifyReport:
         return f"judged within {self.tolerance:g} of the output's scale"
 
 
-def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyReport:
+def judged(before: Execution, after: Execution, promised: Exactness | Strictness) -> VerifyReport:
     """Compare runs of the same plans. The typed run is held against the float64 run of the program before.
 
     A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only
     the program after cannot run makes the two different.
     """
-    report = VerifyReport("equal", exactness)
+    report = VerifyReport("equal", promised.exactness if isinstance(promised, Strictness) else promised)
     for old, new in zip(before.runs, after.runs):
         if old.error:
             report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
@@ -115,7 +118,7 @@ def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyR
                 report.cases.append(Case(old.plan.function, old.plan.label, precision, [lost]))
                 continue
             truth = old.results.get("float64") if precision != "float64" else None
-            found = differences(results, new.results[precision], exactness, truth)
+            found = differences(results, new.results[precision], promised, truth)
             report.cases.append(Case(old.plan.function, old.plan.label, precision, found))
     if not all(case.passed for case in report.cases):
         report.status = "different"
@@ -126,7 +129,7 @@ def judged(before: Execution, after: Execution, exactness: Exactness) -> VerifyR
 
 def compare_programs(
     before: Program, after: Program, *, seeds: int = 3, precisions: Sequence[str] = ("float64",),
-    exactness: Exactness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
+    exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None,
 ) -> VerifyReport:
@@ -141,9 +144,12 @@ def compare_programs(
     made = plans(before, seeds, describe, feeds)
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
+    defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, precisions)
     new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = judged(old, new, exactness)
     report.quirks = tuple(quirks)
+    if defined:
+        report.notes.append(DEFINED)
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
     if report.equal and unseen:
         report.status = "not proved"
@@ -158,6 +164,24 @@ def compare_programs(
         except OSError as error:  # no room for temporary files; the verdict stands
             report.notes.append(f"the first difference could not be found: {error}")
     return report
+
+
+def _define(program: Program, found: Execution, precisions: Sequence[str]) -> bool:
+    """Fill in what `found` has as NaN or infinite from runs that read infinite constants as large finite numbers.
+
+    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0. Whether there was any.
+    """
+    undefined = [run for run in found.runs if not run.error and any(
+        value.dtype.kind == "f" and not np.all(np.isfinite(value)) for value in run.results["float64"].values())]
+    if not undefined:
+        return False
+    limits = execute(program, [run.plan for run in undefined], precisions, lambda text: None, finite_constants=True)
+    for run, limit in zip(undefined, limits.runs):
+        if not limit.error:
+            truth = run.results["float64"]
+            run.results = {precision: completed(plain, limit.results[precision], truth)
+                           for precision, plain in run.results.items()}
+    return True
 
 
 def _same_interface(before: Program, after: Program) -> None:

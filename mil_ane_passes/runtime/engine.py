@@ -10,7 +10,8 @@ import numpy as np
 from ..core.errors import InputError, NotSupported, nearest
 from .feeds import check_feeds, check_state, split_inputs
 from .interface import apply_description
-from .quirks import QUIRKS
+from .magnitudes import PartialSums
+from .quirks import QUIRKS, Quirk
 from .registry import load_kernels
 
 if TYPE_CHECKING:
@@ -45,12 +46,15 @@ class Runtime:
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
     `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
-    defaults. A program that was edited between two calls runs as it then is.
+    defaults. `finite_constants` reads the infinities among the constants as numbers far beyond any other: 1e6, and 3e4 at
+    float16. `partial_sums` is called with (op, bound) of each op that sums products, before its observer: no partial
+    sum of any element is larger than the bound. A program that was edited between two calls runs as it then is.
     """
 
     def __init__(
         self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = (),
         observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
+        finite_constants: bool = False, partial_sums: Callable[[Any, float], None] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -65,9 +69,12 @@ class Runtime:
         self._block = _function(program, self.function)
         self._kernels = load_kernels()
         _refuse_missing(missing_ops(program, self.function))
-        self._quirks = [QUIRKS[name]() for name in quirks]
+        self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
+        if partial_sums is not None:
+            self._quirks.append(PartialSums(partial_sums))
         self._observer = observer
         self._description = description
+        self._finite_constants = finite_constants
         self._prepared: Prepared | None = None
         self.entered: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
@@ -119,7 +126,7 @@ class Runtime:
         from .prepared import Prepared
 
         if self._prepared is None or not self._prepared.is_current():
-            self._prepared = Prepared(self._block, Precision(self.precision))
+            self._prepared = Prepared(self._block, Precision(self.precision, self._finite_constants))
         return Machine(self._kernels, self._prepared, self._quirks, self._observer)
 
     @staticmethod

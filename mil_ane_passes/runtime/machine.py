@@ -55,7 +55,7 @@ class Machine:
         value = var.val
         if value is None:
             raise KeyError(f"variable '{var.name}' is read before it is computed")
-        return self.precision.tensor(value) if is_tensor_value(value) else value
+        return self.precision.constant(value) if is_tensor_value(value) else value
 
     def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""

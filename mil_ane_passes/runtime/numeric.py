@@ -53,8 +53,10 @@ class _Lent:
 class Precision:
     """One precision's rules for entering, computing, storing and leaving."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, finite_constants: bool = False) -> None:
         self.name = name
+        #: what stands for an infinity among the constants, or None
+        self.infinity = None if not finite_constants else 3e4 if name == "float16" else 1e6
         self.compute = torch.float64 if name == "float64" else torch.float32
         self._storage: dict[Any, torch.dtype] = {}
 
@@ -68,8 +70,17 @@ class Precision:
         np.copyto(out.numpy(), array, casting="unsafe")
         return out
 
+    def constant(self, value: Any) -> torch.Tensor:
+        """As `tensor`, with the infinities read as this precision reads those of constants."""
+        made = self.tensor(value)
+        if self.infinity is not None and made.is_floating_point():
+            made.masked_fill_(made == torch.inf, self.infinity).masked_fill_(made == -torch.inf, -self.infinity)
+        return made
+
     def shared(self, value: Any) -> torch.Tensor | None:
-        """As `tensor`, but on the memory of `value` itself; None where that has another dtype or layout."""
+        """As `constant`, but on the memory of `value` itself; None where that has another dtype or layout."""
+        if self.infinity is not None:
+            return None
         array = np.asarray(value)
         if array.dtype not in _NUMPY or not array.flags.c_contiguous or not array.nbytes:
             return None

@@ -131,7 +131,7 @@ class _Constants:
             elif (shared := precision.shared(value)) is not None:
                 self._kept[var] = shared
             elif precision.nbytes(value) <= _SMALL:
-                self._kept[var] = precision.tensor(value)
+                self._kept[var] = precision.constant(value)
             else:
                 self._large[var] = False
 

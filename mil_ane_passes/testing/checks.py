@@ -16,12 +16,16 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.clone import clone
-from ..core.contract import BlockRewrite, Exactness, Example, Rewrite, Rule
+from ..core.contract import BlockRewrite, BlockRule, Exactness, Example, Miss, ProgramRewrite, Rewrite, Rule
 from ..core.engine import PassTrace, find, run
 from ..core.printer import body_text, program_text
-from ..core.query import all_ops
+from ..core.query import all_blocks, all_ops
+from ..core.ranges import Measure
 from ..package import load, save
-from ..proof.compare import differences
+from ..proof.compare import Strictness, completed, differences
+from ..proof.execute import Plan
+from ..proof.feeds import make_state
+from ..proof.measure import measurer
 from ..runtime import Runtime
 from . import variants
 
@@ -29,6 +33,7 @@ __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[type[Rule], Path], None]
 _EXTENT = 8
+ORDINARY = "normal draws"
 
 
 def _examples(rule: type[Rule], fires: bool | None = None) -> Iterator[tuple[Rule, Example]]:
@@ -43,12 +48,26 @@ def _firing(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example]]:
             yield configured, example
 
 
+def _ran(rule: Rewrite, example: Example, program: Program) -> PassTrace:
+    """Run `rule`, with what the example's ordinary draws are measured to be where it asks for that."""
+    return run(rule, program, measure=_measure(example))
+
+
+def _measure(example: Example) -> Measure | None:
+    def make(program: Program) -> list[Plan]:
+        function = program.functions["main"]
+        return [Plan("main", label, feeds, make_state(function, 0))
+                for label, feeds in _draws(program, example) if label == ORDINARY]
+
+    return measurer(make) if example.measured else None
+
+
 def page_shows_the_first_example(rule: type[Rule], tmp_path: Path) -> None:
     """The docstring's before and after are what the first example prints."""
     for configured, example in list(_firing(rule))[:1]:
         program = example.build()
         before = body_text(program.functions["main"])
-        run(configured, program)
+        _ran(configured, example, program)
         after = body_text(program.functions["main"])
         block = f"before\n{textwrap.indent(before, '    ')}\nafter\n{textwrap.indent(after, '    ')}"
         assert block in (inspect.getdoc(rule) or ""), f"paste into the docstring of {rule.__name__}:\n{block}"
@@ -61,22 +80,19 @@ def examples_fire_or_say_why_not(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _examples(rule):
         program = example.build()
         if example.reason is None:
-            assert find(configured, program).fired, f"example '{example.name}' does not fire"
+            assert find(configured, program, measure=_measure(example)).fired, f"example '{example.name}' does not fire"
         else:
-            assert not find(configured, program).fired, f"near miss '{example.name}' fires"
+            assert not find(configured, program, measure=_measure(example)).fired, f"near miss '{example.name}' fires"
             reasons = _reasons(configured, program)
             assert (example.reason in reasons) if example.reason else not reasons, (example.name, reasons)
 
 
 def _reasons(rule: Rule, program: Program) -> list[str]:
-    from ..core.contract import BlockRule, Miss
-    from ..core.query import all_blocks
-
-    answers: list[Any] = []
+    answers: list[Any] = list(rule.match_program(program)) if isinstance(rule, ProgramRewrite) else []
     for _, block in all_blocks(program):
         if isinstance(rule, BlockRule):
             answers += rule.match_block(block)
-        else:
+        elif not isinstance(rule, ProgramRewrite):
             answers += [rule.match(op) for op in block.operations if op.op_type in rule.roots]
     return [answer.reason for answer in answers if isinstance(answer, Miss)]
 
@@ -85,35 +101,35 @@ def finding_and_fixing_agree(rule: type[Rule], tmp_path: Path) -> None:
     """What `find` reports is where `run` acts first."""
     for configured, example in _firing(rule):
         program = example.build()
-        found = {hit.value for hit in find(configured, program).fired}
-        acted = {hit.value for hit in run(configured, program).fired}
+        found = {hit.value for hit in find(configured, program, measure=_measure(example)).fired}
+        acted = {hit.value for hit in _ran(configured, example, program).fired}
         assert found <= acted, (example.name, found, acted)
 
 
 def twice_is_once(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _firing(rule):
         program = example.build()
-        run(configured, program)
+        _ran(configured, example, program)
         text = program_text(program)
-        assert not run(configured, program).fired, f"'{example.name}' fires again on its own result"
+        assert not _ran(configured, example, program).fired, f"'{example.name}' fires again on its own result"
         assert program_text(program) == text
 
 
 def values_hold(rule: type[Rule], tmp_path: Path) -> None:
     """Equal outputs at the declared exactness, on ordinary and on extreme inputs."""
     for configured, example in _firing(rule):
-        _rewritten(configured, example.build(), example.name)
+        _rewritten(configured, example.build(), example)
 
 
 def values_hold_when_observed(rule: type[Rule], tmp_path: Path) -> None:
     """Every intermediate value has another reader."""
     for configured, example in _firing(rule):
-        _rewritten(configured, variants.observed(example.build()), example.name, fires=False)
+        _rewritten(configured, variants.observed(example.build()), example, fires=False)
 
 
 def values_hold_when_nested(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _firing(rule):
-        trace = _rewritten(configured, variants.nested(example.build()), example.name)
+        trace = _rewritten(configured, variants.nested(example.build()), example)
         assert len(trace.fired) >= 2, "expected a hit in each branch"
 
 
@@ -122,7 +138,7 @@ def values_hold_when_repeated(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _firing(rule):
         program = variants.repeated(example.build())
         before = _weight_bytes(program)
-        trace = _rewritten(configured, program, example.name)
+        trace = _rewritten(configured, program, example)
         expected = 1 if isinstance(configured, BlockRewrite) else 3  # copies that share an input may be one region
         assert len(trace.fired) >= expected, (example.name, len(trace.fired))
         assert _weight_bytes(program) <= before, f"'{example.name}' makes weights twice"
@@ -141,7 +157,7 @@ def values_hold_when_symbolic(rule: type[Rule], tmp_path: Path) -> None:
         for axes in ((0,), (-1,), (0, -1)):
             program = variants.symbolic(example.build(), axes)
             if program is not None:
-                _rewritten(configured, program, f"{example.name}, axes {axes}", fires=False)
+                _rewritten(configured, program, example, f"axes {axes}", fires=False)
 
 
 def weights_stay_compressed(rule: type[Rule], tmp_path: Path) -> None:
@@ -151,7 +167,7 @@ def weights_stay_compressed(rule: type[Rule], tmp_path: Path) -> None:
             if program is None:
                 continue
             before = _constexprs(program)
-            _rewritten(configured, program, f"{example.name}, {kind}", fires=False)
+            _rewritten(configured, program, example, kind, fires=False)
             assert _constexprs(program) == before, f"'{example.name}': compressed weights changed in number or kind"
 
 
@@ -165,10 +181,10 @@ def lives_with_the_host(rule: type[Rule], tmp_path: Path) -> None:
         program = example.build()
         before = clone(program)
         PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
-        _rewritten(configured, program, example.name, fires=False)
+        _rewritten(configured, program, example, fires=False)
         PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
         program.validate()
-        _equal(before, program, Exactness.ROUNDING, f"{example.name}, after the host's pipeline")
+        _equal(before, program, example, _weaker(configured), "after the host's pipeline")
 
 
 def survives_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
@@ -181,49 +197,77 @@ def survives_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
         model.save(str(source))
         package = load(source)
         before = clone(package.program)
-        if not run(configured, package.program).fired:  # the host's conversion may have taken the pattern apart
+        if not _ran(configured, example, package.program).fired:  # the host's conversion may have taken the pattern apart
             continue
         target = tmp_path / f"{number}_rewritten.mlpackage"
         save(package, target)
         again = load(target)
         assert program_text(again.program) == program_text(package.program), example.name
-        _equal(before, again.program, configured.exactness, example.name)
+        _equal(before, again.program, example, _promised(configured, configured.exactness))
 
 
-def _rewritten(rule: Rewrite, program: Program, name: str, fires: bool = True) -> PassTrace:
+def _promised(rule: Rewrite, exactness: Exactness) -> Strictness:
+    return Strictness(exactness, rule.mends, rule.moves)
+
+
+def _weaker(rule: Rewrite) -> Strictness:
+    """What is left of a promise when the host has rounded, too."""
+    return _promised(rule, Exactness.ROUNDING if rule.exactness is Exactness.BITWISE else rule.exactness)
+
+
+def _rewritten(rule: Rewrite, program: Program, example: Example, how: str = "", fires: bool = True) -> PassTrace:
     """Run `rule` in place and hold the result against the program before."""
     before = clone(program)
-    trace = run(rule, program)
+    trace = _ran(rule, example, program)
     program.validate()
-    assert trace.fired or not fires, f"'{name}' does not fire"
-    _equal(before, program, trace.strength or Exactness.BITWISE, name)
+    assert trace.fired or not fires, f"'{example.name}' {how} does not fire"
+    _equal(before, program, example, _promised(rule, trace.strength or Exactness.BITWISE), how)
     return trace
 
 
-def _equal(before: Program, after: Program, exactness: Exactness, name: str) -> None:
-    truth_of = Runtime(before, precision="float64")
-    for label, feeds in _draws(before):
-        truth = truth_of(feeds)
+def _equal(before: Program, after: Program, example: Example, promised: Strictness, how: str = "") -> None:
+    old = _Reference(before, promised.mends)
+    for label, feeds in _draws(before, example):
+        truth = old(feeds, "float64")
         for precision in ("float64", "float16"):
-            old = truth if precision == "float64" else Runtime(before, precision=precision)(feeds)
             new = Runtime(after, precision=precision)(feeds)
-            found = differences(old, new, exactness, None if precision == "float64" else truth)
+            given = None if precision == "float64" else truth
+            found = differences(old(feeds, precision), new, promised, given)
             wrong = [str(difference) for difference in found if not difference.passed]
-            assert not wrong, f"'{name}', {label} at {precision}: {'; '.join(wrong)}\n{program_text(after)}"
+            assert not wrong, (f"'{example.name}' {how}, {label} at {precision}: {'; '.join(wrong)}\n"
+                               f"{program_text(after)}")
 
 
-def _draws(program: Program) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
+class _Reference:
+    """The program before; for a rewrite that mends, also with the infinities of its constants read as finite."""
+
+    def __init__(self, program: Program, mends: bool) -> None:
+        self._program, self._mends = program, mends
+
+    def __call__(self, feeds: dict[str, np.ndarray[Any, Any]], precision: str) -> dict[str, np.ndarray[Any, Any]]:
+        plain = Runtime(self._program, precision=precision)(feeds)
+        if not self._mends:
+            return plain
+        truth = plain if precision == "float64" else Runtime(self._program, precision="float64")(feeds)
+        return completed(plain, Runtime(self._program, precision=precision, finite_constants=True)(feeds), truth)
+
+
+def _draws(program: Program, example: Example) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
     """Ordinary numbers, zeros of both signs, infinities, NaN, and the ends of fp16."""
     random = np.random.default_rng(0)
     special = {
         "zeros": [0.0], "signed zeros": [0.0, -0.0], "infinities": [np.inf, -np.inf, 1.0], "nan": [np.nan, 1.0],
         "fp16 extremes": [65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5],
     }
-    yield "normal draws", {name: _cast(var, random.standard_normal(_shape(var)))
-                           for name, var in program.functions["main"].inputs.items()}
+    inputs = program.functions["main"].inputs.items()
+    yield ORDINARY, {name: _cast(var, _within(example, random.standard_normal(_shape(var)) * example.scale))
+                     for name, var in inputs}
     for label, values in special.items():
-        yield label, {name: _cast(var, random.choice(values, _shape(var)))
-                      for name, var in program.functions["main"].inputs.items()}
+        yield label, {name: _cast(var, _within(example, random.choice(values, _shape(var)))) for name, var in inputs}
+
+
+def _within(example: Example, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.clip(-example.within, example.within)
 
 
 def _shape(var: Any) -> tuple[int, ...]:

@@ -244,4 +244,5 @@ def test_the_report_as_data():
         "allowed",
         "reason",
         "index",
+        "mended",
     }

@@ -13,7 +13,7 @@ from ..inputs import Inputs
 from ..ops.conv import forward_pads, transposed_window
 from ._operands import Operands, start_of_sums
 
-__all__ = ["with_overflows"]
+__all__ = ["sums_of_magnitudes", "with_overflows"]
 
 #: products held at once: 32 MB of float64
 _AT_ONCE = 1 << 22
@@ -66,7 +66,7 @@ def with_overflows(y: torch.Tensor, inputs: Inputs, limit: float) -> torch.Tenso
     products of the stretches in doubt. Beyond copies of operands and results, the memory is bounded.
     """
     start = start_of_sums(inputs, y)
-    places = (~(_bound(inputs, start) < limit)).flatten().nonzero().squeeze(1)
+    places = (~(sums_of_magnitudes(inputs, start) * _SLACK < limit)).flatten().nonzero().squeeze(1)
     if not places.numel():
         return y
     products = _PRODUCTS[inputs.op.op_type](inputs, y)
@@ -89,15 +89,15 @@ def _block_by_block(products: _Products, sums: torch.Tensor, limit: float, sign:
         sums = sums + block.total().flatten()
 
 
-def _bound(inputs: Inputs, start: torch.Tensor) -> torch.Tensor:
-    """For each element a number that no partial sum of it exceeds in magnitude: the sum of all magnitudes."""
+def sums_of_magnitudes(inputs: Inputs, start: torch.Tensor) -> torch.Tensor:
+    """For each element the magnitudes of its products and of its `start`, summed: no partial sum exceeds that."""
     names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
     magnitudes: dict[str, Any] = {"bias": None}
     for name in names.get(inputs.op.op_type, ("x", "weight")):
         value = inputs[name]
         magnitudes[name] = [each.abs() for each in value] if isinstance(value, list) else value.abs()
     sums: torch.Tensor = inputs.machine.kernels[inputs.op.op_type](inputs.op, Operands(inputs, magnitudes))
-    return (sums + start.abs()) * _SLACK
+    return sums + start.abs()
 
 
 def _first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:

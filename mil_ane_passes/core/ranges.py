@@ -1,0 +1,36 @@
+"""What values were in runs: the facts that a rule decides by when the program alone does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from coremltools.converters.mil.mil import Program, Var
+
+__all__ = ["Measure", "Range"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """One value over all runs, computed at float32.
+
+    `low` and `high` are over the finite elements (both 0 when there are none), `smallest` is the smallest magnitude
+    other than 0 (0 when there is none). `finite` says whether all elements are. `partial`, of convolutions and matrix
+    products, bounds every partial sum in whatever order it is formed: the largest sum of the magnitudes of the
+    products of one element, the bias included.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    smallest: float = 0.0
+    finite: bool = True
+    partial: float | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+
+Measure = Callable[[Program], Mapping[Var, Range]]
+"""Runs a program on the feeds at hand: a range for every value with numbers, inputs included."""

@@ -1,0 +1,66 @@
+"""What the values of a program are in runs with given feeds: the ranges that rules decide by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Program, Var
+
+from ..core.ranges import Measure, Range
+from .execute import Plan, fresh_state
+
+__all__ = ["measured", "measurer"]
+
+Progress = Callable[[str], None]
+
+
+def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> dict[Var, Range]:
+    """The range of every value with numbers over the runs `made`, at float32, inputs included.
+
+    Raises InputError for feeds that do not fit and NotSupported for an op the runtime lacks.
+    """
+    from ..runtime import Runtime
+
+    found: dict[Var, Range] = {}
+    sums: dict[Operation, float] = {}
+
+    def sum_seen(op: Operation, bound: float) -> None:
+        sums[op] = max(sums.get(op, 0.0), bound)
+
+    def seen(op: Operation, var: Var, value: Any) -> None:
+        if hasattr(value, "numpy"):
+            found[var] = _joined(found.get(var), _range(value.numpy(), sums.get(op)))
+
+    for number, plan in enumerate(made, 1):
+        progress(f"measuring run {number} of {len(made)}: {plan.function}, {plan.label}")
+        runtime = Runtime(program, function=plan.function, precision="float32", observer=seen, partial_sums=sum_seen)
+        for name, var in program.functions[plan.function].inputs.items():
+            if name in plan.feeds:
+                found[var] = _joined(found.get(var), _range(np.asarray(plan.feeds[name]), None))
+        runtime(plan.feeds, fresh_state(plan))
+    return found
+
+
+def measurer(make: Callable[[Program], Sequence[Plan]], progress: Progress = lambda text: None) -> Measure:
+    """A `Measure` that runs what `make` plans for the program at hand."""
+    return lambda program: measured(program, make(program), progress)
+
+
+def _range(array: np.ndarray[Any, Any], partial: float | None) -> Range:
+    if array.dtype.kind not in "fiu":
+        return Range(partial=partial)
+    finite = array[np.isfinite(array)]
+    sizes = np.abs(finite[finite != 0])
+    ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    return Range(*ends, float(sizes.min()) if sizes.size else 0.0, finite.size == array.size, partial)
+
+
+def _joined(one: Range | None, other: Range) -> Range:
+    if one is None:
+        return other
+    smallest = [each.smallest for each in (one, other) if each.smallest]
+    sums = [each.partial for each in (one, other) if each.partial is not None]
+    return Range(min(one.low, other.low), max(one.high, other.high), min(smallest, default=0.0),
+                 one.finite and other.finite, max(sums, default=None))
