@@ -1,0 +1,107 @@
+"""Say where the output of a conv_transpose lies by pads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.query import value
+from ._transposed import agrees, crop_note, cropped, window_of
+
+
+class ExplicitConvTransposeShape(Rewrite):
+    """Replace a conv_transpose's output_shape or `same` that the pads do not imply by equal pads and a slice.
+
+    why     An output_shape that the pads do not imply is read in more than one way: CPU_ONLY and ALL gave different
+            outputs. ONNX Runtime declines it, and `same`, for Core ML.
+    when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply. The host's
+            `add_conv_transpose_output_shape` writes one that they do imply; that is left alone.
+    exact   bitwise, by MIL's definition as the reference runtime reads it: output_shape sets the lengths and the
+            window begins at the pad in front (`same`: in the middle). Where the full transposed convolution ends
+            before that window does, it is refused. Which unit read it so in the report is not stated.
+    cost    none where the window lies in the middle; else as many rows more as its two sides differ by.
+
+    before
+        %y: fp16[1, 2, 10] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, output_shape=[1, 2, 10])
+    after
+        %0: fp16[1, 2, 12] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, output_shape=[1, 2, 12], pad_type=custom)
+        %y: fp16[1, 2, 10] = slice_by_index(x=%0, begin=[0, 0, 0], end=[0, 0, 10], end_mask=[True, True, False])
+    """
+
+    code, slug = "ANE304", "conv-transpose-output-shape"
+    stage = "numerics"
+    after = ("lift_conv_transpose_1d",)
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("conv_transpose",)
+    evidence = (
+        Community(
+            "x (1, 3, 4, 4), kernel 3, output_shape (1, 3, 4, 4), pad_type left out: CPU_ONLY and ALL differ "
+            "completely",
+            source="https://github.com/apple/coremltools/issues/2281", date="2024-07",
+        ),
+        Community(
+            "ONNX Runtime's CoreML provider declines ConvTranspose with output_shape and with auto_pad SAME_*; where "
+            "the units differed, the one that is not the CPU matched ONNX",
+            source="https://github.com/microsoft/onnxruntime/pull/21416", date="2024-07",
+        ),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if value(op.pad_type, "valid") in ("custom", "valid") and op.output_shape is None:
+            return Miss(op, "pads are explicit and there is no output_shape", near=False)
+        window = window_of(op)
+        if isinstance(window, str):
+            return Miss(op, window)
+        if agrees(op):
+            return Miss(op, "output_shape is what the pads imply", near=False)
+        beyond = -min(min(pair) for pair in window)
+        if beyond > 0:
+            return Miss(op, f"the output reaches {beyond} beyond the full transposed convolution, which no pad can say")
+        return Hit(op, note=crop_note(window), window=window)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return cropped(mb, hit.op, hit.window)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("no pads", _short)
+        yield Example("strided, with bias", lambda: _one(output_shape=[1, 2, 17]))
+        yield Example("in the middle", lambda: _one(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0]))
+        yield Example("same", lambda: _one(pad_type="same"))
+        yield Example("same, in the middle", lambda: _one(pad_type="same", strides=[3], groups=2))
+        yield Example("same with output_shape", lambda: _one(pad_type="same", output_shape=[1, 2, 15]))
+        yield Example("same_lower", lambda: _one(pad_type="same_lower", output_shape=[1, 2, 16]))
+        yield Example("two axes", lambda: _plane(output_shape=[2, 2, 10, 15]))
+        yield Example("two axes, same", lambda: _plane(pad_type="same", dilations=[2, 3]))
+        yield Example("what the pads imply", lambda: _one(pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18]),
+                      reason="output_shape is what the pads imply")
+        yield Example("no output_shape", lambda: _one(pad_type="custom", pad=[1, 0]),
+                      reason="pads are explicit and there is no output_shape")
+        yield Example("same, kernel shorter than stride", lambda: _one(pad_type="same", strides=[7]),
+                      reason="the output reaches 1 beyond the full transposed convolution, which no pad can say")
+        yield Example("beyond the end", lambda: _one(output_shape=[1, 2, 22]),
+                      reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
+
+
+def _one(strides: tuple[int, ...] = (2,), groups: int = 1, **parameters: object) -> Program:
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+    return program(
+        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2 // groups, 5), bias=bias, strides=list(strides),
+                                         groups=groups, name="y", **parameters),
+        x=(1, 4, 8))
+
+
+def _short() -> Program:
+    return program(
+        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5), output_shape=[1, 2, 10], name="y"), x=(1, 4, 8))
+
+
+def _plane(**parameters: object) -> Program:
+    return program(
+        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 3, 4), strides=[2, 3], name="y", **parameters),
+        x=(2, 4, 5, 6))
