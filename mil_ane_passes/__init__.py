@@ -17,21 +17,19 @@ from .core.host import register
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
-    from .api import rewrite, run, trace, verify
+    from .api import calibrate, pipeline, rewrite, run, trace, verify
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
-    from .core.pipeline import pipeline
     from .package import Package, load, save
     from .torch_frontend.convert import convert
 
 __all__ = [
-    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "convert", "load",
-    "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
+    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "calibrate", "convert",
+    "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
 ]
 
 _HOMES = {
-    ".api": ("rewrite", "run", "trace", "verify"),
+    ".api": ("calibrate", "pipeline", "rewrite", "run", "trace", "verify"),
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
-    ".core.pipeline": ("pipeline",),
     ".package": ("Package", "load", "save"),
     ".torch_frontend.convert": ("convert",),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..core.errors import InputError
 from ..package.ahead import CopyAhead
 from ..package.destination import check_destination
+from .given import add_given, given
 from .output import add_format, progress_line, show
 
 HELP = "rewrite a package and prove the result before writing it"
@@ -26,6 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
     parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_given(parser)
     add_format(parser)
     parser.set_defaults(run=run)
 
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            dry_run=arguments.dry_run, diff=arguments.diff, progress=progress, ahead=ahead)
+            dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments), progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0
 

@@ -19,6 +19,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
     parser.add_argument("--seeds", type=at_least_one, default=3, help="seeded draws per function (default 3)")
+    parser.add_argument("--mends", action="store_true",
+                        help="what is NaN or infinite in A may be finite in B; judged with A's infinite constants read "
+                             "as large finite numbers")
     add_quirk(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
                       "that cures it")
     add_format(parser)
@@ -31,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_line() as progress:
         report = verify(
             arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
-            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, progress=progress)
+            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, mends=arguments.mends,
+            progress=progress)
     show(report, arguments.format)
     return 0 if report.equal else 1

@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 
-from .consts import reshaped_const
+from .consts import array_const, reshaped_const
 from .edit import first_op
 
 __all__ = ["Names", "RewriteBuilder"]
@@ -99,6 +99,20 @@ class RewriteBuilder:
             self._record(view.op)
             self._views[key] = view
         return self._views[key]
+
+    def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
+        """A new const of `make()`, in the dtype of const `source`, beside it; one for each (source, what)."""
+
+        def made() -> Var:
+            beside = source.op.enclosing_block is self.block
+            where = _after(source.op) if beside else first_op(self.block)
+            array = np.ascontiguousarray(make())
+            var = array_const(array, source.dtype, self._names.fresh(f"{source.name}_{what}"), where)
+            self._record(var.op)
+            return var
+
+        built: Var = self.once(("weight", source, what), made)
+        return built
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """`make()` (vars) for the first call with `key` in this walk of the block, its result for every later one."""

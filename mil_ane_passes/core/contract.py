@@ -167,6 +167,8 @@ class Rule:
     evidence: ClassVar[tuple[Evidence, ...]] = ()
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
+    drawn: ClassVar[bool] = False
+    "Whether seeded draws will do for that when the user gives neither feeds nor ranges."
     _measured: Mapping[Var, Range] | None = None
 
     @property
@@ -206,7 +208,7 @@ class Rewrite(Rule):
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
     preset: ClassVar[Literal["safe", "full", "named"]] = "named"
     mends: ClassVar[bool] = False
-    "Whether values that were infinite or NaN may be finite afterwards: the fault it cures. Finite ones keep `exactness`."
+    "Whether what was infinite or NaN may be finite afterwards: the fault it cures. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
     interface: ClassVar[bool] = False

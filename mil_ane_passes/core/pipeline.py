@@ -16,6 +16,7 @@ from .contract import STAGES, Rewrite, Rule
 from .engine import PassTrace, run
 from .errors import InputError, RuleError, nearest
 from .options import parse_passes
+from .ranges import Measure
 from .registry import by_name, rewrites
 from .targets import parse_target
 
@@ -23,6 +24,8 @@ __all__ = ["PRESETS", "NAMESPACE", "ordered", "pipeline", "register_passes", "ru
 
 PRESETS = ("safe", "full")
 NAMESPACE = "ane"
+_MEASURE = "measure"
+"The option by which a pass gets its `Measure`; coremltools' options are texts or callables."
 
 _log = logging.getLogger("mil_ane_passes")
 
@@ -73,9 +76,15 @@ def selected(
     return [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
 
 
-def run_all(rules: Iterable[Rewrite], program: Program, *, target: str = "all") -> list[PassTrace]:
-    """Run configured rewrites over a program, in place; one trace each."""
-    return [run(rule, program, target=target) for rule in rules]
+def run_all(
+    rules: Iterable[Rewrite], program: Program, *, target: str = "all", measure: Measure | None = None,
+    draw: Measure | None = None,
+) -> list[PassTrace]:
+    """Run configured rewrites over a program, in place; one trace each.
+
+    `measure` runs a program on what the user gave, `draw` on seeded draws, for rules that are content with those.
+    """
+    return [run(rule, program, target=target, measure=measure or (draw if rule.drawn else None)) for rule in rules]
 
 
 def pipeline(
@@ -85,12 +94,14 @@ def pipeline(
     target: str = "all",
     passes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    measure: Measure | None = None,
+    draw: Measure | None = None,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
     Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
-    here, and a wrong one raises InputError with the nearest right one.
+    here, and a wrong one raises InputError with the nearest right one. `measure` and `draw` as for `run_all`.
     """
     parse_target(target)
     rules = selected(preset, passes, options)
@@ -102,10 +113,13 @@ def pipeline(
         result.get_all_options().pop(name, None)
     for rule in rules:
         result.append_pass(f"{NAMESPACE}::{rule.name}")
-        settings = {name: str(getattr(rule, name)) for name, option in rule.options().items()
+        settings: dict[str, Any] = {name: str(getattr(rule, name)) for name, option in rule.options().items()
                     if getattr(rule, name) != option.default}
         if target != "all":
             settings["target"] = target
+        ruler = measure or (draw if rule.drawn else None)
+        if rule.measures and ruler is not None:
+            settings[_MEASURE] = ruler
         if settings:
             result.set_options(f"{NAMESPACE}::{rule.name}", settings)
     return result
@@ -124,16 +138,18 @@ def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     def __init__(self: Any) -> None:
         self.settings = {}
         self.target = "all"
+        self.measure = None
 
     def set_options(self: Any, pass_options: list[PassOption] | None = None) -> None:
         given = {option.option_name: option.option_val for option in pass_options or []}
         self.target = given.pop("target", "all")
+        self.measure = given.pop(_MEASURE, None)
         parse_target(self.target)
         _configured(rule, given)
         self.settings = given
 
     def apply(self: Any, prog: Program) -> None:
-        trace = run(_configured(rule, self.settings), prog, target=self.target)
+        trace = run(_configured(rule, self.settings), prog, target=self.target, measure=self.measure)
         for finding in trace.fired:
             _log.info("ane::%s at %s: %s", name, finding.value, finding.note)
 

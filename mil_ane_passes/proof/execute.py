@@ -14,7 +14,7 @@ from ..runtime.interface import apply_description
 from .compare import as_arrays
 from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
-__all__ = ["Execution", "Plan", "Run", "check_runnable", "execute", "fresh_state", "plans"]
+__all__ = ["GIVEN", "Execution", "Plan", "Run", "check_runnable", "execute", "fresh_state", "plans"]
 
 Array = np.ndarray[Any, Any]
 GIVEN = "given feeds"
@@ -87,9 +87,9 @@ def execute(
 ) -> Execution:
     """Execute every plan at every precision; what is left in a state counts as an output.
 
-    `quirks` names published faults to imitate, `finite_constants` is for `Runtime`. Raises NotSupported before running anything if an op is lacking, and
-    InputError for a quirk that is not known or feeds that were given and do not fit; drawn feeds that cannot be run
-    leave an error in their `Run`.
+    `quirks` names published faults to imitate, `finite_constants` is for `Runtime`. Raises NotSupported before running
+    anything if an op is lacking, and InputError for a quirk that is not known or feeds that were given and do not fit;
+    drawn feeds that cannot be run leave an error in their `Run`.
     """
     from ..runtime import Runtime
 
@@ -121,7 +121,7 @@ def _one(runtime: Any, run: Run, precision: str) -> None:
     except NotSupported:
         raise
     except InputError as error:
-        if run.plan.label == GIVEN:
+        if run.plan.label.startswith(GIVEN):
             raise
         run.error = str(error)
         return

@@ -15,7 +15,7 @@ from .bisect import first_difference
 from .compare import EVERY, OutputDifference, Strictness, completed, differences
 from .coverage import blocks_not_entered
 from .difference import FirstDifference
-from .execute import Execution, check_runnable, execute, plans
+from .execute import Execution, Plan, check_runnable, execute, plans
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 
@@ -131,17 +131,18 @@ def compare_programs(
     before: Program, after: Program, *, seeds: int = 3, precisions: Sequence[str] = ("float64",),
     exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
-    quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None,
+    quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
 ) -> VerifyReport:
     """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
 
     `quirks` names published faults to imitate in `after`; `before` runs faithfully. `mapping` (name before -> name
-    after) helps to find the first difference where a rewrite put one value in the place of another. "not proved" when
+    after) helps to find the first difference where a rewrite put one value in the place of another; `further` are
+    runs to make besides. "not proved" when
     nothing could be run, or when the runs never entered a nested block in which the two differ.
     """
     _same_interface(before, after)
     check_runnable(after, quirks)
-    made = plans(before, seeds, describe, feeds)
+    made = [*further, *plans(before, seeds, describe, feeds)]
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
     defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, precisions)

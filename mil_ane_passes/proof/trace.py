@@ -15,11 +15,11 @@ from ..core.query import flat_inputs
 from .coverage import Place
 from .match import Values, is_constant
 
-__all__ = ["Traced", "TraceRow", "traced"]
+__all__ = ["Collector", "OVERFLOWS", "TraceRow", "Traced", "traced"]
 
 Array = np.ndarray[Any, Any]
 
-_OVERFLOWS = 65520.0
+OVERFLOWS = 65520.0
 "From this magnitude on a number rounds to an infinity in fp16: its largest one, 65504, and half a step."
 _VANISHES = 2.0**-25
 "Up to this magnitude a number rounds to zero in fp16: half its smallest one, 2**-24."
@@ -79,7 +79,7 @@ def traced(
     from ..runtime import Runtime
     from ..runtime.interface import apply_description
 
-    collector = _Collector(math.inf if precision == "float16" else _OVERFLOWS)
+    collector = Collector(math.inf if precision == "float16" else OVERFLOWS)
     runtime = Runtime(program, function=function, precision=precision, quirks=quirks, observer=collector)
     if description is not None:
         feeds = apply_description(description, feeds)
@@ -89,8 +89,8 @@ def traced(
     return Traced(runtime.function, list(collector.rows.values()), outputs, first)
 
 
-class _Collector:
-    """The observer of one run; from the magnitude `limit` on a number is beyond fp16."""
+class Collector:
+    """The observer of one run or several; from the magnitude `limit` on a number is beyond fp16."""
 
     def __init__(self, limit: float) -> None:
         self.rows: dict[Var, TraceRow] = {}

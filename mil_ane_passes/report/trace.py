@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ from .._version import __version__
 from ..proof.compare import as_arrays
 from ..proof.trace import TraceRow
 
-__all__ = ["RunReport", "TraceReport"]
+__all__ = ["RunReport", "TraceReport", "aligned"]
+
+Align = Callable[[str, int], str]
 
 
 @dataclass
@@ -57,7 +59,7 @@ class TraceReport(RunReport):
                                     "trace": [row.to_dict() for row in self.rows]}
 
     def __str__(self) -> str:
-        return "\n".join([*_table(self.rows), self._verdict()])
+        return "\n".join([*aligned(_HEAD, _ALIGNED, map(_cells, self.rows)), self._verdict()])
 
     def _verdict(self) -> str:
         row = self.first
@@ -78,10 +80,11 @@ _HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "under
 _ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
 
 
-def _table(rows: Sequence[TraceRow]) -> list[str]:
-    lines = [_HEAD, *map(_cells, rows)]
+def aligned(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines, each column as wide as its widest cell."""
+    lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return ["  ".join(align(cell, width) for align, cell, width in zip(_ALIGNED, line, widths)).rstrip()
+    return ["  ".join(place(cell, width) for place, cell, width in zip(align, line, widths)).rstrip()
             for line in lines]
 
 

@@ -64,7 +64,7 @@ def test_a_proof_takes_at_least_one_draw(seeds, capsys):
 
 
 def test_a_fault_of_ours_is_one_line_too(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("mil_ane_passes.api.run_all", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mil_ane_passes.api.rewriting.run_all", lambda *_, **__: 1 / 0)
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
     assert line.startswith("mil-ane-passes: internal error (ZeroDivisionError: division by zero)")
     assert not list(tmp_path.iterdir())

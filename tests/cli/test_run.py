@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mil_ane_passes.api import load
+from mil_ane_passes import load
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.runtime import Runtime

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from mil_ane_passes.api import load, rewrite, save
+from mil_ane_passes import load, rewrite, save
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.runtime import QUIRKS

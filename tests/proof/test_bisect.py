@@ -11,7 +11,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
-from mil_ane_passes.api import rewrite, verify
+from mil_ane_passes import rewrite, verify
 from mil_ane_passes.core.clone import clone
 from mil_ane_passes.core.contract import Exactness, Hit, Miss
 from mil_ane_passes.core.engine import run

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 
-from mil_ane_passes.api import verify
+from mil_ane_passes import verify
 from mil_ane_passes.core.clone import clone
 from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.proof.feeds import make_feeds, shape_choices

@@ -1,0 +1,11 @@
+"""The public functions: each loads, does one job, and returns a report. The command line adds only words to them."""
+
+from __future__ import annotations
+
+from .calibrating import calibrate
+from .checking import verify
+from .passes import pipeline
+from .rewriting import rewrite
+from .running import fault_models, run, trace
+
+__all__ = ["calibrate", "fault_models", "pipeline", "rewrite", "run", "trace", "verify"]

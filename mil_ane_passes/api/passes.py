@@ -1,0 +1,50 @@
+"""The pipeline for `ct.convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Program
+
+from ..core import pipeline as passes_of
+from ..core.ranges import Measure
+from ..proof.execute import plans
+from ..proof.given import Given
+from ..proof.measure import measurer
+
+__all__ = ["DRAWS", "measures", "pipeline"]
+
+DRAWS = 3
+"Seeded draws where a rule is content with those."
+
+
+def pipeline(
+    base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None,
+) -> ct.PassPipeline:
+    """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
+
+    Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
+    a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
+    here, and a wrong one raises InputError with the nearest right one. Passes that decide by the values they see run
+    the program on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to
+    (low, high)); that needs torch.
+    """
+    measure, draw = measures(Given.of(feeds, ranges), lambda function: None)
+    return passes_of.pipeline(base, preset=preset, target=target, passes=passes, options=options, measure=measure,
+                              draw=draw)
+
+
+def measures(given: Given, describe: Any, seeds: int = DRAWS, progress: Any = None) -> tuple[Measure | None, Measure]:
+    """How to measure a program on what the user gave (None where that is nothing), and on seeded draws."""
+    say = progress or (lambda text: None)
+
+    def drawn(program: Program) -> Any:
+        return plans(program, seeds, describe)
+
+    def asked(program: Program) -> Any:
+        return given.plans(program, describe)
+
+    return (measurer(asked, say) if given else None), measurer(drawn, say)

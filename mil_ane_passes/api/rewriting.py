@@ -1,0 +1,184 @@
+"""Rewrite a model and prove the result equal before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from coremltools.converters.mil.mil import Program
+
+from ..core.contract import Exactness, Rewrite
+from ..core.engine import PassTrace
+from ..core.errors import InputError, NotSupported
+from ..core.pipeline import run_all, selected
+from ..core.printer import program_diff, program_text
+from ..core.query import op_count
+from ..core.targets import parse_target
+from ..package import CopyAhead, Package, check_destination, save
+from ..proof.compare import Strictness
+from ..proof.given import Given
+from ..proof.prove import VerifyReport, compare_programs
+from ..report.rewrite import RewriteReport
+from .passes import DRAWS, measures
+from .source import Opened, Progress, copied, opened, quiet
+
+__all__ = ["PROOF_PRECISIONS", "rewrite"]
+
+PROOF_PRECISIONS = ("float64", "float16")
+"""At which precisions `rewrite` proves: is the algebra the same, and what does rounding to the stored dtypes do."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is asked for, beside the source and where the result goes."""
+
+    rules: Sequence[Rewrite]
+    target: str
+    given: Given
+    prove: bool
+    seeds: int
+    diff: bool
+    progress: Progress
+
+    def run(self, source: Opened, program: Program) -> list[PassTrace]:
+        """Apply the rules to `program`, in place; it has the interface of `source`."""
+        if self.given and any(rule.measures for rule in self.rules):
+            _need_torch("the values are measured by running the model, which")
+        measure, draw = measures(self.given, source.describe, self.seeds, self.progress)
+        return run_all(self.rules, program, target=self.target, measure=measure, draw=draw)
+
+
+def rewrite(
+    src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None, verify: bool = True,
+    overwrite: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS, progress: Progress = quiet,
+    ahead: CopyAhead | None = None,
+) -> RewriteReport:
+    """Rewrite a model and prove the result equal before anything is written.
+
+    `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
+    `rewrite(program, dst=program)`, which rewrites in place once proved. `dst` is the path of the new package, or
+    None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `feeds` (a
+    mapping from input name to array, or several) and `ranges` (input name to (low, high)) say what the inputs hold:
+    passes that decide by values see those, and the proof runs on them besides its own draws. `ahead` holds copies of
+    the source's large files that the caller has begun; without it they are begun here.
+
+    Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
+    written: the report's `status` says "not proved".
+    """
+    started = time.perf_counter()
+    parse_target(target)
+    job = _Job(selected(preset, passes, options), target, Given.of(feeds, ranges), verify and not dry_run, seeds, diff,
+               progress)
+    path = _written_to(src, dst)
+    in_place = isinstance(src, Program) and dst is src
+    report = RewriteReport(
+        source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
+        passes=[rule.name for rule in job.rules])
+    begun = _copying_ahead(src, None if dry_run else path, overwrite) if ahead is None else nullcontext(ahead)
+    with begun as ahead:
+        before = opened(src)
+        _rewrite(report, job, before)
+        if dry_run:
+            report.status = "dry run" if report.changed else "unchanged"
+        elif report.status != "not proved":
+            if in_place:
+                job.run(before, src)
+                report.package = src
+            _deliver(report, path, overwrite, ahead)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _written_to(src: Any, dst: Any) -> Path | None:
+    """The path to write to, if any. Raises InputError for a source and a destination that do not go together."""
+    if isinstance(src, str) and not src.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    if dst is None or (isinstance(src, Program) and dst is src):
+        return None
+    if isinstance(dst, Program):
+        raise InputError("dst is a program that is not src; expected a path, or src itself to rewrite it in place")
+    if isinstance(src, Program):
+        raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
+                         "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
+    return Path(fspath(dst))
+
+
+def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractContextManager[CopyAhead | None]:
+    """Start copying what will be copied anyway. Raises InputError when `path` could not be written in the end."""
+    source: Any = src
+    if not isinstance(src, (str, PathLike)):
+        source = src.path if isinstance(src, Package) else getattr(src, "package_path", None)
+    if path is None or source is None:
+        return nullcontext()
+    check_destination(fspath(source), path, overwrite)
+    return CopyAhead(Path(source), path)
+
+
+def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> None:
+    """Run the rules on a private copy of the source and prove the result; fills in the report."""
+    report.source = before.name
+    after = copied(before)
+    report.ops_before = op_count(after.program)
+    text = program_text(after.program, names=True) if job.diff else ""
+    if after.package is not None:
+        report.weight_bytes_before = report.weight_bytes_after = after.package.weight_bytes
+    job.progress("rewriting")
+    report.traces = job.run(before, after.program)
+    report.ops_after = op_count(after.program)
+    report.package = after.package if after.package is not None else after.program
+    if job.diff and report.changed:
+        report.diff = program_diff(text, program_text(after.program, names=True))
+    if report.changed and job.prove:
+        report.verify = _prove(before, after, report.traces, job)
+        if not report.verify.equal:
+            report.status = "not proved"
+
+
+def _prove(before: Opened, after: Opened, traces: Sequence[PassTrace], job: _Job) -> VerifyReport:
+    promised = _promised(traces)
+    _need_torch("the proof", ", or --no-verify (verify=False) to write without a proof")
+    try:
+        return compare_programs(
+            before.program, after.program, seeds=job.seeds, precisions=PROOF_PRECISIONS, exactness=promised,
+            describe=before.describe, progress=job.progress, mapping=_stand_ins(traces),
+            further=job.given.plans(before.program, before.describe))
+    except NotSupported as lacking:
+        reason = f"{lacking}; --no-verify writes without a proof"
+        return VerifyReport("not proved", promised.exactness, reason=reason)
+
+
+def _need_torch(who: str, otherwise: str = "") -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"{who} runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]'"
+                         f"{otherwise}")
+
+
+def _stand_ins(traces: Sequence[PassTrace]) -> dict[str, str]:
+    """Which value stands for one that is gone, after all passes."""
+    found: dict[str, str] = {}
+    for trace in reversed(traces):  # what came later first: a stand-in may have got one of its own
+        for gone, other in reversed(trace.replaced.items()):
+            found[gone] = found.get(other, other)
+    return found
+
+
+def _promised(traces: Sequence[PassTrace]) -> Strictness:
+    """What all that fired promise together."""
+    fired = [trace for trace in traces if trace.strength is not None]
+    weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
+                  default=Exactness.BITWISE)
+    return Strictness(weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired))
+
+
+def _deliver(report: RewriteReport, path: Path | None, overwrite: bool, ahead: CopyAhead | None) -> None:
+    if path is not None:
+        save(report.package, path, overwrite=overwrite, ahead=ahead)
+        report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
+    report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")

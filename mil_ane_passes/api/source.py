@@ -1,0 +1,62 @@
+"""What users hand in, as a program with what is known beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program
+
+from ..core.clone import clone
+from ..core.errors import InputError
+from ..package import Package, load, package_of_mlmodel
+
+__all__ = ["Array", "Opened", "Progress", "copied", "opened", "quiet"]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """No progress."""
+
+
+@dataclass
+class Opened:
+    """A source as a program, with what is known beside it."""
+
+    program: Program
+    package: Package | None
+    name: str
+
+    def describe(self, function: str) -> Any:
+        return None if self.package is None else self.package.description(function)
+
+
+def opened(source: Any) -> Opened:
+    if isinstance(source, Program):
+        return Opened(source, None, "a program in memory")
+    if isinstance(source, Package):
+        return Opened(source.program, source, str(source.path))
+    if isinstance(source, (str, PathLike)):
+        package = load(source)
+        return Opened(package.program, package, fspath(source))
+    if hasattr(source, "get_spec"):
+        package = package_of_mlmodel(source)
+        return Opened(package.program, package, str(package.path))
+    raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
+                     "or a mil.Program")
+
+
+def copied(source: Opened) -> Opened:
+    """A second program of the same source, to be rewritten; it shares the weights, which stay mapped."""
+    twin = clone(source.program)
+    if source.package is None:
+        return Opened(twin, None, source.name)
+    package = copy.copy(source.package)
+    package.program = twin
+    return Opened(twin, package, source.name)

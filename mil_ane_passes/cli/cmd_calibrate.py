@@ -1,0 +1,29 @@
+"""Run a package on your own feeds and print, per op, range, room in fp16, first overflow, and what cures it."""
+
+from __future__ import annotations
+
+import argparse
+
+from .given import add_given, given
+from .output import add_format, at_least_one, progress_line, show
+
+HELP = "where fp16 overflows on your feeds, and what cures it"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
+    add_given(parser)
+    parser.add_argument("--target", default="all", help="chip to look at, a11 to m4 (default: all)")
+    parser.add_argument("--worst", type=at_least_one, metavar="N", help="show only the N values with the least room")
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..api import calibrate
+
+    with progress_line() as progress:
+        report = calibrate(arguments.input, **given(arguments), target=arguments.target, worst=arguments.worst,
+                           progress=progress)
+    show(report, arguments.format)
+    return 0

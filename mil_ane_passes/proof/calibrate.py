@@ -1,0 +1,134 @@
+"""How much room fp16 leaves at each value on given feeds, and which rewrites cure what does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coremltools.converters.mil.mil import Program, Var
+
+from ..core.clone import clone
+from ..core.contract import Rewrite, Rule
+from ..core.engine import find, run
+from ..core.ranges import Measure, Range
+from .execute import Plan, fresh_state
+from .match import Values
+from .trace import OVERFLOWS, Collector, TraceRow
+
+__all__ = ["Calibrated", "CalibratedRow", "calibrated"]
+
+Progress = Callable[[str], None]
+Plans = Callable[[Program], Sequence[Plan]]
+
+SUMS_END = 32768.0
+"From this magnitude on a partial sum of a convolution or matrix product is infinite on M2 Pro, M4, M5 and M6."
+
+
+@dataclass
+class CalibratedRow:
+    """One value over all runs: what `TraceRow` says, and `partial`, the bound on partial sums where there are any.
+
+    `codes` are the rules that found something at this op, `cured_by` the rewrites after which the value is no longer
+    beyond what fp16, or the sums in it, can hold.
+    """
+
+    trace: TraceRow
+    partial: float | None = None
+    codes: list[str] = field(default_factory=list)
+    cured_by: list[str] = field(default_factory=list)
+
+    @property
+    def headroom(self) -> float:
+        """65504 over the largest magnitude: below 1 it overflows; infinite for all zeros."""
+        ends = [abs(end) for end in (self.trace.minimum, self.trace.maximum) if end is not None]
+        largest = math.inf if self.trace.inf else max(ends, default=0.0)
+        return 65504.0 / largest if largest else math.inf
+
+    @property
+    def beyond(self) -> str:
+        """What does not fit, in a word: "overflow", "sums", or nothing."""
+        if self.trace.overflow or self.trace.inf:
+            return "overflow"
+        return "sums" if self.partial is not None and self.partial >= SUMS_END else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {"headroom": self.headroom, "partial": self.partial}
+        return self.trace.to_dict() | {name: number if number is None or math.isfinite(number) else None
+                                       for name, number in numbers.items()} | {
+            "beyond": self.beyond or None, "codes": self.codes, "cured_by": self.cured_by}
+
+
+@dataclass
+class Calibrated:
+    """All rows of a program in the order of computation, the rules that fire, and the first op beyond fp16 as MIL."""
+
+    rows: list[CalibratedRow]
+    fires: dict[str, int] = field(default_factory=dict)
+    first: str = ""
+
+
+def calibrated(
+    program: Program, make: Plans, rules: Iterable[type[Rule]], *, target: str = "all",
+    progress: Progress = lambda text: None,
+) -> Calibrated:
+    """Run `program` on the plans that `make` gives for it, and try each of `rules` that fires on a copy."""
+    from ..core.printer import op_text
+    from .measure import measured
+
+    collector = _collected(program, make(program))
+    ranges = measured(program, make(program), progress)
+    rows = {var: CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()}
+    found = Calibrated(list(rows.values()), first=op_text(collector.first) if collector.first else "")
+    by_name = {row.trace.value: row for row in found.rows}
+
+    def known(asked: Program) -> Mapping[Var, Range]:
+        return ranges if asked is program else measured(asked, make(asked), progress)
+
+    for rule in rules:
+        configured = rule.configured()
+        hits = find(configured, program, target=target, measure=known).fired
+        for hit in hits:
+            if hit.value in by_name:
+                by_name[hit.value].codes.append(rule.code)
+        if hits:
+            found.fires[rule.name] = len(hits)
+        if hits and isinstance(configured, Rewrite) and any(row.beyond for row in found.rows):
+            progress(f"trying ane::{rule.name}")
+            _credit(found.rows, rule.name, _beyond_after(configured, program, make, target, known))
+    return found
+
+
+def _beyond_after(
+    rule: Rewrite, program: Program, make: Plans, target: str, measure: Measure
+) -> dict[str, bool]:
+    """For each value of the program as `rule` leaves it: whether it is beyond fp16."""
+    from .measure import measured
+
+    after = clone(program)
+    run(rule, after, target=target, measure=measure)
+    collector, ranges = _collected(after, make(after)), measured(after, make(after))
+    rows = [CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()]
+    return {row.trace.value: bool(row.beyond) for row in rows}
+
+
+def _credit(rows: Iterable[CalibratedRow], rule: str, beyond: Mapping[str, bool]) -> None:
+    for row in rows:
+        if row.beyond and not beyond.get(row.trace.value, False):
+            row.cured_by.append(rule)
+
+
+def _collected(program: Program, made: Iterable[Plan]) -> Collector:
+    from ..runtime import Runtime
+
+    collector = Collector(OVERFLOWS)
+    for plan in made:
+        runtime = Runtime(program, function=plan.function, precision="float32", observer=collector)
+        collector.start(Values(plan.function, program.functions[plan.function]), {**plan.feeds, **plan.state})
+        runtime(plan.feeds, fresh_state(plan))
+    return collector
+
+
+def _partial(ranges: Mapping[Var, Range], var: Var) -> float | None:
+    return ranges[var].partial if var in ranges else None

@@ -1,0 +1,116 @@
+"""What the user says of the inputs: samples of feeds, ranges of values, or both; and the runs that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Program, Var, types
+
+from ..core.errors import InputError, nearest
+from .execute import GIVEN, Plan, plans
+from .feeds import make_feeds, make_state, shape_choices
+
+__all__ = ["Given", "parse_ranges"]
+
+Array = np.ndarray[Any, Any]
+Interval = tuple[float, float]
+
+_RANDOM = 4
+"Draws within ranges besides both ends: half of them anywhere inside, half of them at the ends only."
+
+
+@dataclass(frozen=True)
+class Given:
+    """Samples of feeds for the default function, and (low, high) for inputs by name, both ends included."""
+
+    feeds: Sequence[Mapping[str, Array]] = ()
+    ranges: Mapping[str, Interval] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, feeds: Any, ranges: Any) -> Given:
+        """From what users pass: one sample or several, ranges as pairs. Raises InputError for ranges that are none."""
+        samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                raise InputError(f"feeds: found a {type(sample).__name__}; expected a mapping from input name to "
+                                 "array, or a list of such mappings")
+        return cls(samples, {name: _interval(name, ends) for name, ends in dict(ranges or {}).items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.feeds or self.ranges)
+
+    def plans(self, program: Program, describe: Callable[[str], Any]) -> list[Plan]:
+        """One run for each sample, and for each function and shape to try runs that span the ranges.
+
+        Raises InputError for feeds the function does not take and for ranges of inputs that no function has.
+        """
+        made: list[Plan] = []
+        for number, sample in enumerate(self.feeds, 1):
+            (plan,) = plans(program, 1, describe, sample)
+            label = GIVEN if len(self.feeds) == 1 else f"{GIVEN} {number}"
+            made.append(Plan(plan.function, label, plan.feeds, plan.state))
+        if self.ranges:
+            self._check(program)
+            for name, function in program.functions.items():
+                made += self._spanning(name, function, describe(name))
+        return made
+
+    def _check(self, program: Program) -> None:
+        known = list(dict.fromkeys(name for function in program.functions.values() for name in function.inputs))
+        for name in self.ranges:
+            if name not in known:
+                raise InputError(f"ranges: no input '{name}'; expected {', '.join(known)}{nearest(name, known)}")
+
+    def _spanning(self, name: str, function: Function, description: Any) -> Iterator[Plan]:
+        if not set(self.ranges) & set(function.inputs):
+            return
+        for choice in shape_choices(function, description):
+            for number in range(2 + _RANDOM):
+                feeds = make_feeds(function, choice, number, description)
+                random = np.random.default_rng(number)
+                feeds |= {each: _within(random, function.inputs[each], feeds[each].shape, ends, number)
+                          for each, ends in self.ranges.items() if each in feeds}
+                yield Plan(name, f"ranges, draw {number}, {choice.label} shapes", feeds, make_state(function, number))
+
+
+def _within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
+    """The low end everywhere, the high end everywhere, and then by turns numbers in between and a mix of both ends."""
+    low, high = ends
+    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    if number < 2:
+        drawn = np.full(shape, ends[number])
+    elif number % 2:
+        drawn = random.choice([low, high], shape)
+    else:
+        drawn = random.uniform(low, high, shape)
+    if dtype.kind != "f":
+        drawn = np.rint(drawn).clip(math.ceil(low), math.floor(high))
+    return np.asarray(drawn).astype(dtype)
+
+
+def _interval(name: str, ends: Any) -> Interval:
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        raise InputError(f"ranges: '{name}' is {ends!r}; expected a pair (low, high)") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected two finite numbers, the lower one first")
+    return low, high
+
+
+def parse_ranges(text: str | None) -> dict[str, Interval]:
+    """`'image=0:1,ids=0:30000'` as ranges. Raises InputError saying what was expected."""
+    found: dict[str, Interval] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, ends = part.rpartition("=")
+        low, colon, high = ends.partition(":")
+        if not (equals and colon and name.strip()):
+            raise InputError(f"ranges: '{part.strip()}'; expected NAME=LOW:HIGH, several separated by commas")
+        found[name.strip()] = _interval(name.strip(), (low, high))
+    return found

@@ -1,0 +1,89 @@
+"""What `calibrate` found, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._version import __version__
+from ..core.registry import all_rules
+from ..proof.calibrate import Calibrated, CalibratedRow
+from .trace import aligned
+
+__all__ = ["CalibrateReport"]
+
+
+@dataclass
+class CalibrateReport:
+    """Ranges and room in fp16 for each value of `source` over `runs` runs; `worst` limits the text to the tightest."""
+
+    source: str
+    target: str
+    runs: int
+    found: Calibrated
+    worst: int | None = None
+
+    @property
+    def first(self) -> CalibratedRow | None:
+        """The first value that is beyond fp16 although what it is made of is not."""
+        return next((row for row in self.found.rows if row.trace.starts), None)
+
+    @property
+    def beyond(self) -> list[CalibratedRow]:
+        """The values that do not fit: fp16 itself, or the sums behind them."""
+        return [row for row in self.found.rows if row.beyond]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `calibrate --format json` prints; headroom is null for a value that is zero throughout."""
+        rules = all_rules()
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate",
+            "source": self.source, "target": self.target, "runs": self.runs,
+            "first_overflow": self.first.trace.value if self.first else None,
+            "rules": [{"pass": name, "code": rules[name].code, "slug": rules[name].slug, "places": places}
+                      for name, places in self.found.fires.items()],
+            "ops": [row.to_dict() for row in self.found.rows],
+        }
+
+    def __str__(self) -> str:
+        rows = self.found.rows
+        if self.worst is not None:
+            kept = sorted(range(len(rows)), key=lambda place: _room(rows[place]))[:self.worst]
+            rows = [rows[place] for place in sorted(kept)]
+        return "\n".join([*aligned(_HEAD, _ALIGNED, [_cells(row) for row in rows]), *self._verdict()])
+
+    def _verdict(self) -> list[str]:
+        lines = []
+        if self.first is not None:
+            lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
+                      f"  {self.found.first}"]
+        for row in self.beyond:
+            what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
+            cures = ", ".join(f"ane::{name}" for name in row.cured_by) or "no rewrite alone"
+            lines.append(f"%{row.trace.value} {what}; cured by {cures}")
+        if not lines:
+            lines = [f"everything fits fp16 in {self.runs} runs"]
+        rules = all_rules()
+        return lines + [f"{rules[name].code} {rules[name].slug}: {places} place{'s' * (places > 1)} (ane::{name})"
+                        for name, places in self.found.fires.items()]
+
+
+def _room(row: CalibratedRow) -> float:
+    sums = 32768.0 / row.partial if row.partial else math.inf
+    return min(row.headroom, sums)
+
+
+_HEAD = ("  value", "op", "type", "min", "max", "headroom", "sums up to", "overflow", "underflow", "rules")
+_ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6, str.ljust)
+
+
+def _cells(row: CalibratedRow) -> Sequence[str]:
+    trace = row.trace
+    name = f"{'> ' if trace.starts else '  '}{'  ' * (len(trace.place) - 1)}%{trace.value}"
+    ends = ("" if end is None else f"{end:.4g}" for end in (trace.minimum, trace.maximum))
+    room = "" if math.isinf(row.headroom) else f"{row.headroom:.3g}x"
+    sums = "" if row.partial is None else f"{row.partial:.4g}"
+    counts = (str(count) if count else "" for count in (trace.overflow + trace.inf, trace.underflow))
+    return (name, trace.op_type, trace.type, *ends, room, sums, *counts, ", ".join(row.codes))
