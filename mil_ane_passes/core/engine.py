@@ -139,7 +139,7 @@ def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> No
             if trace.strength is None or order.index(strength) > order.index(trace.strength):
                 trace.strength = strength
             trace.mends |= rule.mends
-            trace.moves = max(trace.moves, rule.moves)
+            trace.moves = max(trace.moves, answer.facts.get("moves", rule.moves))
     elif answer.near:
         trace.near_misses.append(
             Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Program, Var
 
-__all__ = ["Measure", "Range"]
+__all__ = ["Measure", "Range", "Seen"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,19 @@ class Range:
     def largest(self) -> float:
         """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
+
+
+class Seen(dict[Var, Range]):
+    """The ranges of a program's values, and the runs they come from.
+
+    `error` runs another program with the same interface as its types say (float16) and gives how far its outputs are
+    off, as a share of each output's largest value: the largest of them, infinite where numbers are lost or integers
+    differ.
+    """
+
+    def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float]) -> None:
+        super().__init__(ranges)
+        self.error = error
 
 
 Measure = Callable[[Program], Mapping[Var, Range]]

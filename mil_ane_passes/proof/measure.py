@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Program, Var
 
-from ..core.ranges import Measure, Range
-from .execute import Plan, fresh_state
+from ..core.ranges import Measure, Range, Seen
+from .errors import largest_error, outputs
+from .execute import Plan
 
 __all__ = ["measured", "measurer"]
 
 Progress = Callable[[str], None]
 
 
-def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> dict[Var, Range]:
+def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> Seen:
     """The range of every value with numbers over the runs `made`, at float32, inputs included.
+
+    What it gives also says how far off another program's outputs are in these runs.
 
     Raises InputError for feeds that do not fit and NotSupported for an op the runtime lacks.
     """
@@ -25,6 +28,7 @@ def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda
 
     found: dict[Var, Range] = {}
     sums: dict[Operation, float] = {}
+    runs = []
 
     def sum_seen(op: Operation, bound: float) -> None:
         sums[op] = max(sums.get(op, 0.0), bound)
@@ -39,8 +43,8 @@ def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda
         for name, var in program.functions[plan.function].inputs.items():
             if name in plan.feeds:
                 found[var] = _joined(found.get(var), _range(np.asarray(plan.feeds[name]), None))
-        runtime(plan.feeds, fresh_state(plan))
-    return found
+        runs.append((plan, outputs(runtime, plan)))
+    return Seen(found, lambda after: largest_error(after, runs))
 
 
 def measurer(make: Callable[[Program], Sequence[Plan]], progress: Progress = lambda text: None) -> Measure:

@@ -1,0 +1,142 @@
+"""Which ops of an fp32 program may compute in fp16: decided over the whole program, each refusal with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coremltools.converters.mil.mil import Operation, Program, Var, types
+
+from ..core.clone import clone
+from ..core.query import consumers, is_opaque
+from ..core.ranges import Range, Seen
+from ._halves import Halves
+from ._keep import Search, lost_constant, lost_value
+from ._narrow import is_fp32, narrow, narrowable, walk
+
+__all__ = ["Decision", "Wish", "decide", "with_weights"]
+
+_TRIALS = 64
+"Runs of the whole model after which the search for what must stay in fp32 ends."
+_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
+"Ops that say nothing about the precision in which a program computes."
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks for."""
+
+    max_error: float
+    keep: frozenset[str]
+    wide_sums: bool
+    mixed: bool
+
+
+@dataclass
+class Decision:
+    """Which ops go to fp16, why the others that might do not, and how far off the outputs are then, if known."""
+
+    taken: list[Operation] = field(default_factory=list)
+    kept: list[tuple[Operation, str]] = field(default_factory=list)
+    error: float | None = None
+    halves: Halves = field(default_factory=Halves)
+
+
+def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -> Decision:
+    """Judge every op by itself, then all together by what the outputs lose in the runs."""
+    decision = Decision()
+    ops = _ops(program)
+    reasons = _judged(program, ops, wish, measured, decision.halves)
+    left = [number for number, reason in reasons.items() if not reason]
+    attempt = _Attempt(program, decision.halves)
+    for number in attempt.refused(left) if left else ():
+        reasons[number] = "takes no fp16 in this opset"
+    left = [number for number in left if not reasons[number]]
+    if isinstance(measured, Seen) and left:
+        seen = measured
+        search = Search(left, lambda some: seen.error(attempt.program(some)), wish.max_error, _TRIALS)
+        decision.error = search.error
+        for number, error in search.refused.items():
+            reasons[number] = (f"with it in fp16 the outputs are off by {error:.1e} of their largest value, "
+                               f"more than {wish.max_error:g}")
+        reasons |= dict.fromkeys(search.untried, f"not tried: the search ends after {_TRIALS} runs")
+        left = search.taken
+    decision.taken = [ops[number] for number in left]
+    decision.kept = [(ops[number], reason) for number, reason in reasons.items() if reason]
+    return decision
+
+
+def with_weights(chosen: Iterable[Operation]) -> set[Operation]:
+    """The ops `chosen`, and the compressed weights that only they read."""
+    found = set(chosen)
+    pending = [op for each in found for op in _compressed(each)]
+    while pending:
+        op = pending.pop()
+        made = op.outputs[0]
+        if op not in found and not made.consuming_blocks and all(reader in found for reader in consumers(made)):
+            found.add(op)
+            pending += _compressed(op)
+    return found
+
+
+def _compressed(op: Operation) -> list[Operation]:
+    made = [var.op for var in op.get_flattened_inputs() if is_fp32(var) and var.op is not None]
+    return [each for each in made if each.op_type.startswith("constexpr_") and not is_opaque(each)]
+
+
+def _ops(program: Program) -> list[Operation]:
+    """All ops, in an order that a clone of the program shares."""
+    return [op for function in program.functions.values() for op in walk(function)]
+
+
+def _judged(
+    program: Program, ops: Sequence[Operation], wish: Wish, measured: Mapping[Var, Range] | None, halves: Halves
+) -> dict[int, str]:
+    """The ops that might go to fp16, by number; with the reason where one does not by itself."""
+    numbers = {op: number for number, op in enumerate(ops)}
+    mixed = not wish.mixed and any(_in_fp16(op) for op in ops)
+    found: dict[int, str] = {}
+    for function in program.functions.values():
+        with function:  # what an op takes depends on the opset of the function at hand
+            for op in walk(function):
+                if not op.op_type.startswith("constexpr_") and narrowable(op):
+                    found[numbers[op]] = _reason(op, wish, measured, halves, mixed)
+    return found
+
+
+def _in_fp16(op: Operation) -> bool:
+    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
+        return False
+    return any(var.is_tensor_or_scalar_of(dtype="fp16") for var in op.outputs if not types.is_list(var.sym_type))
+
+
+def _reason(
+    op: Operation, wish: Wish, measured: Mapping[Var, Range] | None, halves: Halves, mixed: bool
+) -> str:
+    """Why `op` stays in fp32, empty when it need not."""
+    if mixed:
+        return "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
+    if op.op_type in wish.keep or wish.keep.intersection(var.name for var in op.outputs):
+        return "kept fp32: asked for by name"
+    lost = lost_constant(op, halves) or (lost_value(op, measured, wish.wide_sums) if measured else None)
+    return f"kept fp32: {lost}" if lost else ""
+
+
+class _Attempt:
+    """The program with some of its ops in fp16, as a copy each time."""
+
+    def __init__(self, program: Program, halves: Halves) -> None:
+        self._program, self._halves = program, halves
+
+    def program(self, some: Iterable[int]) -> Program:
+        return self._made(some)[0]
+
+    def refused(self, some: Iterable[int]) -> list[int]:
+        """Those that the host does not let read fp16."""
+        return self._made(some)[1]
+
+    def _made(self, some: Iterable[int]) -> tuple[Program, list[int]]:
+        twin = clone(self._program)
+        ops = _ops(twin)
+        refused = narrow(twin, with_weights(ops[number] for number in some), self._halves)
+        return twin, [number for number in some if ops[number] in refused]
