@@ -1,0 +1,134 @@
+"""A strided convolution as one of stride 1 over the phases of its input.
+
+With k = q * s + r, tap k at output t reads element (t + q) * s + r: tap q at t of phase r. So the phases become
+channels (channel c gives c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.query import consumers, is_compressed, is_const, is_symbolic, value
+
+__all__ = ["awkward_axes", "cannot_pack", "explicit_pads", "input_phases", "settings", "weight_phases"]
+
+_SHARED_SMALL = 64
+"Elements up to which the builder shares a constant given as an array by itself."
+
+
+def awkward_axes(op: Operation) -> list[int]:
+    """The spatial axes whose stride has a prime factor other than 2 and 3."""
+    return [axis for axis, stride in enumerate(value(op.strides, [])) if _rest(stride) > 1]
+
+
+def _rest(stride: int) -> int:
+    """What is left of `stride` when 2 and 3 are divided out as often as they go."""
+    for factor in (2, 3):
+        while stride % factor == 0:
+            stride //= factor
+    return stride
+
+
+def explicit_pads(op: Operation) -> list[tuple[int, int]] | str:
+    """(before, after) for each spatial axis, `same` resolved; or why that cannot be told in numbers."""
+    kind, axes = value(op.pad_type, "valid"), range(op.x.rank - 2)
+    if kind == "valid":
+        return [(0, 0) for _ in axes]
+    if kind == "custom":
+        flat = value(op.pad, [0] * 2 * len(axes))
+        return [(flat[2 * axis], flat[2 * axis + 1]) for axis in axes]
+    pads = []
+    for axis in axes:
+        extent, kernel = op.x.shape[2 + axis], int(op.weight.shape[2 + axis])
+        if is_symbolic(extent):
+            return f"pad_type {kind} pads by the input's size, which is symbolic"
+        stride, dilation = value(op.strides, [1] * 3)[axis], value(op.dilations, [1] * 3)[axis]
+        total = max((-(-int(extent) // stride) - 1) * stride + (kernel - 1) * dilation + 1 - int(extent), 0)
+        small, large = total // 2, total - total // 2
+        pads.append((large, small) if kind == "same_lower" else (small, large))
+    return pads
+
+
+def cannot_pack(op: Operation, axes: list[int]) -> str | None:
+    """Why `op` cannot be laid out in the phases of `axes`, or None when it can."""
+    if is_compressed(op.weight):
+        return "weight is compressed, and its phases would have to be packed anew; form=slice keeps it"
+    if not is_const(op.weight):
+        return "weight is computed, not a const"
+    if op.x.rank == 5:
+        return "x has rank 5, and its phases would need rank 6; form=slice does without"
+    if any(value(op.dilations, [1] * 3)[axis] != 1 for axis in axes):
+        return "dilated along the strided axis; form=slice keeps the dilation"
+    if any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) or sum(map(is_symbolic, op.x.shape)) > 1:
+        return "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
+    mine = settings(op)
+    for other in consumers(op.weight):
+        if other.op_type != "conv" or other.enclosing_block is not op.weight.op.enclosing_block \
+                or settings(other) != mine:
+            return "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"
+    return "weight is returned by a block" if op.weight.consuming_blocks else None
+
+
+def settings(op: Operation) -> tuple[Any, ...]:
+    """What of a conv decides how its weight is laid out in phases."""
+    return op.x.rank, op.x.dtype, value(op.strides), value(op.dilations), value(op.groups)
+
+
+def weight_phases(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Any:
+    """The weight [O, I, ..., K, ...] as [O, I * s, ..., ceil(K / s), ...], for each axis; zeros where K ends early."""
+    packed = np.asarray(op.weight.val)
+    for axis in axes:
+        stride = value(op.strides)[axis]
+        at = 2 + axis
+        missing = -packed.shape[at] % stride
+        packed = np.pad(packed, [(0, missing if number == at else 0) for number in range(packed.ndim)])
+        shape = list(packed.shape)
+        taps = shape[at] // stride
+        parted = np.moveaxis(packed.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
+        packed = parted.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])
+    if packed.size <= _SHARED_SMALL:
+        return packed
+
+    def make() -> Any:
+        with mb.at(mb.early(op.weight), op.weight.name):
+            return mb.const(val=np.ascontiguousarray(packed), name=f"{op.weight.name}_phases")
+
+    return mb.once(("phases", op.weight, tuple(value(op.strides))), make)
+
+
+def input_phases(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
+    """x padded or cut on `axes` to just what the taps read, and each of these axes laid out in its phases."""
+    x: Var = op.x
+    spatial = range(x.rank - 2)
+    before, more = [0] * len(spatial), [0] * len(spatial)
+    for axis in axes:
+        stride, kernel = value(op.strides)[axis], int(op.weight.shape[2 + axis])
+        length = (int(op.outputs[0].shape[2 + axis]) - 1 + -(-kernel // stride)) * stride
+        before[axis], more[axis] = pads[axis][0], length - pads[axis][0] - int(x.shape[2 + axis])
+    if min(more) < 0:
+        ends = [0, 0, *(min(extra, 0) for extra in more)]
+        x = mb.slice_by_index(x=x, begin=[0] * len(ends), end=ends, end_mask=[end == 0 for end in ends])
+    if any(before) or max(more) > 0:
+        flat = [amount for axis in spatial for amount in (before[axis], max(more[axis], 0))]
+        x = mb.pad(x=x, pad=[0, 0, 0, 0, *flat], mode="constant", constant_val=_zero(x))
+    for axis in axes:
+        x = _one_axis(mb, x, 2 + axis, value(op.strides)[axis])
+    return x
+
+
+def _zero(x: Var) -> Any:
+    return types.nptype_from_builtin(x.dtype)(0)
+
+
+def _one_axis(mb: RewriteBuilder, x: Var, at: int, stride: int) -> Var:
+    """[N, C, ..., L, ...] as [N, C * s, ..., L / s, ...]."""
+    shape = [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]
+    apart = [*shape[:at], shape[at] // stride, stride, *shape[at + 1:]]
+    order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]
+    phases = mb.transpose(x=mb.reshape(x=x, shape=apart), perm=order)
+    joined: Var = mb.reshape(x=phases, shape=[shape[0], shape[1] * stride, *shape[2:at], apart[at], *shape[at + 1:]])
+    return joined
