@@ -1,0 +1,72 @@
+"""The norms that `scaled_rms_norm` shows as examples; `half` makes a number of the program's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Program, Var, types
+
+from ..core.examples import program
+
+__all__ = ["computed", "divided", "dropped", "hosts", "l2_norm", "plain_l2", "reciprocal", "rms", "two_readers"]
+
+
+def llama(x: Var, half: Any) -> Var:
+    mean = Builder.reduce_mean(x=Builder.pow(x=x, y=half(2)), axes=[-1], keep_dims=True)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=Builder.add(x=mean, y=half(2.0**-20)), epsilon=half(2.0**-24)), name="y")
+
+
+def divided(x: Var, half: Any) -> Var:
+    total = Builder.reduce_sum(x=Builder.mul(x=x, y=x), axes=[-1], keep_dims=True)
+    mean = Builder.add(x=half(1e-5), y=Builder.real_div(x=total, y=half(8)))
+    return Builder.real_div(x=x, y=Builder.add(x=Builder.sqrt(x=mean), y=half(1e-3)), name="y")
+
+
+def reciprocal(x: Var, half: Any) -> Var:
+    total = Builder.reduce_sum_square(x=x, axes=[-1], keep_dims=True)
+    root = Builder.sqrt(x=Builder.maximum(x=Builder.mul(x=total, y=half(0.125)), y=half(1e-4)))
+    return Builder.mul(x=Builder.inverse(x=root, epsilon=half(1e-4)), y=x, name="y")
+
+
+def plain_l2(x: Var, half: Any) -> Var:
+    total = Builder.reduce_sum(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.sqrt(x=total), name="y")
+
+
+def hosts(x: Var, half: Any) -> Var:
+    most = Builder.reduce_max(x=Builder.abs(x=x), axes=[-1], keep_dims=True)
+    mean = Builder.reduce_mean(x=Builder.square(x=Builder.real_div(x=x, y=most)), axes=[-1], keep_dims=True)
+    root = Builder.sqrt(x=Builder.add(x=mean, y=half(1e-5)))
+    return Builder.real_div(x=x, y=Builder.mul(x=root, y=most), name="y")
+
+
+def l2_norm(x: Var, half: Any) -> Var:
+    return Builder.real_div(x=x, y=Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True), name="y")
+
+
+def dropped(x: Var, half: Any) -> Var:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[0, 1], keep_dims=False)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=half(1e-5)), name="y")
+
+
+def computed(x: Var, half: Any) -> Var:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    total = Builder.add(x=mean, y=Builder.reduce_max(x=x, axes=[-1], keep_dims=True), name="total")
+    return Builder.mul(x=x, y=Builder.rsqrt(x=total, epsilon=half(1e-5)), name="y")
+
+
+def rms(body: Any = llama, dtype: Any = np.float16, width: int = 8, opset: Any = ct.target.iOS17) -> Program:
+    kind = types.numpy_type_to_builtin_type(dtype)
+    return program(lambda x: body(x, dtype), dtype=kind, opset=opset, x=(2, 3, width))
+
+
+def two_readers() -> Program:
+    def body(x: Var) -> list[Var]:
+        less = Builder.sub(x=x, y=Builder.reduce_mean(x=x, axes=[-1], keep_dims=True))
+        mean = Builder.reduce_mean(x=Builder.square(x=less), axes=[-1], keep_dims=True)
+        factor = Builder.rsqrt(x=mean, epsilon=np.float16(1e-4))
+        return [Builder.mul(x=less, y=factor, name="y"), Builder.mul(x=factor, y=x, name="z")]
+
+    return program(body, x=(2, 3, 8))

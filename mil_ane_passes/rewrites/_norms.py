@@ -1,0 +1,261 @@
+"""A value over the root of a mean or sum of squares: reading it in all its spellings, and spelling it once more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.build import RewriteBuilder
+from ..core.query import is_const, is_symbolic, value
+
+__all__ = ["FLOOR", "Norm", "largest", "norm_of", "respelt"]
+
+FLOOR = 2.0**-14
+"The smallest normal number of fp16; what is divided by never gets smaller."
+_HIGHEST = 65504.0
+_LONGEST = 16384
+"Numbers up to 1 in a mean: their squares' mean is at least one over their count, which stays normal in fp16."
+_TOP = 32768.0
+_CLOSE = 2.0**-19
+_DEEP = 10
+"Ops between the squares and the division that are looked through."
+_SMALLEST = 2.0**-42
+_EPSILON = {"rsqrt": 1e-12, "inverse": 1e-4}
+_REDUCTIONS = ("reduce_mean", "reduce_sum", "reduce_sum_square", "reduce_l2_norm")
+
+
+@dataclass
+class Norm:
+    """`x` is what is squared, `reduce` the op that sums; `steps` (kind, number) lead from the sum to the factor.
+
+    `degree` says how the factor grows with x: by its first power where it divides, by minus the first where it is
+    multiplied with. `refusal` is why it cannot be spelt anew, or None.
+    """
+
+    x: Var
+    reduce: Operation
+    steps: list[tuple[str, float]] = field(default_factory=list)
+    degree: int = 2
+    refusal: str | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many numbers are summed; None where that is symbolic."""
+        source = self.reduce.x
+        axes: list[int] = value(self.reduce.axes) or list(range(source.rank))
+        extents = [source.shape[axis] for axis in axes]
+        return None if any(map(is_symbolic, extents)) else math.prod(int(extent) for extent in extents)
+
+
+def norm_of(factor: Var, degree: int) -> Norm | None:
+    """The norm that `factor` is a power of, where that is `degree` (1 or -1); None where it is nothing of the kind."""
+    path: list[Operation] = []
+    foreign: str | None = None
+    var = factor
+    for _ in range(_DEEP):
+        op = var.op
+        if op is None:
+            return None
+        if op.op_type in _REDUCTIONS:
+            return _read(op, path, foreign, degree)
+        inner = _inner(op)
+        if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only to say what it is
+            inner, foreign = op.x, f"{op.op_type} gives '{op.outputs[0].name}', but not with a constant number above 0"
+        if inner is None or inner.shape != op.outputs[0].shape:
+            return None
+        path.append(op)
+        var = inner
+    return None
+
+
+def _inner(op: Operation) -> Var | None:
+    """What a step of the path is computed from."""
+    if op.op_type in ("sqrt", "rsqrt", "inverse"):
+        return op.x
+    if op.op_type == "pow":
+        return op.x if number(op.y) in (0.5, -0.5) else None
+    if op.op_type in ("add", "maximum", "mul", "real_div"):
+        for one, other in ((op.x, op.y), (op.y, op.x)):
+            if number(other) is not None:
+                return one
+    return None
+
+
+def number(var: Var | None) -> float | None:
+    """The value of a constant of one element, where that is positive and finite, else None."""
+    if var is None or not is_const(var) or np.size(var.val) != 1:
+        return None
+    found = float(np.asarray(var.val).reshape(-1)[0])
+    return found if 0 < found < math.inf else None
+
+
+def _read(reduce: Operation, path: list[Operation], foreign: str | None, degree: int) -> Norm | None:
+    x = _squared(reduce)
+    if x is None:
+        return None
+    norm = Norm(x, reduce, degree=1 if reduce.op_type == "reduce_l2_norm" else 2)
+    if foreign is None:
+        if not all(_step(norm, op) for op in reversed(path)) or norm.degree != degree:
+            return None
+    elif not any(op.op_type in ("sqrt", "rsqrt", "pow") for op in path):
+        return None
+    norm.refusal = _refusal(norm, foreign)
+    return norm
+
+
+def _squared(reduce: Operation) -> Var | None:
+    """What the sum is of the squares of."""
+    if reduce.op_type in ("reduce_sum_square", "reduce_l2_norm"):
+        return reduce.x
+    op = reduce.x.op
+    if op is None:
+        return None
+    if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y) or (op.op_type == "pow" and number(op.y) == 2):
+        return op.x
+    return None
+
+
+def _step(norm: Norm, op: Operation) -> bool:
+    """Append what `op` does; False where the result is no power of a norm."""
+    kind = op.op_type
+    if kind == "pow":
+        kind = "sqrt" if number(op.y) == 0.5 else "rsqrt"
+    if kind in ("sqrt", "rsqrt", "inverse"):
+        _plus(norm, float(value(op.epsilon, _EPSILON[kind])) if op.op_type in _EPSILON else 0.0)
+        return _power(norm, kind)
+    given, over = number(op.y), op.op_type == "real_div"
+    if given is None:
+        given = number(op.x)
+        over = False
+    assert given is not None
+    if kind == "add":
+        _plus(norm, given)
+    elif kind == "maximum" or over or kind == "mul":
+        norm.steps.append(("over" if over else kind, given))
+    else:
+        norm.steps += [("inverse", 0.0), ("mul", given)]
+        norm.degree = -norm.degree
+    return norm.degree > 0 or kind not in ("add", "maximum")
+
+
+def _plus(norm: Norm, epsilon: float) -> None:
+    if epsilon > 0 and norm.steps and norm.steps[-1][0] == "add":
+        epsilon += norm.steps.pop()[1]
+    if epsilon > 0:
+        norm.steps.append(("add", epsilon))
+
+
+def _power(norm: Norm, kind: str) -> bool:
+    if kind != "inverse" and abs(norm.degree) != 2:
+        return False
+    if norm.degree < 0 and norm.steps and norm.steps[-1][0] == "add":
+        return False
+    norm.steps.append((kind, 0.0))
+    norm.degree = {"sqrt": norm.degree // 2, "rsqrt": -norm.degree // 2, "inverse": -norm.degree}[kind]
+    return True
+
+
+def _refusal(norm: Norm, foreign: str | None) -> str | None:
+    if _is_scaled(norm.x):
+        return "x is divided by its largest magnitude already"
+    if norm.reduce.op_type == "reduce_l2_norm":
+        return "reduce_l2_norm squares inside, which is reported to stay stable"
+    if foreign is not None:
+        return foreign
+    if not value(norm.reduce.keep_dims, False):
+        return "the sum drops its axes"
+    count = norm.count
+    if count is None:
+        return "the sum is over a symbolic dimension"
+    if count > _LONGEST:
+        return f"the sum is over {count} numbers, above {_LONGEST}: of numbers up to 1 its parts are too small for fp16"
+    top = 1.0 if norm.reduce.op_type == "reduce_mean" else float(count)
+    for kind, given in norm.steps:
+        top = top * given if kind == "mul" else top / given if kind == "over" else top
+        if kind in ("add", "maximum") and given < _SMALLEST:
+            return f"an epsilon of {given:.3g} has no counterpart in fp16"
+        if top > _TOP:
+            return f"multiplied by {given:.6g} the sum of squares of numbers up to 1 may pass {_TOP:.0f}"
+    return None
+
+
+def _is_scaled(x: Var) -> bool:
+    """Whether `x` was divided by what comes from a maximum."""
+    if x.op is None or x.op.op_type != "real_div":
+        return False
+    by = x.op.y
+    while by.op is not None and by.op.op_type in ("clip", "maximum", "add"):
+        by = by.op.x
+    return by.op is not None and by.op.op_type == "reduce_max"
+
+
+def largest(mb: RewriteBuilder, norm: Norm) -> Var:
+    """The largest magnitude of each row of x, not smaller than what its epsilons are about, and finite."""
+    floor = max([FLOOR, *(_unit(given, degree)[0] for given, degree in _epsilons(norm))])
+    axes, x = norm.reduce.axes, norm.x
+    key = None if axes is None else tuple(value(axes))
+
+    def make() -> Var:
+        most = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
+        made: Var = mb.clip(x=most, alpha=np.float16(floor), beta=np.float16(_HIGHEST))
+        return made
+
+    made: Var = mb.once(("largest", x, key, floor), make)
+    return made
+
+
+def respelt(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
+    """The factor of `scaled`, which is x divided by `most`: the same steps, each epsilon divided by the power of `most`
+    that the sum of squares at that point grows with."""
+    made: Var
+    if norm.reduce.op_type == "reduce_sum_square":
+        made = mb.reduce_sum_square(x=scaled, axes=norm.reduce.axes, keep_dims=True)
+    else:
+        make = mb.reduce_mean if norm.reduce.op_type == "reduce_mean" else mb.reduce_sum
+        made = make(x=mb.square(x=scaled), axes=norm.reduce.axes, keep_dims=True)
+    degree = 2
+    for kind, given in norm.steps:
+        if kind in ("add", "maximum"):
+            made = (mb.add if kind == "add" else mb.maximum)(x=made, y=_epsilon(mb, given, degree, most))
+        elif kind in ("mul", "over"):
+            made = (mb.mul if kind == "mul" else mb.real_div)(x=made, y=np.float16(given))
+        else:
+            made = mb.sqrt(x=made) if kind == "sqrt" else getattr(mb, kind)(x=made, epsilon=np.float16(0))
+            degree = {"sqrt": degree // 2, "rsqrt": -degree // 2, "inverse": -degree}[kind]
+    return made
+
+
+def _epsilons(norm: Norm) -> list[tuple[float, int]]:
+    """Each epsilon and the power of x it stands beside."""
+    found, degree = [], 2
+    for kind, given in norm.steps:
+        if kind in ("add", "maximum"):
+            found.append((given, degree))
+        degree = {"sqrt": degree // 2, "rsqrt": -degree // 2, "inverse": -degree}.get(kind, degree)
+    return found
+
+
+def _unit(epsilon: float, degree: int) -> tuple[float, float]:
+    """(s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
+    unit: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
+    return unit, epsilon / unit**degree
+
+
+def _epsilon(mb: RewriteBuilder, epsilon: float, degree: int, most: Var) -> Var:
+    """`epsilon` over the power `degree` of `most`, by way of ratios of about 1, so that nothing of it gets too small.
+
+    A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
+    """
+    unit, rest = _unit(epsilon, degree)
+    power: Var = mb.real_div(x=np.float16(unit), y=most)
+    if degree == 2:
+        power = mb.square(x=power)
+    high = np.float16(rest)
+    low = np.float16(rest - float(high))
+    made: Var = power if high == 1 else mb.mul(x=power, y=high)
+    if abs(rest - float(high)) > _CLOSE * rest:
+        made = mb.add(x=made, y=mb.mul(x=power, y=low))
+    return made

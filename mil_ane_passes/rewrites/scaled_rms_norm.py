@@ -1,0 +1,130 @@
+"""Divide by the largest magnitude before squaring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
+from . import _norm_examples as shown
+from ._norms import largest, norm_of, number, respelt
+
+
+class ScaledRmsNorm(Rewrite):
+    """Divide each row by its largest magnitude before it is squared, so that no square overflows fp16.
+
+    why     The fp16 square of more than 256 is infinite; x times the reciprocal root of an infinite mean is 0, or NaN.
+    when    x * rsqrt(mean(x^2) + eps) in fp16, in the spellings that exporters emit: squared by square, mul or pow;
+            reduce_mean, reduce_sum (with or without a factor), reduce_sum_square; eps added before the root, after it,
+            as a maximum, or an op's own; rsqrt, pow, or division by sqrt, also by way of inverse. What is multiplied
+            need not be x, and each product with the root is a hit of its own; they share what they can. Not where
+            more than 16384 numbers are summed, and not reduce_l2_norm, which sources recommend as the stable form.
+    exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest
+            magnitude, not below the root of eps (as a power of two), the smallest normal number of fp16, nor above
+            65504; so rows of zeros stay zeros, and rows with infinities what they were. Where rsqrt has an eps beside
+            the one that is added, their sum rounds to fp16, which moves results by less than 2^-20 of themselves.
+    cost    eight ops more; three of them as large as x.
+
+    before
+        %0: fp16[2, 3, 8] = pow(x=%x, y=2.0)
+        %1: fp16[2, 3, 1] = reduce_mean(x=%0, axes=[-1], keep_dims=True)
+        %2: fp16[2, 3, 1] = add(x=%1, y=9.5367431640625e-07)
+        %3: fp16[2, 3, 1] = rsqrt(x=%2, epsilon=5.960464477539063e-08)
+        %y: fp16[2, 3, 8] = mul(x=%x, y=%3)
+    after
+        %0: fp16[2, 3, 8] = abs(x=%x)
+        %1: fp16[2, 3, 1] = reduce_max(x=%0, axes=[-1], keep_dims=True)
+        %2: fp16[2, 3, 1] = clip(x=%1, alpha=0.0009765625, beta=65504.0)
+        %3: fp16[2, 3, 8] = real_div(x=%x, y=%2)
+        %4: fp16[2, 3, 8] = square(x=%3)
+        %5: fp16[2, 3, 1] = reduce_mean(x=%4, axes=[-1], keep_dims=True)
+        %6: fp16[2, 3, 1] = real_div(x=0.0009765625, y=%2)
+        %7: fp16[2, 3, 1] = square(x=%6)
+        %8: fp16[2, 3, 1] = mul(x=%7, y=1.0625)
+        %9: fp16[2, 3, 1] = add(x=%5, y=%8)
+        %10: fp16[2, 3, 1] = rsqrt(x=%9)
+        %y: fp16[2, 3, 8] = mul(x=%3, y=%10)
+    """
+
+    code, slug = "ANE309", "rms-norm-square-overflow"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "one rounding more of x, and one of its largest magnitude's share in eps; about one unit in the last place"
+    preset = "safe"
+    mends = True
+    moves = 2.0**-20
+    roots = ("mul", "real_div")
+    evidence = (
+        Vendor(
+            "\"computing x^2 directly can cause FP16 overflow for large activation values (>256)\"; coremltools' own "
+            "conversion of rms_norm divides by the largest magnitude first",
+            source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+        Community(
+            "that conversion adds eps undivided, which is eps times the square of the largest magnitude; 4 to 6 % in one model",
+            source="https://github.com/apple/coremltools/issues/2821", date="2026-08"),
+        Community(
+            "256 * 256 is infinite on the ANE", chip="M4, M6",
+            source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
+        Community(
+            "a default RMSNorm overflows on the ANE; in fp32 it is not placed there",
+            source="https://github.com/apple/coremltools/issues/2585", date="2025-09"),
+        Community(
+            "the casts to fp32 around the mean are stripped and the sum of squares overflows; cured by one vector_norm",
+            source="https://github.com/pytorch/executorch/pull/19523", date="2026-05"),
+        Community(
+            "OpenELM ran wholly in fp16 after x was divided by its largest magnitude",
+            source="https://github.com/huggingface/swift-transformers/issues/95", date="2024-05"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        pairs = [(op.x, op.y)] if op.op_type == "real_div" else [(op.x, op.y), (op.y, op.x)]
+        for given, factor in pairs:
+            norm = None if number(given) is not None else norm_of(factor, 1 if op.op_type == "real_div" else -1)
+            if norm is None:
+                continue
+            if norm.x.dtype != types.fp16:
+                return Miss(op, "squared in fp32, which overflows above 1.8e19 only")
+            if norm.refusal is not None:
+                return Miss(op, norm.refusal)
+            return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", given=given,
+                       factor=factor, norm=norm)
+        return Miss(op, "no product with the root of a sum of squares", near=False)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        norm = hit.norm
+        most = largest(mb, norm)
+
+        def scaled(var: Var) -> Var:
+            made: Var = mb.once(("scaled", var, most), lambda: mb.real_div(x=var, y=most))
+            return made
+
+        factor = mb.once(("factor", hit.factor, most), lambda: respelt(mb, norm, scaled(norm.x), most))
+        result: Var = getattr(mb, hit.op.op_type)(x=scaled(hit.given), y=factor)
+        return result
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("as Llama's", shown.rms)
+        yield Example("large", shown.rms, scale=500.0)
+        yield Example("spelt with divisions", lambda: shown.rms(shown.divided), scale=500.0)
+        yield Example("an older opset", lambda: shown.rms(opset=ct.target.iOS15), scale=500.0)
+        yield Example("without epsilon", lambda: shown.rms(shown.plain_l2), scale=500.0)
+        yield Example("a reciprocal with an epsilon of its own", lambda: shown.rms(shown.reciprocal), scale=500.0)
+        yield Example("less its mean, read twice", shown.two_readers, scale=500.0)
+        yield Example("in fp32", lambda: shown.rms(dtype=np.float32),
+                      reason="squared in fp32, which overflows above 1.8e19 only")
+        yield Example("scaled already", lambda: shown.rms(shown.hosts),
+                      reason="x is divided by its largest magnitude already")
+        yield Example("another norm", lambda: shown.rms(shown.l2_norm),
+                      reason="reduce_l2_norm squares inside, which is reported to stay stable")
+        yield Example("axes dropped", lambda: shown.rms(shown.dropped), reason="the sum drops its axes")
+        yield Example("epsilon computed", lambda: shown.rms(shown.computed),
+                      reason="add gives 'total', but not with a constant number above 0")
+        yield Example("long", lambda: shown.rms(width=16385),
+                      reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are too small "
+                             "for fp16")
+        yield Example("no norm", lambda: shown.rms(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
+                      reason="no product with the root of a sum of squares")
