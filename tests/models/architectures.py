@@ -86,7 +86,8 @@ def relative_error(found: Sequence[Array], expected: Sequence[Array]) -> float:
     return max(float(np.nan_to_num(error, nan=np.inf)) for error in errors)
 
 
-def _traced(architecture: Architecture, model: nn.Module, inputs: Tensors) -> Any:
+def traced(architecture: Architecture, model: nn.Module, inputs: Tensors) -> Any:
+    """The model as coremltools is given it."""
     if not architecture.export:
         with torch.no_grad():
             return torch.jit.trace(model, inputs, check_trace=False)
@@ -98,14 +99,14 @@ def _traced(architecture: Architecture, model: nn.Module, inputs: Tensors) -> An
     return exported
 
 
-def _run(architecture: Architecture, traced: Any, inputs: Tensors, precision: str, folder: Path) -> Any:
+def _run(architecture: Architecture, captured: Any, inputs: Tensors, precision: str, folder: Path) -> Any:
     """(number of ops, outputs) of the package that coremltools makes at this precision."""
     kinds = [np.int32 if each.dtype == torch.int32 else np.float32 for each in inputs]
     declared = [ct.TensorType(f"input_{i}", shape=each.shape, dtype=kind)
                 for i, (each, kind) in enumerate(zip(inputs, kinds))]
     path = folder / f"{precision}.mlpackage"
     ct.convert(
-        traced, inputs=None if architecture.export else declared, convert_to="mlprogram", skip_model_load=True,
+        captured, inputs=None if architecture.export else declared, convert_to="mlprogram", skip_model_load=True,
         compute_precision=ct.precision(precision), minimum_deployment_target=ct.target.iOS18,
     ).save(str(path))
     function = ane.load(path).program.functions["main"]
@@ -118,9 +119,9 @@ def measure(architecture: Architecture, folder: Path) -> Measured:
     """Convert at both precisions, save into `folder`, run, and compare with PyTorch."""
     started = time.perf_counter()
     model, inputs = architecture.model(), architecture.draw(0)
-    traced, given = _traced(architecture, model, inputs), _outputs(model, inputs)
-    ops, single = _run(architecture, traced, inputs, "float32", folder)
-    _, typed = _run(architecture, traced, inputs, "float16", folder)
+    captured, given = traced(architecture, model, inputs), _outputs(model, inputs)
+    ops, single = _run(architecture, captured, inputs, "float32", folder)
+    _, typed = _run(architecture, captured, inputs, "float16", folder)
     expected = given
     if architecture.as_host is not None:
         architecture.as_host(model)

@@ -29,6 +29,7 @@ class Architecture:
     make: Callable[[], nn.Module]
     inputs: tuple[tuple[int, ...], ...]  # shapes
     ids: int = 0  # inputs of rank 2 hold ids below this; 0: numbers
+    masks: tuple[int, ...] = ()  # which inputs are attention masks of int32: ones, and zeros in their last quarter
     export: bool = False  # torch.export instead of torch.jit.trace
     gains: dict[str, float] = field(default_factory=dict)  # as in seed_weights
     host_fault: str = ""  # why coremltools' conversion computes something else than the module
@@ -44,9 +45,11 @@ class Architecture:
         generator = torch.Generator().manual_seed(seed)
         shapes = [(batch, *shape[1:]) for shape in self.inputs]
         return tuple(
-            torch.randint(0, self.ids, shape, generator=generator, dtype=torch.int32) if self.ids and len(shape) == 2
+            _padded(shape) if place in self.masks
+            else torch.randint(0, self.ids, shape, generator=generator, dtype=torch.int32)
+            if self.ids and len(shape) == 2
             else torch.randn(shape, generator=generator)
-            for shape in shapes)
+            for place, shape in enumerate(shapes))
 
     def model(self, seed: int = 0) -> nn.Module:
         """The module with weights of a sane size: every layer matters and no activation dies or explodes."""
@@ -61,6 +64,12 @@ class Architecture:
                     parameter.abs_().add_(0.5)
         _settle_batch_norms(model, self.draw(seed + 1, batch=4))
         return model
+
+
+def _padded(shape: tuple[int, ...]) -> torch.Tensor:
+    mask = torch.ones(shape, dtype=torch.int32)
+    mask[..., -(shape[-1] // 4):] = 0
+    return mask
 
 
 def _complete_torchvision() -> None:
@@ -114,11 +123,11 @@ class Call(nn.Module):
         return self.pick(self.module(*inputs, **further))
 
 
-def _whole(output: Any) -> Any:
+def whole(output: Any) -> Any:
     return output
 
 
-def _torchvision(name: str, pick: Callable[[Any], Any] = _whole, **options: Any) -> Callable[[], Call]:
+def from_torchvision(name: str, pick: Callable[[Any], Any] = whole, **options: Any) -> Callable[[], Call]:
     def make() -> Call:
         from torchvision.models import get_model
 
@@ -135,7 +144,7 @@ def _feature_pyramid() -> Call:
     return Call(made, pick=lambda levels: tuple(levels.values()))
 
 
-def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+def from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import timm
 
@@ -144,7 +153,7 @@ def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
-def _transformers(
+def from_transformers(
     module: str, config: str, part: str = "", call: dict[str, Any] | None = None, **options: Any
 ) -> Callable[[], Call]:
     """`part` is the attribute of the module to take, `call` the arguments of `Call`, `options` those of the config."""
@@ -169,7 +178,7 @@ def _prediction_network() -> Call:
     from transformers.models.parakeet import configuration_parakeet, modeling_parakeet
 
     settings = configuration_parakeet.ParakeetTDTConfig(vocab_size=VOCABULARY, decoder_hidden_size=192)
-    return Call(modeling_parakeet.ParakeetRNNTDecoder(settings), pick=_whole)
+    return Call(modeling_parakeet.ParakeetRNNTDecoder(settings), pick=whole)
 
 
 def _reciprocals_as_host(model: nn.Module) -> None:
@@ -190,71 +199,71 @@ def _gelus_as_host(model: nn.Module) -> None:
 
 
 VOCABULARY, TOKENS = 2048, 32
-_SMALL = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
-_TEXT = {**_SMALL, "vocab_size": VOCABULARY}
+SMALL = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
+TEXT = {**SMALL, "vocab_size": VOCABULARY}
 _MASKED = {"attention_mask": _mask(TOKENS, causal=False)}
 _CAUSAL = {"attention_mask": _mask(TOKENS, causal=True), "use_cache": False}
-_IDS: dict[str, Any] = {"inputs": ((1, TOKENS),), "ids": VOCABULARY}
+IDS: dict[str, Any] = {"inputs": ((1, TOKENS),), "ids": VOCABULARY}
 
 
-def _image(size: int) -> dict[str, Any]:
+def image(size: int) -> dict[str, Any]:
     return {"inputs": ((1, 3, size, size),)}
 
 
 ARCHITECTURES = (
-    Architecture("ResNet-50", "vision", "torchvision", _torchvision("resnet50"), **_image(224)),
-    Architecture("MobileNetV3", "vision", "torchvision", _torchvision("mobilenet_v3_small"), **_image(128)),
-    Architecture("EfficientNet-B0", "vision", "torchvision", _torchvision("efficientnet_b0"), **_image(128)),
-    Architecture("DeepLabV3", "vision", "torchvision", _torchvision(
-        "deeplabv3_mobilenet_v3_large", lambda output: output["out"], weights_backbone=None), **_image(96)),
+    Architecture("ResNet-50", "vision", "torchvision", from_torchvision("resnet50"), **image(224)),
+    Architecture("MobileNetV3", "vision", "torchvision", from_torchvision("mobilenet_v3_small"), **image(128)),
+    Architecture("EfficientNet-B0", "vision", "torchvision", from_torchvision("efficientnet_b0"), **image(128)),
+    Architecture("DeepLabV3", "vision", "torchvision", from_torchvision(
+        "deeplabv3_mobilenet_v3_large", lambda output: output["out"], weights_backbone=None), **image(96)),
     Architecture("ResNet-18 FPN", "vision", "torchvision", _feature_pyramid, ((1, 3, 96, 128),)),
-    Architecture("ConvNeXt", "vision", "timm", _timm("convnext_atto"), **_image(96)),
-    Architecture("ViT", "vision", "timm", _timm("vit_tiny_patch16_224", img_size=96), **_image(96), export=True),
-    Architecture("Swin", "vision", "timm", _timm(
-        "swin_tiny_patch4_window7_224", img_size=112, embed_dim=48), **_image(112), export=True),
-    Architecture("Sequencer2D (LSTM)", "vision", "timm", _timm("sequencer2d_s", layers=(1, 1, 2, 1)), **_image(56)),
-    Architecture("SegFormer", "vision", "transformers", _transformers(
-        "SegformerForSemanticSegmentation", "SegformerConfig", hidden_sizes=[16, 32, 80, 128]), **_image(64)),
-    Architecture("Wav2Vec2", "audio", "transformers", _transformers(
-        "Wav2Vec2Model", "Wav2Vec2Config", **_SMALL), ((1, 8000),)),
-    Architecture("Whisper", "audio", "transformers", _transformers(
+    Architecture("ConvNeXt", "vision", "timm", from_timm("convnext_atto"), **image(96)),
+    Architecture("ViT", "vision", "timm", from_timm("vit_tiny_patch16_224", img_size=96), **image(96), export=True),
+    Architecture("Swin", "vision", "timm", from_timm(
+        "swin_tiny_patch4_window7_224", img_size=112, embed_dim=48), **image(112), export=True),
+    Architecture("Sequencer2D (LSTM)", "vision", "timm", from_timm("sequencer2d_s", layers=(1, 1, 2, 1)), **image(56)),
+    Architecture("SegFormer", "vision", "transformers", from_transformers(
+        "SegformerForSemanticSegmentation", "SegformerConfig", hidden_sizes=[16, 32, 80, 128]), **image(64)),
+    Architecture("Wav2Vec2", "audio", "transformers", from_transformers(
+        "Wav2Vec2Model", "Wav2Vec2Config", **SMALL), ((1, 8000),)),
+    Architecture("Whisper", "audio", "transformers", from_transformers(
         "WhisperForConditionalGeneration", "WhisperConfig", d_model=192, encoder_layers=2, encoder_attention_heads=4,
         encoder_ffn_dim=384, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=384,
         max_source_positions=100, vocab_size=VOCABULARY, pad_token_id=0, call={
         "names": ("input_features", "decoder_input_ids"), "use_cache": False,
         "decoder_attention_mask": _mask(16, causal=True)}), ((1, 80, 200), (1, 16)), ids=VOCABULARY),
-    Architecture("AST", "audio", "transformers", _transformers(
-        "ASTModel", "ASTConfig", max_length=128, **_SMALL), ((1, 128, 128),)),
-    Architecture("Parakeet conformer", "audio", "transformers", _transformers(
-        "ParakeetEncoder", "ParakeetEncoderConfig", **_SMALL), ((1, 80, 80),)),
-    Architecture("HiFi-GAN", "audio", "transformers", _transformers(
-        "SpeechT5HifiGan", "SpeechT5HifiGanConfig", call={"pick": _whole},
+    Architecture("AST", "audio", "transformers", from_transformers(
+        "ASTModel", "ASTConfig", max_length=128, **SMALL), ((1, 128, 128),)),
+    Architecture("Parakeet conformer", "audio", "transformers", from_transformers(
+        "ParakeetEncoder", "ParakeetEncoderConfig", **SMALL), ((1, 80, 80),)),
+    Architecture("HiFi-GAN", "audio", "transformers", from_transformers(
+        "SpeechT5HifiGan", "SpeechT5HifiGanConfig", call={"pick": whole},
         upsample_initial_channel=128), ((1, 30, 80),)),
-    Architecture("DAC decoder", "audio", "transformers", _transformers(
-        "DacModel", "DacConfig", part="decoder", call={"pick": _whole}, hidden_size=128,
+    Architecture("DAC decoder", "audio", "transformers", from_transformers(
+        "DacModel", "DacConfig", part="decoder", call={"pick": whole}, hidden_size=128,
         decoder_hidden_size=192), ((1, 128, 10),), gains={"": 0.7}, as_host=_reciprocals_as_host,
         host_fault="torch.reciprocal becomes `inverse` with its default epsilon: 1 / (x + 1e-4)"),
-    Architecture("RNN-T predictor (LSTM)", "language", "transformers", _prediction_network, **_IDS,
+    Architecture("RNN-T predictor (LSTM)", "language", "transformers", _prediction_network, **IDS,
                  gains={"embedding": 192**0.5, "lstm": 1.5}),
-    Architecture("BERT", "language", "transformers", _transformers(
-        "BertModel", "BertConfig", call=_MASKED, **_TEXT), **_IDS, export=True),
-    Architecture("DistilBERT", "language", "transformers", _transformers(
+    Architecture("BERT", "language", "transformers", from_transformers(
+        "BertModel", "BertConfig", call=_MASKED, **TEXT), **IDS, export=True),
+    Architecture("DistilBERT", "language", "transformers", from_transformers(
         "DistilBertModel", "DistilBertConfig", dim=192, n_layers=3, n_heads=4, hidden_dim=384,
-        vocab_size=VOCABULARY), **_IDS),
-    Architecture("GPT-2", "language", "transformers", _transformers(
-        "GPT2LMHeadModel", "GPT2Config", call=_CAUSAL, n_embd=192, n_layer=3, n_head=4, vocab_size=VOCABULARY), **_IDS),
-    Architecture("T5", "language", "transformers", _transformers(
+        vocab_size=VOCABULARY), **IDS),
+    Architecture("GPT-2", "language", "transformers", from_transformers(
+        "GPT2LMHeadModel", "GPT2Config", call=_CAUSAL, n_embd=192, n_layer=3, n_head=4, vocab_size=VOCABULARY), **IDS),
+    Architecture("T5", "language", "transformers", from_transformers(
         "T5ForConditionalGeneration", "T5Config", d_model=192, d_kv=48, num_heads=4, num_layers=2, d_ff=384,
         vocab_size=VOCABULARY, call={"names": ("input_ids", "decoder_input_ids"), "use_cache": False,
         "decoder_attention_mask": _mask(16, causal=True)}), ((1, TOKENS), (1, 16)), ids=VOCABULARY,
         gains={"Attention.q": 48**-0.5}),  # T5 does not divide the scores
-    Architecture("Llama", "language", "transformers", _transformers(
-        "LlamaForCausalLM", "LlamaConfig", call=_CAUSAL, num_key_value_heads=2, **_TEXT), **_IDS, export=True),
-    Architecture("Mamba", "language", "transformers", _transformers(
+    Architecture("Llama", "language", "transformers", from_transformers(
+        "LlamaForCausalLM", "LlamaConfig", call=_CAUSAL, num_key_value_heads=2, **TEXT), **IDS, export=True),
+    Architecture("Mamba", "language", "transformers", from_transformers(
         "MambaForCausalLM", "MambaConfig", call={"use_cache": False}, hidden_size=128, num_hidden_layers=2,
         vocab_size=VOCABULARY), ((1, 16),), ids=VOCABULARY),
-    Architecture("Gemma", "language", "transformers", _transformers(
-        "GemmaForCausalLM", "GemmaConfig", call=_CAUSAL, num_key_value_heads=1, head_dim=48, **_TEXT), **_IDS,
+    Architecture("Gemma", "language", "transformers", from_transformers(
+        "GemmaForCausalLM", "GemmaConfig", call=_CAUSAL, num_key_value_heads=1, head_dim=48, **TEXT), **IDS,
         export=True, as_host=_gelus_as_host,
         host_fault="the keyword approximate='tanh' of an exported gelu is dropped: the exact gelu"),
 )

@@ -1,0 +1,232 @@
+"""Which rewrites fire where in real architectures, and is what they leave behind proved equal?
+
+    python -m tests.models.fired [NAME ...] [--preset safe|full] [--record]
+
+Each of tests.models.more is converted by coremltools at float16 (what it cannot convert, with the patched torch
+frontend), saved, and rewritten as a user's package would be, with proof. Besides, the package before and after runs in
+half precision on the example inputs, and is held against PyTorch in double precision. `--record` writes the presets'
+tables to fired.json, which tests.models.test_fired compares with.
+
+This file imports torch at its top: import it inside functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import torch
+
+import mil_ane_passes as ane
+from tests.models.architectures import traced
+from tests.models.more import EVERY
+from tests.models.zoo import Architecture, Tensors
+
+RECORD = Path(__file__).with_name("fired.json")
+PRESETS = ("safe", "full")
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Fired:
+    """What one preset did to one architecture."""
+
+    architecture: str
+    preset: str
+    frontend: str  # host, or patched where the host's does not convert it
+    ops: int
+    ops_after: int
+    proved: str  # nothing fired; bitwise or rounding: proved equal as that; or why not
+    fired: dict[str, int] = field(default_factory=dict)  # places by pass
+    near: dict[str, dict[str, int]] = field(default_factory=dict)  # reasons by pass
+    before: float = 0.0  # error against PyTorch, a share of the output's largest value
+    after: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """What is the same in every run."""
+        return {"frontend": self.frontend, "ops": [self.ops, self.ops_after], "proved": self.proved,
+                "fired": self.fired, "near": self.near}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of tracing, and without coremltools' of ops that overflow as they always did."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:
+    """Save the package at `path`; returns which frontend converted it."""
+    declared = [ct.TensorType(f"input_{i}", shape=each.shape,
+                              dtype=np.int32 if each.dtype == torch.int32 else np.float32)
+                for i, each in enumerate(inputs)]
+    arguments: dict[str, Any] = {
+        "inputs": None if architecture.export else declared, "convert_to": "mlprogram", "skip_model_load": True,
+        "compute_precision": ct.precision.FLOAT16, "minimum_deployment_target": ct.target.iOS18}
+    captured = traced(architecture, model, inputs)
+    try:
+        made, frontend = ct.convert(captured, **arguments), "host"
+    except Exception:
+        with ane.torch_frontend.patched():
+            made, frontend = ct.convert(captured, **arguments), "patched"
+    made.save(str(path))
+    return frontend
+
+
+def _expected(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
+    """PyTorch's results; in double precision, unless the model insists on single."""
+    doubled = tuple(each.double() if each.is_floating_point() else each for each in inputs)
+    with torch.no_grad():
+        try:
+            made = model.double()(*doubled)
+        except RuntimeError:
+            made = model.float()(*inputs)
+    return [each.double().numpy() for each in (made if isinstance(made, tuple) else (made,))]
+
+
+def _error(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
+    names = ane.load(path).program.functions["main"].inputs
+    found = ane.run(path, dict(zip(names, (each.numpy() for each in inputs))), precision="float16")
+    errors = [np.abs(one.astype(np.float64).reshape(two.shape) - two).max() / np.abs(two).max()
+              for one, two in zip(found.values(), expected)]
+    return max(float(np.nan_to_num(error, nan=np.inf)) for error in errors)
+
+
+def _reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
+    counted = {each.rule: dict(sorted(Counter(miss.note for miss in each.near_misses).items())) for each in traces}
+    return {name: reasons for name, reasons in counted.items() if reasons}
+
+
+def _rewritten(name: str, preset: str, frontend: str, before: Path, after: Path) -> Fired:
+    report = ane.rewrite(before, after, preset=preset)
+    fired = {each.rule: len(each.fired) for each in report.traces if each.fired}
+    proved = "nothing fired"
+    if fired:
+        assert report.verify is not None
+        proved = report.verify.exactness.value if report.proved else str(report.verify)
+    return Fired(name, preset, frontend, report.ops_before, report.ops_after, proved, fired, _reasons(report.traces))
+
+
+def measure(architecture: Architecture, folder: Path, presets: Sequence[str] = PRESETS) -> list[Fired]:
+    """Convert, save into `folder`, rewrite with each preset, and compare with PyTorch."""
+    results = []
+    with _quiet():
+        started = time.perf_counter()
+        model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
+        frontend = _converted(architecture, model, inputs, path)
+        expected = _expected(model, inputs)
+        before = _error(path, inputs, expected)
+        for preset in presets:
+            after = folder / f"{preset}.mlpackage"
+            found = _rewritten(architecture.name, preset, frontend, path, after)
+            found.before = found.after = before
+            if after.exists() and found.fired:
+                found.after = _error(after, inputs, expected)
+            found.seconds, started = time.perf_counter() - started, time.perf_counter()
+            results.append(found)
+    gc.collect()
+    return results
+
+
+def is_right(found: Fired) -> bool:
+    """Proved, and no further from PyTorch than it was, but for rounding."""
+    return found.proved in ("nothing fired", "bitwise", "rounding") and (
+        found.after <= max(4 * found.before, 1e-2) or found.after == found.before)
+
+
+def _row(found: Fired) -> str:
+    fired = ", ".join(f"{name} × {places}" for name, places in found.fired.items()) or "-"
+    near = ", ".join(f"{name} × {sum(reasons.values())}" for name, reasons in found.near.items()) or "-"
+    proved = found.proved.splitlines()[0]
+    return (f"| {found.architecture} | {found.frontend} | {found.ops} -> {found.ops_after} | {fired} | {near} "
+            f"| {proved} | {found.before:.1e} -> {found.after:.1e} | {found.seconds:.1f} |")
+
+
+def _near_misses(found: Sequence[Fired]) -> Iterator[str]:
+    """Every reason once, with where it was given."""
+    places: dict[tuple[str, str], Counter[str]] = {}
+    for each in found:
+        for name, reasons in each.near.items():
+            for reason, count in reasons.items():
+                places.setdefault((name, reason), Counter())[each.architecture] += count
+    yield "| pass | left alone because | places | architectures |"
+    yield "|---|---|---|---|"
+    for (name, reason), where in sorted(places.items()):
+        yield f"| {name} | {reason} | {where.total()} | {', '.join(where)} |"
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """The table of each preset, by architecture."""
+    return dict(json.loads(RECORD.read_text())) if RECORD.exists() else {}
+
+
+def _record(found: Sequence[Fired]) -> None:
+    tables = recorded()
+    for each in found:
+        tables.setdefault(each.preset, {})[each.architecture] = each.settled
+    order = [each.name for each in EVERY]
+    kept = {preset: {name: table[name] for name in order if name in table} for preset, table in tables.items()}
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.models.fired", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--preset", choices=[*PRESETS, "both"], default="safe")
+    parser.add_argument("--record", action="store_true")
+    given = parser.parse_args(arguments)
+    presets = PRESETS if given.preset == "both" else (given.preset,)
+    failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in EVERY}]
+    found: list[Fired] = []
+    print("| architecture | frontend | ops | fired | almost | proved | error against PyTorch | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for each in EVERY:
+        if given.names and each.name not in given.names:
+            continue
+        if each.missing():
+            print(f"| {each.name} | {each.missing()} |")
+            continue
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                made = measure(each, Path(folder), presets)
+        except Exception as error:  # one that fails does not keep the others from being run
+            failed.append(f"{each.name}: {type(error).__name__}: {error}")
+            continue
+        print(*map(_row, made), sep="\n", flush=True)
+        failed += [f"{one.architecture}, {one.preset}: {one.proved}, {one.before:.1e} -> {one.after:.1e}"
+                   for one in made if not is_right(one)]
+        found += made
+    print("", *_near_misses(found), sep="\n")
+    if given.record:
+        _record([each for each in found if is_right(each)])
+    for fault in failed:
+        print(fault, file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
