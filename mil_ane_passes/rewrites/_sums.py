@@ -1,0 +1,69 @@
+"""Sums of products kept small by a power of two on one factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.query import is_const
+from ._lift import same_op
+
+__all__ = ["is_exact", "scaled"]
+
+_FACTORS = {"conv": ("x", "weight"), "conv_transpose": ("x", "weight"), "linear": ("x", "weight"), "matmul": ("x", "y")}
+Array = np.ndarray[Any, Any]
+
+
+def is_exact(var: Var | None, exponent: int) -> bool:
+    """Whether const `var` times 2**-exponent is held exactly in its own dtype: no small number loses bits."""
+    if var is None:
+        return True
+    if not is_const(var):
+        return False
+    array = np.asarray(var.val)
+    return bool(np.array_equal(_divided(array, exponent) * array.dtype.type(2**exponent), array))
+
+
+def scaled(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
+    """`op` with its sums 2**exponent times smaller, multiplied back afterwards.
+
+    The constant factor takes the power of two where it keeps every bit; otherwise x does, in an op before.
+    """
+    names = _FACTORS[op.op_type]
+    changed: dict[str, Any] = {}
+    constant = next((name for name in names if is_exact(op.inputs[name], exponent)), None)
+    if constant is not None:
+        changed[constant] = _smaller(mb, op.inputs[constant], exponent)
+    else:
+        changed["x"] = mb.mul(x=op.inputs["x"], y=_power(op.inputs["x"], -exponent))
+    bias = op.inputs.get("bias")
+    late = bias is not None and not is_exact(bias, exponent)
+    if bias is not None:
+        changed["bias"] = None if late else _smaller(mb, bias, exponent)
+    total: Var = mb.mul(x=same_op(mb, op, **changed), y=_power(op.outputs[0], exponent))
+    return mb.add(x=total, y=mb.reshaped(bias, _beside(op))) if late else total
+
+
+def _smaller(mb: RewriteBuilder, var: Var, exponent: int) -> Var:
+    return mb.weight(var, f"over_{2**exponent}", lambda: _divided(np.asarray(var.val), exponent))
+
+
+def _divided(array: Array, exponent: int) -> Array:
+    made: Array = (array * array.dtype.type(2.0**-exponent)).astype(array.dtype)
+    return made
+
+
+def _power(var: Var, exponent: int) -> np.generic:
+    kind = types.nptype_from_builtin(var.dtype)
+    made: np.generic = kind(2.0**exponent)
+    return made
+
+
+def _beside(op: Operation) -> tuple[int, ...]:
+    """The shape in which a bias is added to the output: one number a channel."""
+    if op.op_type == "linear":
+        return (int(op.bias.shape[0]),)
+    return (1, int(op.bias.shape[0]), *[1] * (op.x.rank - 2))

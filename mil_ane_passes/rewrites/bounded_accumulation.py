@@ -1,0 +1,111 @@
+"""Keep the partial sums of convolutions and matrix products within what the ANE accumulates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.query import is_const
+from ._sums import scaled
+
+_END = 32768.0
+"The magnitude from which on a partial sum is infinite."
+_LARGEST = 65504.0
+
+
+class BoundedAccumulation(Rewrite):
+    """Scale conv, linear and matmul whose partial sums pass 32768, where the ANE makes infinities of them.
+
+    why     The accumulator ends at half of fp16's range: once a partial sum, the bias included, reaches 32768 the
+            result is infinite and stays so, even where the whole sum is small.
+    when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
+            some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
+            measurements nothing is done; a bias beyond 32768 is reported. fp16 only. The result itself must fit fp16.
+    exact   rounding: a constant factor is divided by a power of two where that keeps every bit, otherwise x in an op
+            before, and the result is multiplied back. (Sums over parts of the contracted axis would do for fewer
+            cases: a part may pass the limit by itself, and so may what the parts add up to on the way.)
+    cost    one elementwise op, two where x is scaled; a new weight of the same size takes the place of the old one.
+
+    before
+        %y: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[32.0, 32.0, 32.0, 32.0])
+    after
+        %0: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[4.0, 4.0, 4.0, 4.0])
+        %y: fp16[1, 4, 4, 4] = mul(x=%0, y=8.0)
+    """
+
+    code, slug = "ANE312", "partial-sums-beyond-32768"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place; more where x or a result is below 2**-14 when scaled, less than its 2**-11"
+    preset = "full"
+    measures = True
+    mends = True
+    roots = ("conv", "conv_transpose", "linear", "matmul")
+    evidence = (
+        Measured("a partial sum or bias of 32768 makes the result infinite, and it stays so",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2:notes/numerics.md, notes/defects.md",
+                 chip="M4 and M6", os="macOS 27.0.1", date="2026"),
+        Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro and M5",
+                  source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
+    )
+
+    margin: float = 2.0
+    "How many times the measured bound has to stay below 32768: other inputs may reach further than those measured."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, "not computed in fp16", near=False)
+        seen = None if self.measured is None else self.measured.get(op.outputs[0])
+        if seen is None or seen.partial is None:
+            return self._unmeasured(op)
+        if seen.partial * self.margin < _END:
+            return Miss(op, "partial sums stay within 32768", near=False)
+        if not seen.finite or seen.largest > _LARGEST:
+            return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do not "
+                            "help; keep it in fp32 or scale what comes before")
+        exponent = max(1, math.floor(math.log2(seen.partial * self.margin / _END)) + 1)
+        return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} times "
+                            "smaller", exponent=exponent)
+
+    def _unmeasured(self, op: Operation) -> Miss:
+        bias = op.inputs.get("bias")
+        reach = float(np.abs(bias.val).max(initial=0.0)) if is_const(bias) else 0.0
+        if reach < _END:
+            return Miss(op, "not measured: give feeds or ranges", near=False)
+        return Miss(op, f"the bias reaches {reach:.4g}, beyond 32768; give feeds or ranges, so that the scale is known")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return scaled(mb, hit.op, hit.exponent)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("conv", _conv, scale=64.0)
+        yield Example("linear", _linear, scale=64.0)
+        yield Example("matmul", _matmul, scale=64.0)
+        yield Example("small", _conv, reason="partial sums stay within 32768")
+        yield Example("not measured", _conv, measured=False, reason="not measured: give feeds or ranges")
+        yield Example("large bias", lambda: _conv(bias=40000.0), measured=False,
+                      reason="the bias reaches 4e+04, beyond 32768; give feeds or ranges, so that the scale is known")
+        yield Example("fp32", lambda: program(lambda x: Builder.relu(x=Builder.linear(
+            x=x, weight=weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
+            reason="not computed in fp16")
+
+
+def _conv(bias: float = 32.0) -> Program:
+    shifts = np.full(4, bias, dtype=np.float16)
+    return program(lambda x: Builder.conv(x=x, weight=weight(4, 8, 3, 3) * np.float16(64), bias=shifts, name="y"),
+                   x=(1, 8, 6, 6))
+
+
+def _linear() -> Program:
+    return program(lambda x: Builder.linear(x=x, weight=weight(4, 8) * np.float16(512), name="y"), x=(3, 8))
+
+
+def _matmul() -> Program:
+    return program(lambda x, z: Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y"),
+                   x=(2, 3, 8), z=(2, 8, 8))
