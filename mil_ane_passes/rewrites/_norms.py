@@ -20,6 +20,7 @@ _LONGEST = 16384
 "Numbers up to 1 in a mean: their squares' mean is at least one over their count, which stays normal in fp16."
 _TOP = 32768.0
 _CLOSE = 2.0**-19
+_UNBOUNDED = 1e38
 _DEEP = 10
 "Ops between the squares and the division that are looked through."
 _SMALLEST = 2.0**-42
@@ -76,12 +77,19 @@ def _inner(op: Operation) -> Var | None:
     if op.op_type in ("sqrt", "rsqrt", "inverse"):
         return op.x
     if op.op_type == "pow":
-        return op.x if number(op.y) in (0.5, -0.5) else None
+        return op.x if _exponent(op) in (0.5, -0.5) else None
+    if op.op_type == "clip":
+        return op.x if number(op.alpha) is not None and value(op.beta, 0.0) > _UNBOUNDED else None
     if op.op_type in ("add", "maximum", "mul", "real_div"):
         for one, other in ((op.x, op.y), (op.y, op.x)):
             if number(other) is not None:
                 return one
     return None
+
+
+def _exponent(op: Operation) -> float | None:
+    """The power a `pow` raises to, where it is one constant number."""
+    return float(np.asarray(op.y.val).reshape(-1)[0]) if is_const(op.y) and np.size(op.y.val) == 1 else None
 
 
 def number(var: Var | None) -> float | None:
@@ -113,7 +121,7 @@ def _squared(reduce: Operation) -> Var | None:
     op = reduce.x.op
     if op is None:
         return None
-    if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y) or (op.op_type == "pow" and number(op.y) == 2):
+    if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y) or (op.op_type == "pow" and _exponent(op) == 2):
         return op.x
     return None
 
@@ -122,10 +130,13 @@ def _step(norm: Norm, op: Operation) -> bool:
     """Append what `op` does; False where the result is no power of a norm."""
     kind = op.op_type
     if kind == "pow":
-        kind = "sqrt" if number(op.y) == 0.5 else "rsqrt"
+        kind = "sqrt" if _exponent(op) == 0.5 else "rsqrt"
     if kind in ("sqrt", "rsqrt", "inverse"):
         _plus(norm, float(value(op.epsilon, _EPSILON[kind])) if op.op_type in _EPSILON else 0.0)
         return _power(norm, kind)
+    if kind == "clip":  # without an upper bound
+        norm.steps.append(("maximum", float(value(op.alpha))))
+        return norm.degree > 0
     given, over = number(op.y), op.op_type == "real_div"
     if given is None:
         given = number(op.x)

@@ -64,7 +64,7 @@ class ScaledRmsNorm(Rewrite):
             "conversion of rms_norm divides by the largest magnitude first",
             source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
         Community(
-            "that conversion adds eps undivided, which is eps times the square of the largest magnitude; 4 to 6 % in one model",
+            "that conversion adds eps undivided: eps times the square of the largest magnitude; 4 to 6 % in one model",
             source="https://github.com/apple/coremltools/issues/2821", date="2026-08"),
         Community(
             "256 * 256 is infinite on the ANE", chip="M4, M6",

@@ -1,0 +1,220 @@
+"""ANE309: norms of real modules stay right where their squares overflow, held against PyTorch in double precision."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.package import load
+from mil_ane_passes.runtime import Runtime
+from tests.models.zoo import _complete_torchvision
+from tests.rewrites.helpers import kinds, only_output, torch_outputs
+
+WIDTH, EPSILON = 64, 1e-6
+
+
+class Spelt(torch.nn.Module):
+    """A norm as a function of one input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def transformers_norm(module, name, **options):
+    def make():
+        _complete_torchvision()
+        pytest.importorskip("transformers")
+        from importlib import import_module
+
+        return getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)(WIDTH, **options)
+
+    return make
+
+
+def timm_norm(name):
+    def make():
+        _complete_torchvision()
+        return getattr(pytest.importorskip("timm.layers"), name)(WIDTH)
+
+    return make
+
+
+def mean_square(x, eps=EPSILON):
+    return x.pow(2).mean(-1, keepdim=True) + eps
+
+
+FIRES = {
+    "Llama": transformers_norm("llama", "LlamaRMSNorm", eps=EPSILON),
+    "T5": transformers_norm("t5", "T5LayerNorm"),
+    "Qwen2": transformers_norm("qwen2", "Qwen2RMSNorm"),
+    "Qwen3": transformers_norm("qwen3", "Qwen3RMSNorm"),
+    "Gemma": transformers_norm("gemma", "GemmaRMSNorm"),
+    "Mistral": transformers_norm("mistral", "MistralRMSNorm"),
+    "timm SimpleNorm": timm_norm("SimpleNorm"),
+    "divided by sqrt": lambda: Spelt(lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPSILON)),
+    "divided by sqrt of square": lambda: Spelt(lambda x: x / torch.square(x).mean(-1, keepdim=True).add(1e-5).sqrt()),
+    "pow": lambda: Spelt(lambda x: mean_square(x).pow(-0.5) * x),
+    "pow of a half": lambda: Spelt(lambda x: x / mean_square(x) ** 0.5),
+    "sum over n": lambda: Spelt(lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) / WIDTH + EPSILON)),
+    "sum": lambda: Spelt(lambda x: x / torch.sqrt((x * x).sum(-1, keepdim=True) + EPSILON)),
+    "eps outside": lambda: Spelt(lambda x: x / ((x * x).mean(-1, keepdim=True).sqrt() + 1e-3)),
+    "eps as a bound": lambda: Spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp(min=1e-5))),
+    "var": lambda: Spelt(lambda x: (x - x.mean(-1, keepdim=True))
+                         / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)),
+}
+HOST_SCALED = {
+    "RMSNorm": lambda: torch.nn.RMSNorm(WIDTH, eps=EPSILON),
+    "F.rms_norm": lambda: Spelt(lambda x: functional.rms_norm(x, (WIDTH,), eps=EPSILON)),
+    "timm RmsNorm": timm_norm("RmsNorm"),
+}
+
+
+def rule():
+    return by_name("scaled_rms_norm").configured()
+
+
+def large():
+    """Rows of quite different magnitudes: up to 2000, ordinary, tiny, and zeros."""
+    x = np.random.default_rng(0).standard_normal((5, WIDTH)) * np.array([[500.0], [30.0], [1.0], [0.01], [0.0]])
+    return x.clip(-2000, 2000).astype(np.float16)
+
+
+def converted(module, *, export=False, precision=ct.precision.FLOAT16, target=ct.target.iOS17, **options):
+    module = module.eval()
+    x = torch.from_numpy(large()).float()
+    if export:
+        graph, given_inputs = torch.export.export(module, (x,)).run_decompositions({}), {}
+    else:
+        graph, given_inputs = torch.jit.trace(module, x), {"inputs": [ct.TensorType(shape=x.shape, name="x")]}
+    with torch.no_grad():
+        return ct.convert(graph, convert_to=options.pop("to", "milinternal"), compute_precision=precision,
+                          minimum_deployment_target=target, **given_inputs, **options)
+
+
+def error(found, expected):
+    return np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("export", [False, True], ids=["traced", "exported"])
+@pytest.mark.parametrize("name", FIRES)
+def test_norms_of_real_modules_are_right_where_they_overflowed(name, export):
+    module = FIRES[name]()
+    built = converted(module, export=export)
+    x, precise = large().astype(np.float32), torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
+    before = only_output(built, x, "float16")
+    assert not error(before, precise) < 0.5, "the squares of this input overflow"
+    assert run(rule(), built).fired
+    assert error(only_output(built, x, "float16"), precise) < 3e-3
+    assert not run(rule(), built).fired
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS18], ids=str)
+def test_opsets_other_than_ios17(target):
+    module = FIRES["Llama"]()
+    built = converted(module, target=target)
+    assert run(rule(), built).fired
+    precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
+    assert error(only_output(built, large().astype(np.float32), "float16"), precise) < 3e-3
+
+
+def test_the_published_fault_no_longer_reaches_it():
+    module = FIRES["Llama"]()
+    built = converted(module)
+    x, precise = large().astype(np.float32), torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
+    faulty = only_output(built, x, "float64", quirks=["square_overflow"])
+    assert np.all(faulty[0] == 0) and error(faulty, precise) > 0.5
+    run(rule(), built)
+    assert error(only_output(built, x, "float64", quirks=["square_overflow"]), precise) < 1e-4  # eps is one of fp16
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_fp32_is_left_alone(name):
+    built = converted(FIRES[name](), precision=ct.precision.FLOAT32)
+    trace = find(rule(), built)
+    assert not trace.fired
+    assert {miss.note for miss in trace.near_misses} == {"squared in fp32, which overflows above 1.8e19 only"}
+
+
+@pytest.mark.parametrize("name", HOST_SCALED)
+def test_what_the_frontend_divides_by_its_maximum_is_left_alone(name):
+    for built in (converted(HOST_SCALED[name]()), ane.convert(
+            torch.jit.trace(HOST_SCALED[name]().eval(), torch.zeros(2, WIDTH)), convert_to="milinternal",
+            inputs=[ct.TensorType(shape=(2, WIDTH))], minimum_deployment_target=ct.target.iOS17)):
+        trace = find(rule(), built)
+        assert not trace.fired
+        assert {miss.note for miss in trace.near_misses} <= {"x is divided by its largest magnitude already"}
+
+
+def test_normalize_keeps_its_stable_norm():
+    built = converted(Spelt(lambda x: x / x.norm(dim=-1, keepdim=True)))
+    (miss,) = find(rule(), built).near_misses
+    assert miss.note == "reduce_l2_norm squares inside, which is reported to stay stable"
+
+
+def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
+    built = converted(Spelt(lambda x: functional.layer_norm(torch.cat([x, -x], -1), (2 * WIDTH,))[..., :WIDTH]))
+    trace = find(rule(), built)
+    assert not trace.fired and not trace.near_misses
+
+
+@pytest.mark.parametrize("name", ["Llama", "timm SimpleNorm", "sum over n", "var"])
+def test_the_form_survives_the_backend_and_a_saved_package(name, tmp_path):
+    module = FIRES[name]()
+    model = converted(module, to="mlprogram", skip_model_load=True,
+                      pass_pipeline=ane.pipeline(passes="scaled_rms_norm"))
+    model.save(str(tmp_path / "norm.mlpackage"))
+    built = load(tmp_path / "norm.mlpackage").program
+    assert kinds(built)["reduce_max"] == 1 and not run(rule(), built).fired
+    precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
+    assert error(only_output(built, large().astype(np.float32), "float16"), precise) < 3e-3
+
+
+def test_a_package_converted_without_us_is_mended_too(tmp_path):
+    module = FIRES["Qwen3"]()
+    converted(module, to="mlprogram", skip_model_load=True).save(str(tmp_path / "norm.mlpackage"))
+    report = ane.rewrite(str(tmp_path / "norm.mlpackage"), str(tmp_path / "new.mlpackage"), passes="scaled_rms_norm")
+    assert report.changed and report.proved
+    precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
+    found = only_output(load(tmp_path / "new.mlpackage").program, large().astype(np.float32), "float16")
+    assert error(found, precise) < 3e-3
+
+
+SPELLINGS = st.sampled_from(["rsqrt", "pow", "sqrt", "inverse"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(spelling=SPELLINGS, kind=st.sampled_from(["mean", "sum"]),
+       eps=st.sampled_from([0.0, 6e-8, 1e-6, 1e-5, 0.3, 7.0]), power=st.integers(-12, 15), seed=st.integers(0, 9))
+def test_the_algebra_is_the_same_at_any_magnitude(spelling, kind, eps, power, seed):
+    half = np.float16
+
+    def body(x):
+        total = getattr(mb, f"reduce_{kind}")(x=mb.square(x=x), axes=[-1], keep_dims=True)
+        total = mb.add(x=total, y=half(eps)) if eps else total
+        if spelling == "sqrt":
+            return mb.real_div(x=x, y=mb.sqrt(x=total), name="y")
+        factor = (mb.rsqrt(x=total, epsilon=half(0)) if spelling == "rsqrt"
+                  else mb.pow(x=total, y=half(-0.5)) if spelling == "pow"
+                  else mb.inverse(x=mb.sqrt(x=total), epsilon=half(1e-4)))
+        return mb.mul(x=factor, y=x, name="y")
+
+    built = program(body, x=(3, 7))
+    x = np.random.default_rng(seed).uniform(-1, 1, (3, 7)) * 2.0**power
+    x = np.where(x == 0, 1.0, x)
+    expected = Runtime(built, precision="float64")({"x": x})["y"]
+    assert run(rule(), built).fired
+    np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], expected, rtol=2.0**-20)
