@@ -1,0 +1,143 @@
+"""Recognising logarithms of exponentials, and what is known of a value from the op that makes it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.query import is_const, is_opaque, value
+
+__all__ = [
+    "LARGEST", "RIGHT", "adds_nothing", "below", "exp_operand", "highest", "made_by", "not_half", "one_more_than_exp",
+    "reduced_axes", "softplus_operand", "stable_softplus", "uniform",
+]
+
+LARGEST = np.float16(65504)
+"The largest number of fp16."
+RIGHT = 10.0
+"Up to here softplus is right on every chip that is reported."
+_NOTHING = 2.0**-126
+"Up to here the epsilon of `log` only keeps it from the logarithm of zero: the smallest normal number of fp32."
+_SATURATED = 8.0
+"From here on tanh(x) and tanh(softplus(x)) differ by less than 2e-10."
+_UPPER = {"relu6": 6.0, "sigmoid": 1.0, "softmax": 1.0, "tanh": 1.0, "softsign": 1.0, "erf": 1.0, "sin": 1.0,
+          "cos": 1.0, "sigmoid_hard": 1.0, "sign": 1.0}
+_NOT_NEGATIVE = ("abs", "relu", "relu6", "square", "exp", "exp2", "sqrt", "sigmoid", "softmax", "softplus")
+
+
+def made_by(var: Var, *op_types: str) -> bool:
+    """Whether an op of one of these types makes `var`."""
+    return var.op is not None and var.op.op_type in op_types and not is_opaque(var.op)
+
+
+def not_half(op: Operation) -> str | None:
+    """Why a fault of fp16 cannot strike `op`, or None where its output is fp16."""
+    dtype = op.outputs[0].dtype
+    return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}, and the fault is fp16's"
+
+
+def uniform(var: Var) -> float | None:
+    """The number that every element of const `var` is, or None."""
+    if not is_const(var) or not types.is_float(var.dtype) or np.size(var.val) == 0:
+        return None
+    first = np.ravel(var.val)[0]
+    return float(first) if np.all(np.asarray(var.val) == first) else None
+
+
+def adds_nothing(log: Operation) -> bool:
+    """Whether the epsilon of `log` is too small to be a part of what it means."""
+    epsilon = value(log.epsilon)
+    return epsilon is not None and 0 <= epsilon <= _NOTHING
+
+
+def exp_operand(var: Var) -> Var | None:
+    """x of exp(x)."""
+    return var.op.x if made_by(var, "exp") else None
+
+
+def one_more_than_exp(log: Operation) -> Var | None:
+    """x of log(1 + exp(x)), with the 1 added by an op or as the epsilon, as `log1p` is converted."""
+    if value(log.epsilon) == 1:
+        return exp_operand(log.x)
+    if not adds_nothing(log) or not made_by(log.x, "add"):
+        return None
+    add = log.x.op
+    for power, one in ((add.x, add.y), (add.y, add.x)):
+        x = exp_operand(power)
+        if x is not None and uniform(one) == 1 and tuple(power.shape) == tuple(add.outputs[0].shape):
+            return x
+    return None
+
+
+def softplus_operand(var: Var) -> Var | None:
+    """x of softplus(x) as an op, as log(1 + exp(x)), or as either with x itself taken from a threshold on."""
+    if made_by(var, "softplus"):
+        x: Var = var.op.x
+        return x
+    if made_by(var, "log"):
+        return one_more_than_exp(var.op)
+    if made_by(var, "select") and made_by(var.op.b, "softplus", "log") and made_by(var.op.cond, "greater"):
+        select, test = var.op, var.op.cond.op
+        threshold = uniform(test.y)
+        same = select.a is test.x and select.a is softplus_operand(select.b)
+        if same and threshold is not None and threshold >= _SATURATED:
+            x = select.a
+            return x
+    return None
+
+
+def stable_softplus(mb: RewriteBuilder, x: Var) -> Var:
+    """relu(x) + softplus(-|x|), which is softplus(x): the op sees nothing above 0."""
+    size = mb.mul(x=mb.abs(x=x), y=np.float16(-1))
+    soft: Var = mb.add(x=mb.relu(x=x), y=mb.softplus(x=size))
+    return soft
+
+
+def highest(var: Var) -> float:
+    """A number that `var` never exceeds, by the op that makes it alone; infinity where that says nothing."""
+    op = var.op
+    if op is None or is_opaque(op):
+        return math.inf
+    if is_const(var):
+        return float(np.max(var.val)) if types.is_float(var.dtype) and np.size(var.val) else math.inf
+    if op.op_type in _UPPER:
+        return _UPPER[op.op_type]
+    if op.op_type == "clip":
+        return float(value(op.beta, math.inf))
+    if op.op_type == "minimum":
+        return min(_constant(op.x), _constant(op.y))
+    if op.op_type == "mul":
+        pairs = ((op.x, op.y), (op.y, op.x))
+        return 0.0 if any(made_by(a, *_NOT_NEGATIVE) and _constant(b) <= 0 for a, b in pairs) else math.inf
+    if op.op_type == "sub":
+        return 0.0 if below(op) else math.inf
+    return math.inf
+
+
+def _constant(var: Var) -> float:
+    return highest(var) if is_const(var) else math.inf
+
+
+def below(sub: Operation, axes: tuple[int, ...] | None = None) -> bool:
+    """Whether `sub` takes from x its maximum (over `axes`, where given), or from min(a, b) max(a, b)."""
+    top = sub.y
+    for _ in range(4):  # a maximum may be held to finite numbers and laid out before it is taken off
+        if made_by(top, "clip", "squeeze", "expand_dims", "identity"):
+            top = top.op.x
+        elif made_by(top, "select"):
+            top = top.op.a if is_const(top.op.b) else top.op.b
+    if made_by(top, "maximum") and made_by(sub.x, "minimum"):
+        return {top.op.x, top.op.y} == {sub.x.op.x, sub.x.op.y}
+    return made_by(top, "reduce_max") and top.op.x is sub.x and (axes is None or axes == reduced_axes(top.op))
+
+
+def reduced_axes(reduction: Operation) -> tuple[int, ...] | None:
+    """The axes counted from the front, sorted; None when they are not known before the program runs."""
+    rank = reduction.x.rank
+    if reduction.axes is None:
+        return tuple(range(rank))
+    axes = value(reduction.axes)
+    return None if axes is None else tuple(sorted({int(axis) % rank for axis in axes}))

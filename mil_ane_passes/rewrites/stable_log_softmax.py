@@ -1,0 +1,105 @@
+"""Compute the logarithm of a softmax without the probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import value
+from ._log_exp import adds_nothing, made_by, not_half
+
+_WITHIN = 40.0
+
+
+class StableLogSoftmax(Rewrite):
+    """Compute log(softmax(x)) as x minus its maximum minus their log-sum-exp.
+
+    why     In fp16 small probabilities are 0, and their logarithm is minus infinity: every class but the dominant one,
+            when that is ahead by more than about 10 (or 17: sources differ on the smallest number kept).
+    when    log of softmax in fp16, of any axis and rank; the epsilon of log no larger than 1e-38, so that it stands for
+            nothing. A softmax that others read stays for them. Left alone: fp32, and an epsilon that is meant.
+    exact   rounding: the same function. The epsilon goes: log(softmax(x) + 1e-45) never falls below -103.3 (in exact
+            arithmetic; at fp16 it is minus infinity), PyTorch's log_softmax does, and so does this. Infinite results
+            become finite. The sum of exponentials contains exp(0), so nothing underflows; it overflows fp16 only for
+            more than 65504 nearly equal values, as it would within softmax. That the log-sum-exp of numbers up to 0 is
+            right on an ANE is predicted from `ane::stable_log_sum_exp`'s sources.
+    cost    four ops for two, one of them on the reduced shape.
+
+    before
+        %0: fp16[2, 4, 8] = softmax(x=%x, axis=1)
+        %y: fp16[2, 4, 8] = log(x=%0)
+    after
+        %0: fp16[2, 1, 8] = reduce_max(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4, 8] = sub(x=%x, y=%0)
+        %2: fp16[2, 1, 8] = reduce_log_sum_exp(x=%1, axes=[1], keep_dims=True)
+        %y: fp16[2, 4, 8] = sub(x=%1, y=%2)
+    """
+
+    code, slug = "ANE307", "log-of-softmax"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \
+            "is above log's floor of -103.3"
+    preset = "safe"
+    mends = True
+    roots = ("log",)
+    evidence = (
+        Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
+                  source="https://github.com/apple/coremltools/issues/2728", date="2026-05-29"),
+        Community("x - max(x) - log(sum(exp(x - max(x)))) does not lose small probabilities",
+                  source="https://github.com/apple/coremltools/pull/2727", date="2026-05-29"),
+        Community("log(softmax(x)) underflows in fp16; x - reduce_log_sum_exp(x) instead",
+                  source="https://github.com/sbryngelson/ANEForge/issues/75", date="2026-07-22"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not made_by(op.x, "softmax"):
+            return Miss(op, "not the logarithm of a softmax", near=False)
+        reason = not_half(op)
+        if reason:
+            return Miss(op, reason)
+        if not adds_nothing(op):
+            return Miss(op, f"log adds {value(op.epsilon):g} to the probabilities, which is meant to bound it below")
+        axis = value(op.x.op.axis)
+        if axis is None or op.x.op.x.rank == 0:
+            return Miss(op, "the axis of the softmax is not known")
+        return Hit(op, x=op.x.op.x, axis=int(axis), note="small probabilities are 0 in fp16: x - max - log-sum-exp")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        top = mb.reduce_max(x=hit.x, axes=[hit.axis], keep_dims=True)
+        shifted = mb.sub(x=hit.x, y=top)
+        result: Var = mb.sub(x=shifted, y=mb.reduce_log_sum_exp(x=shifted, axes=[hit.axis], keep_dims=True))
+        return result
+
+    def examples(self) -> Iterable[Example]:
+        # log(softmax(x) + 1e-45) is minus infinity or -103.3 where it should be x - max, so x stays within 40
+        yield Example("as converted", lambda: _log(lambda x: Builder.softmax(x=x, axis=1)), within=_WITHIN)
+        yield Example("last axis", lambda: _log(lambda x: Builder.softmax(x=x)), within=_WITHIN, scale=10.0)
+        yield Example("for iOS15", lambda: _log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
+                      within=_WITHIN)
+        yield Example("probabilities are returned too", _both, within=_WITHIN)
+        yield Example("sigmoid", lambda: _log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax")
+        yield Example("epsilon that counts", lambda: _log(lambda x: Builder.softmax(x=x), np.float16(1e-4)),
+                      reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
+        yield Example("fp32", lambda: _log(lambda x: Builder.softmax(x=x), dtype=types.fp32),
+                      reason="computed in fp32, and the fault is fp16's")
+
+
+def _log(inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Program:
+    given = {} if epsilon is None else {"epsilon": epsilon}
+    return program(lambda x: Builder.log(x=inner(x), name="y", **given), x=(2, 4, 8), **settings)
+
+
+def _both() -> Program:
+    def body(x: Var) -> list[Var]:
+        probabilities = Builder.softmax(x=x, axis=1, name="p")
+        return [probabilities, Builder.log(x=probabilities, name="y")]
+
+    return program(body, x=(2, 4, 8))

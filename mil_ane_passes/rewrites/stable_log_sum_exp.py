@@ -1,0 +1,149 @@
+"""Take the maximum off before a log-sum-exp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import value
+from ._log_exp import LARGEST, adds_nothing, below, exp_operand, made_by, not_half, reduced_axes
+from ._running import cannot_run, log_running_sum, steps
+
+
+class StableLogSumExp(Rewrite):
+    """Compute a log-sum-exp as the maximum plus the log-sum-exp of x minus the maximum.
+
+    why     On the ANE reduce_log_sum_exp in fp16 falls to 0 where the sum of exponentials passes 65504: for 32 equal
+            channels at 7.63. log(sum(exp(x))) is infinite there, and log(cumsum(exp(x))) above 11.09.
+    when    reduce_log_sum_exp, reduce_log_sum of exp, log of reduce_sum of exp, log of cumsum of exp, in fp16; any
+            axes, keep_dims or not; the epsilon of log no larger than 1e-38. Left alone: fp32, and x that has its
+            maximum over the same axes taken off already.
+    exact   rounding: the same function. The maximum is held to finite numbers, so that a row of minus infinities gives
+            minus infinity and not NaN. log's epsilon goes with its floor of -103.3. Infinite results become finite.
+            The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly equal values.
+            A running sum takes no fixed maximum: what suits its end makes its beginning underflow (minus infinity
+            where it was right before). It is joined pairwise in steps that double, each max + softplus(min - max).
+    cost    four ops more, three of them on the reduced shape. A running sum of n takes log2(n) steps of ten ops, up
+            to `longest`; the cumsum, which is not taken by the ANE, goes.
+
+    before
+        %y: fp16[2, 1, 8] = reduce_log_sum_exp(x=%x, axes=[1], keep_dims=True)
+    after
+        %0: fp16[2, 1, 8] = reduce_max(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 1, 8] = clip(x=%0, alpha=-65504.0, beta=65504.0)
+        %2: fp16[2, 4, 8] = sub(x=%x, y=%1)
+        %3: fp16[2, 1, 8] = reduce_log_sum_exp(x=%2, axes=[1], keep_dims=True)
+        %y: fp16[2, 1, 8] = add(x=%1, y=%3)
+    """
+
+    code, slug = "ANE308", "log-sum-exp-cliff"
+    stage, after = "numerics", ("stable_log_softmax",)
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result; for a running sum " \
+            "one unit a step"
+    preset = "safe"
+    mends = True
+    roots = ("reduce_log_sum_exp", "reduce_log_sum", "log")
+    evidence = (
+        Community("reduce_log_sum_exp over 32 equal channels drops from 11.10 to 0 on the ANE at x = 7.63",
+                  source="https://github.com/apple/coremltools/issues/2690"),
+        Community("max + log(sum(exp(x - max))) cannot overflow",
+                  source="https://github.com/apple/coremltools/pull/2726", date="2026-05-29"),
+        Measured("with the maximum taken off, compute units ALL agree with double precision at 100 and at -100",
+                 source="https://github.com/rustnn/rustnn/pull/213", chip="M4", date="2026-08-28"),
+        Community("logcumsumexp, exp then cumsum then log, is infinite and then NaN above 11.09 on the ANE",
+                  source="https://github.com/apple/coremltools/issues/2729", date="2026-05-29"),
+        Community("the maximum of the whole axis stops the overflow, and early elements may underflow",
+                  source="https://github.com/apple/coremltools/pull/2763", date="2026-07-25"),
+    )
+
+    longest: int = 256
+    "Elements up to which a running sum is written out in steps."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        parts = _parts(op)
+        if parts is None:
+            return Miss(op, "not the logarithm of a sum of exponentials", near=False)
+        x, reduction = parts
+        running = reduction.op_type == "cumsum"
+        axes = None if running else reduced_axes(reduction)
+        if made_by(x, "sub") and axes is not None and below(x.op, axes):
+            return Miss(op, "the maximum is taken off already", near=False)
+        reason = not_half(op) or (cannot_run(reduction, self.longest) if running else None)
+        if reason:
+            return Miss(op, reason)
+        if not running and axes is None:
+            return Miss(op, "the axes are not known")
+        if op.op_type == "log" and not adds_nothing(op):
+            return Miss(op, f"log adds {value(op.epsilon):g} to the sum, which is meant to bound it below")
+        if running:
+            axis = int(value(reduction.axis))
+            return Hit(op, x=x, axis=axis, note=f"the running sum of exponentials overflows fp16: joined pairwise in "
+                                                f"{steps(int(x.shape[axis]))} steps")
+        return Hit(op, x=x, axis=None, axes=axes, keep=bool(value(reduction.keep_dims, False)),
+                   note="the sum of exponentials overflows fp16: the maximum is taken off first")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        if hit.axis is not None:
+            return log_running_sum(mb, hit.x, hit.axis)
+        axes = list(hit.axes)
+        top = mb.clip(x=mb.reduce_max(x=hit.x, axes=axes, keep_dims=True), alpha=-LARGEST, beta=LARGEST)
+        rest = mb.reduce_log_sum_exp(x=mb.sub(x=hit.x, y=top), axes=axes, keep_dims=True)
+        total: Var = mb.add(x=top, y=rest)
+        return total if hit.keep else mb.squeeze(x=total, axes=axes)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("op", lambda: _op(axes=[1], keep_dims=True))
+        yield Example("dropped axis, large", lambda: _op(axes=[-1], keep_dims=False), scale=30.0)
+        yield Example("two axes, for iOS15", lambda: _op(axes=[1, 2], keep_dims=False, opset=ct.target.iOS15))
+        yield Example("all axes", lambda: _op())
+        # log(sum + 1e-45) bottoms out at -103.3, or at fp16 at minus infinity, so x stays within 40
+        yield Example("by hand", lambda: _hand(lambda e: Builder.log(
+            x=Builder.reduce_sum(x=e, axes=[1]), name="y")), within=40.0)
+        yield Example("reduce_log_sum", lambda: _hand(lambda e: Builder.reduce_log_sum(
+            x=e, axes=[-1], keep_dims=True, name="y")), within=40.0)
+        yield Example("running", lambda: _running(axis=2), within=40.0)
+        yield Example("too long", lambda: _running(axis=2), options={"longest": 4},
+                      reason="the running sum is over 8 elements, above 4: it would take 3 steps of ten ops; longest=8 "
+                             "allows that")
+        yield Example("reversed", lambda: _running(axis=2, reverse=True),
+                      reason="the running sum is exclusive or reversed")
+        yield Example("maximum off already", lambda: program(lambda x: Builder.reduce_log_sum_exp(
+            x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"), x=(2, 4, 8)),
+            reason="the maximum is taken off already")
+        yield Example("fp32", lambda: _op(axes=[1], dtype=types.fp32),
+                      reason="computed in fp32, and the fault is fp16's")
+        yield Example("no exponential", lambda: program(lambda x: Builder.log(
+            x=Builder.reduce_sum(x=x, axes=[1]), name="y"), x=(2, 4, 8)),
+            reason="not the logarithm of a sum of exponentials")
+        yield Example("epsilon that counts", lambda: _hand(lambda e: Builder.log(
+            x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y")),
+            reason="log adds 0.5 to the sum, which is meant to bound it below")
+
+
+def _parts(op: Operation) -> tuple[Var, Operation] | None:
+    """x, and the op that adds its exponentials up."""
+    if op.op_type == "reduce_log_sum_exp":
+        return (op.x, op) if op.x.rank else None
+    total = op if op.op_type == "reduce_log_sum" else op.x.op if made_by(op.x, "reduce_sum", "cumsum") else None
+    x = None if total is None else exp_operand(total.x)
+    return (x, total) if x is not None and x.rank else None
+
+
+def _op(opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **given: Any) -> Program:
+    return program(lambda x: Builder.reduce_log_sum_exp(x=x, name="y", **given), opset=opset, dtype=dtype, x=(2, 4, 8))
+
+
+def _hand(outer: Callable[[Var], Any]) -> Program:
+    return program(lambda x: outer(Builder.exp(x=x)), x=(2, 4, 8))
+
+
+def _running(**given: Any) -> Program:
+    return _hand(lambda e: Builder.log(x=Builder.cumsum(x=e, **given), name="y"))
