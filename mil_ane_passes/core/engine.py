@@ -183,7 +183,8 @@ class _Walk:
                 if op.enclosing_block is not block:
                     continue
                 answer = self.rule.match(op)
-                _note(self.trace, self.rule, self.name, answer)
+                if isinstance(answer, Hit) or not depth:  # a rule finds no fault with what it has just made
+                    _note(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
                 if mb is None:  # entering a block costs a walk over it, so only where something fires, and once

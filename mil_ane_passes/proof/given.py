@@ -102,6 +102,14 @@ def _interval(name: str, ends: Any) -> Interval:
     return low, high
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_ranges(text: str | None) -> dict[str, Interval]:
     """`'image=0:1,ids=0:30000'` as ranges. Raises InputError saying what was expected."""
     found: dict[str, Interval] = {}
@@ -110,7 +118,7 @@ def parse_ranges(text: str | None) -> dict[str, Interval]:
             continue
         name, equals, ends = part.rpartition("=")
         low, colon, high = ends.partition(":")
-        if not (equals and colon and name.strip()):
+        if not (equals and colon and name.strip() and _is_number(low) and _is_number(high)):
             raise InputError(f"ranges: '{part.strip()}'; expected NAME=LOW:HIGH, several separated by commas")
         found[name.strip()] = _interval(name.strip(), (low, high))
     return found

@@ -64,7 +64,7 @@ class CalibrateReport:
             cures = ", ".join(f"ane::{name}" for name in row.cured_by) or "no rewrite alone"
             lines.append(f"%{row.trace.value} {what}; cured by {cures}")
         if not lines:
-            lines = [f"everything fits fp16 in {self.runs} runs"]
+            lines = [f"everything fits fp16 in {self.runs} run{'s' * (self.runs > 1)}"]
         rules = all_rules()
         return lines + [f"{rules[name].code} {rules[name].slug}: {places} place{'s' * (places > 1)} (ane::{name})"
                         for name, places in self.found.fires.items()]

@@ -1,0 +1,124 @@
+"""`calibrate`: ranges and room in fp16 on the user's feeds, the first overflow, and what cures it."""
+
+from __future__ import annotations
+
+import json
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.examples import program
+
+
+def squares():
+    """An RMSNorm behind a product: it overflows where the product is beyond 256."""
+
+    def body(x):
+        scaled = mb.mul(x=x, y=np.float16(100), name="scaled")
+        mean = mb.reduce_mean(x=mb.mul(x=scaled, y=scaled, name="squares"), axes=[-1], keep_dims=True, name="mean")
+        root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5)), epsilon=np.float16(1e-12), name="root")
+        return mb.mul(x=scaled, y=root, name="normed")
+
+    return program(body, x=(2, 8))
+
+
+def sums():
+    weight = np.concatenate([np.full((1, 32), 1200), np.full((1, 32), -1200)], axis=1).astype(np.float16)
+    return program(lambda x: mb.linear(x=x, weight=weight, name="y"), x=(1, 64))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(made, **feeds):
+        path = tmp_path / "in.mlpackage"
+        ct.convert(made, minimum_deployment_target=ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY,
+                   skip_model_load=True).save(str(path))
+        np.savez(tmp_path / "feeds.npz", **feeds)
+        return str(path), str(tmp_path / "feeds.npz")
+
+    return save
+
+
+def called(capsys, *arguments):
+    assert main(["calibrate", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_first_overflow_and_its_cure(saved, capsys):
+    package, feeds = saved(squares(), x=np.full((2, 8), 5, np.float16))
+    data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
+    assert list(data) == ["schema", "tool", "version", "command", "source", "target", "runs", "first_overflow", "rules",
+                          "ops"]
+    assert (data["schema"], data["command"], data["runs"], data["first_overflow"]) == (1, "calibrate", 1, "squares")
+    rows = {row["value"]: row for row in data["ops"]}
+    assert rows["scaled"]["headroom"] == pytest.approx(65504 / 500) and rows["scaled"]["beyond"] is None
+    assert rows["squares"]["headroom"] == pytest.approx(65504 / 250000)
+    assert rows["squares"]["beyond"] == "overflow" and rows["squares"]["cured_by"] == ["scaled_rms_norm"]
+    assert {rule["pass"]: rule["places"] for rule in data["rules"]} == {"scaled_rms_norm": 1}
+    text = called(capsys, package, "--feeds", feeds)
+    assert "first to overflow fp16: %squares in main" in text
+    assert "%squares overflows fp16; cured by ane::scaled_rms_norm" in text
+
+
+def test_what_fits_is_said_to_fit(saved, capsys):
+    package, feeds = saved(squares(), x=np.full((2, 8), 0.5, np.float16))
+    lines = called(capsys, package, "--feeds", feeds, "--worst", "2").splitlines()
+    assert "everything fits fp16 in 1 run" in lines
+    assert [line.split()[0] for line in lines[1:3]] == ["%squares", "%mean"]
+
+
+def test_sums_that_the_accumulator_cannot_hold(saved, capsys):
+    package, feeds = saved(sums(), x=np.ones((1, 64), np.float16))
+    data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
+    (row,) = data["ops"]
+    assert row["partial"] == pytest.approx(64 * 1200) and row["max"] == 0 and row["headroom"] is None
+    assert row["beyond"] == "sums" and row["cured_by"] == ["bounded_accumulation"] and row["codes"] == ["ANE312"]
+
+
+def test_several_feeds_and_ranges_make_one_table(saved, capsys, tmp_path):
+    package, feeds = saved(squares(), x=np.full((2, 8), 0.5, np.float16))
+    np.savez(tmp_path / "more.npz", x=np.full((2, 8), -3, np.float16))
+    data = json.loads(called(capsys, package, "--feeds", feeds, "--feeds", str(tmp_path / "more.npz"),
+                             "--format", "json"))
+    scaled = next(row for row in data["ops"] if row["value"] == "scaled")
+    assert (data["runs"], scaled["min"], scaled["max"]) == (2, -300, 50)
+    ranged = ane.calibrate(package, ranges={"x": (-1, 2)})
+    scaled = next(row for row in ranged.found.rows if row.trace.value == "scaled")
+    assert (scaled.trace.minimum, scaled.trace.maximum) == (-100, 200)
+
+
+def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
+    package, feeds = saved(program(lambda x: mb.relu(x=mb.square(x=x, name="large"), name="y"), x=(2,)),
+                           x=np.full(2, 1000, np.float16))
+    assert "%large overflows fp16; cured by no rewrite alone" in called(capsys, package, "--feeds", feeds)
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ([], "nothing to run on; expected feeds (--feeds F.npz) or ranges"),
+    (["--ranges", "x"], "ranges: 'x'; expected NAME=LOW:HIGH"),
+    (["--ranges", "x=2:1"], "ranges: 'x' is 2 to 1; expected two finite numbers, the lower one first"),
+    (["--ranges", "x=a:1"], "ranges: 'x=a:1'; expected NAME=LOW:HIGH"),
+    (["--ranges", "y=0:1"], "ranges: no input 'y'; expected x"),
+    (["--feeds", "missing.npz"], "feeds: no file 'missing.npz'"),
+    (["--ranges", "x=0:1", "--target", "m99"], "target 'm99' is not known"),
+])
+def test_bad_input_is_one_line(saved, capsys, arguments, said):
+    package, _ = saved(squares(), x=np.zeros((2, 8), np.float16))
+    capsys.readouterr()
+    assert main(["calibrate", package, *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {said}")
+
+
+def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):
+    package, feeds = saved(sums(), x=np.ones((1, 64), np.float16))
+    output = tmp_path / "out.mlpackage"
+    capsys.readouterr()
+    assert main(["rewrite", package, "-o", str(output), "--preset", "full", "--feeds", feeds, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["status"] == "written" and "given feeds" in {case["feeds"] for case in data["verify"]["cases"]}
+    found = ane.run(output, {"x": np.ones((1, 64), np.float16)}, quirks=["mac_overflow_32768"])
+    assert np.array_equal(next(iter(found.values())), np.zeros((1, 1)))
