@@ -1,0 +1,103 @@
+"""Find islands of ops that compute in fp32."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
+from ..core.examples import program
+from ..core.query import flat_inputs, is_opaque
+
+_SHOWN = 4
+"Kinds of ops a note names."
+
+
+class Fp32ComputeLeft(BlockRule):
+    """Ops that compute in fp32 stay off the ANE, which knows fp16 only.
+
+    why     Every op that reads or makes fp32 runs on the GPU or the CPU, and each change of processor costs time and
+            may take its neighbours along.
+    when    An island: ops of one block that read or make fp32 and hand it to one another. One finding each, at its
+            first op, with the number of ops. Constants and casts are no ops here, so the casts at the border of a
+            model with fp32 inputs and outputs are no finding.
+    cure    ane::fp16_compute turns the ops to fp16, keeps in fp32 those that lose more than asked on your feeds, and
+            lists them. With coremltools: convert with compute_precision FLOAT16, and look at what op_selector excludes.
+    """
+
+    code, slug = "ANE502", "fp32-compute-left"
+    evidence = (
+        Vendor("the ANE does not support FLOAT32", date="2022-12",
+               source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
+        Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
+               source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
+        Measured("fp32 model inputs get a cast to fp16, and the rest runs on the ANE",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
+                 os="macOS 27.0.1", date="2026"),
+        Community("fp32, int32 and bf16 are not implemented (private route)",
+                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        island = {op: [op] for op in block.operations if _computes_in_fp32(op)}
+        for op in list(island):
+            for var in flat_inputs(op):
+                if var.op in island and var.dtype == types.fp32:
+                    _join(island, island[var.op], island[op])
+        reported: set[int] = set()
+        for op, members in island.items():
+            if id(members) not in reported:
+                reported.add(id(members))
+                yield Hit(op, note=_note(members))
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one island", lambda: _chain(types.fp32, False))
+        yield Example("inside fp16", lambda: _chain(types.fp16, True))
+        yield Example("fp16", lambda: _chain(types.fp16, False), reason="")
+        yield Example("casts at the border", _bordered, reason="")
+
+
+def _computes_in_fp32(op: Operation) -> bool:
+    if op.op_type in ("const", "cast") or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
+        return False
+    read = [var for var in flat_inputs(op) if var.op is None or var.op.op_type != "const"]
+    return any(var.dtype == types.fp32 for var in [*op.outputs, *read] if not types.is_list(var.sym_type))
+
+
+def _join(island: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:
+    """Two islands become one: the smaller moves into the larger, so that all joins together stay cheap."""
+    if one is other:
+        return
+    large, small = (one, other) if len(one) >= len(other) else (other, one)
+    large.extend(small)
+    for op in small:
+        island[op] = large
+
+
+def _note(members: list[Operation]) -> str:
+    kinds = Counter(op.op_type for op in members).most_common()
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_SHOWN])
+    more = f" and {len(kinds) - _SHOWN} kinds more" if len(kinds) > _SHOWN else ""
+    return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::fp16_compute turns them to fp16"
+
+
+def _chain(dtype: object, island: bool) -> Program:
+    def body(x: Var) -> Var:
+        inner = Builder.cast(x=x, dtype="fp32") if island else x
+        inner = Builder.exp(x=Builder.relu(x=inner))
+        result: Var = Builder.cast(x=inner, dtype="fp16", name="y") if island else Builder.abs(x=inner, name="y")
+        return result
+
+    return program(body, dtype=dtype, x=(2, 3))
+
+
+def _bordered() -> Program:
+    def body(x: Var) -> Var:
+        inner = Builder.add(x=Builder.cast(x=x, dtype="fp16"), y=np.float16(1))
+        result: Var = Builder.cast(x=inner, dtype="fp32", name="y")
+        return result
+
+    return program(body, dtype=types.fp32, x=(2, 3))

@@ -1,0 +1,95 @@
+"""Find integer model inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+
+from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.query import consumers
+from ._follow import is_whole, readers
+
+_LOOKUPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
+
+
+class IntInputs(BlockRule):
+    """An integer input brings int32 ops, which the ANE does not take.
+
+    why     Sources disagree on how far that reaches. One says an integer input, even an unused one, sends the whole
+            model to the CPU. Apple's own transformers take int32 ids, and all but 4 of 606 ops are on the ANE: only
+            the embedding lookup is not. A list made on M4 agrees with the latter: the int32 ops one by one.
+    when    Every integer input of a function. The note says who reads it: as indices (gather, one_hot), in arithmetic
+            of integers, or in numbers after a cast. It is reported at its first reader.
+    cure    Look the embedding up outside and pass its rows in fp16; pass what is computed with (positions, lengths,
+            masks) as fp16, which is exact up to 2048. Where ids must go in, keep the lookup first and alone. Whether
+            that pays depends on what a change of processor costs the model at hand.
+    """
+
+    code, slug = "ANE501", "int-inputs"
+    evidence = (
+        Community("passing an int, even an unused one, is an automatic signal for the CPU (whole model)",
+                  source="eiln, coreml102: Model Surgery Tips"),
+        Vendor("contradicts it: with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup, "
+               "because they are more efficient there", source="apple/ml-ane-transformers README.md", date="2022-06"),
+        Measured("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
+                 os="macOS 27.0.1", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not isinstance(block, Function):
+            return
+        first = next((op for op in block.operations if op.op_type != "const"), None)
+        for name, var in block.inputs.items():
+            if not types.is_state(var.sym_type) and is_whole(var) and first is not None:
+                at = next(iter(consumers(var)), first)
+                yield Hit(at, note=f"input '{name}' is {types.builtin_to_string(var.dtype)}: {_use(var)}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("ids of an embedding", lambda: program(
+            lambda ids: Builder.gather(x=weight(16, 4), indices=ids, axis=0, name="y"), dtype=types.int32, ids=(3,)))
+        yield Example("arithmetic", lambda: program(
+            lambda position: Builder.cast(x=Builder.add(x=position, y=np.int32(1)), dtype="fp16", name="y"),
+            dtype=types.int32, position=(3,)))
+        yield Example("numbers", lambda: program(
+            lambda count: Builder.relu(x=Builder.cast(x=count, dtype="fp16"), name="y"), dtype=types.int32,
+            count=(3,)))
+        yield Example("fp16", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(3,)), reason="")
+        yield Example("integers inside", _inside, reason="")
+
+
+def _use(var: Var) -> str:
+    """Who reads the input, in words."""
+    ends = readers(var, lambda op: all(is_whole(out) for out in op.outputs) and not _looks_up(op))
+    lookups = [op for op in ends if _looks_up(op)]
+    numbers = [op for op in ends if op.op_type == "cast"]
+    others = [op.op_type for op in ends if op not in lookups and op not in numbers]
+    parts = [f"index of {len(lookups)} {lookups[0].op_type}"] if lookups else []
+    parts += [f"cast to numbers for {_first_reader(numbers[0])}"] if numbers else []
+    parts += [f"read by {', '.join(sorted(set(others)))}"] if others else []
+    direct = sum(all(is_whole(out) for out in op.outputs) and not _looks_up(op) for op in consumers(var))
+    if direct:
+        parts.append(f"{direct} integer op{'s' * (direct != 1)} on it first")
+    return "; ".join(parts) or "nothing computes with it"
+
+
+def _looks_up(op: Operation) -> bool:
+    """Whether `op` takes numbers from (or puts them to) the places that integers name."""
+    return op.op_type in _LOOKUPS and not all(is_whole(out) for out in op.outputs)
+
+
+def _first_reader(cast: Operation) -> str:
+    found = consumers(cast.outputs[0])
+    return found[0].op_type if found else "an output"
+
+
+def _inside() -> Program:
+    def body(x: Var) -> Var:
+        rows = Builder.reduce_argmax(x=x, axis=-1)
+        result: Var = Builder.gather(x=weight(8, 4), indices=rows, axis=0, name="y")
+        return result
+
+    return program(body, x=(3, 8))

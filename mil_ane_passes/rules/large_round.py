@@ -1,0 +1,70 @@
+"""Find roundings of numbers that the ANE rounds wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._bounds import largest, seen
+
+_LIMIT = 1024.0
+"From here on every fp16 number is whole, or was a half that is gone."
+
+
+class LargeRound(Rule):
+    """Rounding in fp16 adds a half from 1024 on: round(1024) is 1025 on the ANE.
+
+    why     The engine adds a half and cuts. From 1024 on fp16 has no halves left: the sum is rounded up to the next
+            number and stays there, although every fp16 number of that size is whole already. Below, a tie goes away
+            from zero (round(0.5) is 1), where MIL goes to the even neighbour.
+    when    round in fp16, unless the program bounds its operand below 1024 (a clip, a sigmoid, a constant range behind
+            it) or, with feeds, it was seen to stay below. Ties are not told apart: no bound rules them out.
+    cure    Keep the operand below 1024, or write `where(abs(x) < 1024, round(x), x)` in the model, which is exact: the
+            large numbers are whole. Reported for programs that do not pass through Core ML; predicted for those.
+    """
+
+    code, slug = "ANE318", "round-beyond-1024"
+    roots = ("round",)
+    measures = True
+    evidence = (
+        Community("round(1024) gives 1025, round(1025) 1026, round(-2047) -2048: a half is added where fp16 has none; "
+                  "select(|x| < 1024, round(x), x) cures it; ties go away from zero (private route, not Core ML)",
+                  source="https://github.com/sbryngelson/ANEForge/pull/116", date="2026-07-23"),
+        Community("round is native on all chips, M1 probed; no limit is stated: at odds with the report on 1024",
+                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1", date="2026"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        bound, found = largest(op.x), seen(self.measured, op.x)
+        if bound is not None and bound < _LIMIT:
+            return Miss(op, f"the program keeps the operand within {bound:g}")
+        if found is None:
+            return Hit(op, note="right unless the operand reaches 1024, which nothing here rules out; ties go away "
+                                "from zero")
+        if found.largest < _LIMIT and found.finite:
+            return Miss(op, f"the operand reaches {found.largest:.4g} in the runs at hand, below 1024")
+        return Hit(op, note=f"the operand reaches {found.largest:.4g} in the runs at hand; from 1024 on a half is "
+                            "added that fp16 cannot hold")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("anything", lambda: _rounded(lambda x: x), measured=False)
+        yield Example("seen to be large", lambda: _rounded(lambda x: Builder.mul(x=x, y=np.float16(255))),
+                      scale=100.0)
+        yield Example("seen to be small", lambda: _rounded(lambda x: x),
+                      reason="the operand reaches 2.324 in the runs at hand, below 1024")
+        yield Example("clipped", lambda: _rounded(lambda x: Builder.clip(
+            x=x, alpha=np.float16(-128), beta=np.float16(127))), reason="the program keeps the operand within 128")
+        yield Example("of a sigmoid", lambda: _rounded(lambda x: Builder.mul(
+            x=Builder.sigmoid(x=x), y=np.float16(255))), reason="the program keeps the operand within 255")
+        yield Example("fp32", lambda: _rounded(lambda x: x, types.fp32),
+                      reason="computed in fp32, which the ANE does not take")
+
+
+def _rounded(operand: Callable[[Var], Var], dtype: object = types.fp16) -> Program:
+    return program(lambda x: Builder.round(x=operand(x), name="y"), dtype=dtype, x=(4, 8))
