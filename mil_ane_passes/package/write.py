@@ -63,7 +63,8 @@ def _writers(package: Package, ahead: CopyAhead | None) -> dict[Path, Writer]:
     if model == package.raw:
         unchanged = package.layout.model.read_bytes() == model
         return {} if unchanged else {_relative(package, package.layout.model): partial(_write_bytes, model)}
-    live = live_blobs(package.files, find_refs(model))
+    new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
+    live = live_blobs(package.files, {ref for ref in find_refs(model) if ref not in new})
     moves = moved_blobs(package.files, plan.added, plan.target, live, _DEAD_LIMIT)
     model = move_refs(model, moves)
     writers: dict[Path, Writer] = {_relative(package, package.layout.model): partial(_write_bytes, model)}

@@ -164,6 +164,20 @@ def test_new_bytes_are_appended_once(source, target):
     assert np.array_equal(op_named(again.program, "relu").y.val, extra)
 
 
+def test_the_first_weight_of_a_package_without_any_makes_its_file(tmp_path, target):
+    @mb.program(input_specs=[mb.TensorSpec((2, 64))])
+    def program(x):
+        return mb.relu(x=x, name="relu")
+
+    source = make(tmp_path / "source.mlpackage", program)
+    assert not (source / WEIGHTS).exists()
+    package = load(source)
+    relu, extra = op_named(package.program, "relu"), normal(64, 64)
+    replace(relu, lambda: mb.matmul(x=relu.x, y=extra), name="relu")
+    again = saved(package, target)
+    assert np.array_equal(op_named(again.program, "relu").y.val, extra)
+
+
 def test_dead_blobs_are_dropped(tmp_path, target):
     source = make(tmp_path / "big.mlpackage", linear_program(ct.target.iOS18), ct.target.iOS18)
     package = load(source)
