@@ -61,11 +61,17 @@ CASES = {
         deconvolved(bias=True), draw(0, 1, 3, 6, dtype=np.float16), draw(0, 1, 3, 2, dtype=np.float16)),
     "exp_overflow": Case(lambda x: mb.exp(x=x), _column(12.0), _column(11.0)),
     "infinite_mask": Case(_masked, _column(1.0, 2.0, 3.0, 4.0), _column(1.0, 2.0, 3.0)),
+    "last_axis_slice_4094": Case(
+        lambda x: mb.slice_by_index(x=x, begin=[0, 1], end=[0, 0], end_mask=[True, True]),
+        _column(1.0, 4096.0, -5000.0), _column(65504.0, 4094.0, -4094.0)),
     "log_softmax_underflow": Case(_log_softmax, _column(0, 0, 0, 50, 40, 0, 0, 0), _column(0, 0, 0, 7, 0, 0, 0, 0)),
     "log_sum_exp_cliff": Case(
         lambda x: mb.reduce_log_sum_exp(x=x, axes=[1]), np.full((2, 32), 7.64, np.float16),
         np.full((2, 32), 7.617, np.float16)),
     "mac_overflow_32768": Case(_linear, _column(16384, 16384, -16384, -16384, 1), _column(16384, 16368, -16384, 1)),
+    "narrow_reduce_sum": Case(
+        lambda x: mb.reduce_sum(x=x, axes=[1], keep_dims=True), np.ones((1, 2060), np.float16),
+        np.ones((1, 2048), np.float16)),
     "softplus_cliff": Case(lambda x: mb.softplus(x=x), _column(10.41, 20.0), _column(-3.0, 10.39)),
     "square_overflow": Case(lambda x: mb.square(x=x), _column(257.0, -300.0), _column(255.9)),
 }

@@ -1,0 +1,90 @@
+"""Slices with constant parameters, and the same slice of a value whose axes stand elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.build import RewriteBuilder
+from ..core.query import value
+
+__all__ = ["KINDS", "Taken", "as_column", "offset", "parameters", "partner", "swapped"]
+
+KINDS = ("slice_by_index", "slice_by_size", "split")
+_NEUTRAL: dict[str, Any] = {
+    "begin": 0, "end": 1, "stride": 1, "size": 1, "begin_mask": False, "end_mask": False, "squeeze_mask": False,
+}
+"Per-axis parameters, with what takes the whole of an axis of one element."
+
+
+class Taken(NamedTuple):
+    """Where a slice begins on each axis, with which stride."""
+
+    begin: list[int]
+    stride: list[int]
+    squeezed: list[bool]
+
+
+def parameters(op: Operation) -> Taken | None:
+    """What `op` takes; None where that is computed at run time. A split begins inside its axis."""
+    rank = op.x.rank
+    if op.op_type == "split":
+        axis = int(op.axis.val) % rank
+        return Taken([int(number == axis) for number in range(rank)], [1] * rank, [False] * rank)
+    begin, end = value(op.begin), value(op.end if op.op_type == "slice_by_index" else op.size)
+    if begin is None or end is None:
+        return None
+    if op.op_type == "slice_by_size":
+        return Taken(begin, [1] * rank, [False] * rank)
+    masked = value(op.begin_mask) or [False] * rank
+    squeezed = value(op.squeeze_mask) or [False] * rank
+    begin = [0 if free and not dropped else first for first, free, dropped in zip(begin, masked, squeezed)]
+    return Taken(begin, value(op.stride) or [1] * rank, squeezed)
+
+
+def offset(taken: Taken, axis: int) -> bool:
+    """Whether the slice does not begin at the front of `axis`; a backward one begins at the end."""
+    return bool(taken.begin[axis] != 0 or taken.stride[axis] < 0)
+
+
+def partner(taken: Taken, rank: int) -> int | None:
+    """The axis nearest to the last that is taken from its front; 0 for a vector, which becomes a column."""
+    if rank == 1:
+        return 0
+    return next((axis for axis in reversed(range(rank - 1)) if not offset(taken, axis)), None)
+
+
+def swapped(mb: RewriteBuilder, op: Operation, axis: int) -> Var | list[Var]:
+    """The outputs of `op`, computed with the last axis and `axis` in each other's place."""
+    rank = op.x.rank
+    order = list(range(rank))
+    order[axis], order[-1] = rank - 1, axis
+    inputs = {name: var for name, var in op.inputs.items() if var is not None}
+    inputs["x"] = mb.transpose(x=op.x, perm=order)
+    if op.op_type == "split":
+        parts = mb.split(**{**inputs, "axis": axis})
+        return [mb.transpose(x=part, perm=order) for part in parts]
+    for name in _NEUTRAL:
+        if name in inputs:
+            given = value(inputs[name])
+            inputs[name] = [given[number] for number in order]
+    taken = getattr(mb, op.op_type)(**inputs)
+    dropped = inputs.get("squeeze_mask") or [False] * rank
+    left = [number for number, gone in zip(order, dropped) if not gone]
+    back = [int(place) for place in np.argsort(left)]
+    return taken if back == sorted(back) else mb.transpose(x=taken, perm=back)
+
+
+def as_column(mb: RewriteBuilder, op: Operation) -> Var | list[Var]:
+    """The outputs of `op`, which slices a vector, computed on a column."""
+    inputs = {name: var for name, var in op.inputs.items() if var is not None}
+    inputs["x"] = mb.expand_dims(x=op.x, axes=[1])
+    if op.op_type == "split":
+        return [mb.squeeze(x=part, axes=[1]) for part in mb.split(**{**inputs, "axis": 0})]
+    for name, neutral in _NEUTRAL.items():
+        if name in inputs:
+            inputs[name] = [*value(inputs[name]), neutral]
+    column: Var = mb.squeeze(x=getattr(mb, op.op_type)(**inputs), axes=[1])
+    return column

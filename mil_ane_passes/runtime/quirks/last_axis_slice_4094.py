@@ -1,0 +1,51 @@
+"""A slice from inside the last axis overflows at 4094."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import Quirk
+
+__all__ = ["LastAxisSlice4094"]
+
+
+class LastAxisSlice4094(Quirk):
+    """An fp16 slice that begins inside the last axis makes values above 4094 infinite.
+
+    Published for M1, M1 Max and M2 Pro, for `slice_by_size`: such a slice is copied through a fixed-point format scaled
+    by 16, so 65504 / 16 is the largest value; M4 and M5 are right. That `slice_by_index` and the later parts of a
+    `split` are struck alike is our reading. A concat of such slices is also said to return wrong elements; which is not
+    published, and it is not imitated.
+    """
+
+    name: ClassVar[str] = "last_axis_slice_4094"
+    source: ClassVar[str] = (
+        "https://github.com/sbryngelson/ANEForge/pull/145; https://github.com/sbryngelson/ANEForge/issues/137; "
+        "https://github.com/sbryngelson/ANEForge (docs/numeric-cliffs.md)"
+    )
+    op_types: ClassVar[tuple[str, ...]] = ("slice_by_index", "slice_by_size", "split")
+
+    #: the largest magnitude that is copied right
+    largest: ClassVar[float] = 4094.0
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Infinities in place of what is too large, in what begins inside the last axis."""
+        last = inputs["x"].dim() - 1
+        if op.op_type == "split":
+            inside = inputs.value("axis") % (last + 1) == last
+            return [outputs[0], *(self._copied(part) if inside else part for part in outputs[1:])]
+        if self._begins(op, inputs, last) == 0:
+            return outputs
+        return [self._copied(part) for part in outputs]
+
+    def _begins(self, op: Any, inputs: Any, last: int) -> int:
+        masked = op.op_type == "slice_by_index" and inputs.get("begin_mask") is not None \
+            and inputs.values("begin_mask")[last]
+        return 0 if masked else int(inputs.values("begin")[last])
+
+    def _copied(self, part: Any) -> Any:
+        import torch
+
+        return torch.where(part.abs() > self.largest, torch.copysign(torch.full_like(part, math.inf), part), part)
