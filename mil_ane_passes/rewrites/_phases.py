@@ -16,9 +16,6 @@ from ..core.query import consumers, is_compressed, is_const, is_symbolic, value
 
 __all__ = ["awkward_axes", "cannot_pack", "explicit_pads", "input_phases", "settings", "weight_phases"]
 
-_SHARED_SMALL = 64
-"Elements up to which the builder shares a constant given as an array by itself."
-
 
 def awkward_axes(op: Operation) -> list[int]:
     """The spatial axes whose stride has a prime factor other than 2 and 3."""
@@ -90,12 +87,10 @@ def weight_phases(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Any:
         taps = shape[at] // stride
         parted = np.moveaxis(packed.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
         packed = parted.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])
-    if packed.size <= _SHARED_SMALL:
-        return packed
 
     def make() -> Any:
         with mb.at(mb.early(op.weight), op.weight.name):
-            return mb.const(val=np.ascontiguousarray(packed), name=f"{op.weight.name}_phases")
+            return mb.constant(np.ascontiguousarray(packed), op.weight.dtype, f"{op.weight.name}_phases")
 
     return mb.once(("phases", op.weight, tuple(value(op.strides))), make)
 

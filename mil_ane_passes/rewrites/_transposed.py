@@ -18,7 +18,7 @@ Window = list[tuple[int, int]]
 
 def reach(op: Operation, axis: int) -> int:
     """The extent the dilated kernel covers on spatial `axis`."""
-    dilation = value(op.dilations, [1] * (axis + 1))[axis]
+    dilation: int = value(op.dilations, [1] * (axis + 1))[axis]
     return (int(op.weight.shape[2 + axis]) - 1) * dilation + 1
 
 
@@ -50,7 +50,8 @@ def window_of(op: Operation) -> Window | str:
         full = None if is_symbolic(extent) else (int(extent) - 1) * stride + reach(op, axis)
         if kind in ("same", "same_lower"):  # without output_shape, extent * stride: the extent cancels out
             rest = full - lengths[2 + axis] if full is not None and lengths is not None else reach(op, axis) - stride
-            small, large = rest // 2, rest - rest // 2
+            small = max(rest, 0) // 2  # nothing to leave off in front where the kernel ends before the stride does
+            large = rest - small
             before, after = (large, small) if kind == "same_lower" else (small, large)
         elif lengths is not None and full is not None:
             after = full - before - lengths[2 + axis]

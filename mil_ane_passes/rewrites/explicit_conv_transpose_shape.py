@@ -73,7 +73,7 @@ class ExplicitConvTransposeShape(Rewrite):
         yield Example("strided, with bias", lambda: _one(output_shape=[1, 2, 17]))
         yield Example("in the middle", lambda: _one(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0]))
         yield Example("same", lambda: _one(pad_type="same"))
-        yield Example("same, in the middle", lambda: _one(pad_type="same", strides=[3], groups=2))
+        yield Example("same, in the middle", lambda: _one(pad_type="same", stride=3, groups=2))
         yield Example("same with output_shape", lambda: _one(pad_type="same", output_shape=[1, 2, 15]))
         yield Example("same_lower", lambda: _one(pad_type="same_lower", output_shape=[1, 2, 16]))
         yield Example("two axes", lambda: _plane(output_shape=[2, 2, 10, 15]))
@@ -82,16 +82,16 @@ class ExplicitConvTransposeShape(Rewrite):
                       reason="output_shape is what the pads imply")
         yield Example("no output_shape", lambda: _one(pad_type="custom", pad=[1, 0]),
                       reason="pads are explicit and there is no output_shape")
-        yield Example("same, kernel shorter than stride", lambda: _one(pad_type="same", strides=[7]),
-                      reason="the output reaches 1 beyond the full transposed convolution, which no pad can say")
+        yield Example("same, kernel shorter than stride", lambda: _one(pad_type="same", stride=7),
+                      reason="the output reaches 2 beyond the full transposed convolution, which no pad can say")
         yield Example("beyond the end", lambda: _one(output_shape=[1, 2, 22]),
                       reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
 
 
-def _one(strides: tuple[int, ...] = (2,), groups: int = 1, **parameters: object) -> Program:
+def _one(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
     bias = np.array([0.5, -1.0], dtype=np.float16)
     return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2 // groups, 5), bias=bias, strides=list(strides),
+        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2 // groups, 5), bias=bias, strides=[stride],
                                          groups=groups, name="y", **parameters),
         x=(1, 4, 8))
 

@@ -1,0 +1,96 @@
+"""Find integer weights with more than one scale across the input channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program, weight
+from ..core.query import is_compressed, value
+
+
+class PerBlockInt8(Rule):
+    """An int8 or int4 weight has a scale for each block of input channels.
+
+    why     Such weights gave wrong outputs on the Neural Engine, silently: cosine 0.367 to the reference, 0.999 on
+            the GPU. On an M4 a conv, linear or matmul with an int8 or int4 weight of any granularity was given to
+            the CPU. The reports differ in what happens; in neither does the ANE compute it right.
+    when    conv, linear or matmul reads a constexpr_blockwise_shift_scale of integers with more than one block along
+            the input channels. Scales for each output channel only are left out.
+    fix     none here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
+            output channel: granularity="per_channel" in coremltools.optimize.
+    """
+
+    code, slug = "ANE402", "per-block-int8-weight"
+    roots = ("conv", "linear", "matmul")
+    evidence = (
+        Community("8-bit weights with a scale for each block: output cosine 0.367 on the Neural Engine, 0.999 on the "
+                  "GPU; 8-bit palettized in groups of 32: 0.9975 on the Neural Engine (Core AI)",
+                  source="https://github.com/apple/coreai-models/issues/279", chip="iPhone 16 Pro Max", os="iOS 27.0",
+                  date="2026-09"),
+        Community("a conv, linear or matmul with an int4 or int8 constexpr weight reports supported=[CPU] from "
+                  "MLComputePlan, up to target iOS26",
+                  source="https://github.com/kasper0406/stablehlo-coreml/pull/110", chip="M4"),
+        Community("constexpr_blockwise_shift_scale weights cannot be routed to the ANE (a private route)",
+                  source="https://github.com/sbryngelson/ANEForge"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        found = [(var, axis) for var, axis in _weights(op)
+                 if is_compressed(var) and var.op.op_type == "constexpr_blockwise_shift_scale"]
+        if not found:
+            return Miss(op, "no weight of integers with scales", near=False)
+        for var, axis in found:
+            data, blocks = var.op.data, int(var.op.scale.shape[axis])
+            if types.is_float(data.dtype):
+                return Miss(op, "the scaled data are not integers", near=False)
+            if blocks > 1:
+                kind = types.builtin_to_string(data.dtype)
+                return Hit(op, note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
+                                    f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
+        return Miss(op, "one scale for all input channels")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("conv", lambda: _conv((4, 2, 1, 1)))
+        yield Example("int4", lambda: _conv((1, 4, 1, 1), types.np_int4_dtype))
+        yield Example("linear", _linear)
+        yield Example("matmul", lambda: _matmul((4, 1)))
+        yield Example("matmul, transposed", lambda: _matmul((1, 2), transpose_y=True))
+        yield Example("per channel", lambda: _conv((4, 1, 1, 1)), reason="one scale for all input channels")
+        yield Example("matmul per channel", lambda: _matmul((1, 4)), reason="one scale for all input channels")
+        yield Example("scaled floats", lambda: _conv((4, 2, 1, 1), np.float16),
+                      reason="the scaled data are not integers")
+        yield Example("plain", lambda: program(lambda x: Builder.conv(x=x, weight=weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
+                      reason="no weight of integers with scales")
+
+
+def _weights(op: Operation) -> list[tuple[Var, int]]:
+    """What may be a weight of `op`, each with the axis its input channels lie on."""
+    if op.op_type == "matmul":
+        return [(op.y, -1 if value(op.transpose_y, False) else -2), (op.x, -2 if value(op.transpose_x, False) else -1)]
+    return [(op.weight, 1)]
+
+
+def _scaled(shape: tuple[int, ...], scale: tuple[int, ...], dtype: type = np.int8) -> Var:
+    data: np.ndarray[Any, Any] = (np.arange(np.prod(shape)) % 15 - 7).reshape(shape).astype(dtype)
+    return Builder.constexpr_blockwise_shift_scale(data=data, scale=weight(*scale) + np.float16(1))
+
+
+def _conv(scale: tuple[int, ...], dtype: type = np.int8) -> Program:
+    return program(lambda x: Builder.conv(x=x, weight=_scaled((4, 8, 1, 1), scale, dtype), name="y"),
+                   opset=ct.target.iOS18, x=(1, 8, 5, 6))
+
+
+def _linear() -> Program:
+    return program(lambda x: Builder.linear(x=x, weight=_scaled((4, 8), (4, 4)), name="y"),
+                   opset=ct.target.iOS18, x=(3, 8))
+
+
+def _matmul(scale: tuple[int, ...], transpose_y: bool = False) -> Program:
+    return program(lambda x: Builder.matmul(x=x, y=_scaled((8, 8), scale), transpose_y=transpose_y, name="y"),
+                   opset=ct.target.iOS18, x=(3, 8))
