@@ -114,12 +114,6 @@ class RewriteBuilder:
         built: Var = self.once(("weight", source, what), made)
         return built
 
-    def constant(self, array: np.ndarray[Any, Any], dtype: Any, name: str) -> Var:
-        """A new const of MIL type `dtype` (sub-byte ones too) that holds `array`, made before the anchor."""
-        var = array_const(array, dtype, self._names.fresh(name), self._anchor)
-        self._record(var.op)
-        return var
-
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """`make()` (vars) for the first call with `key` in this walk of the block, its result for every later one."""
         if not _alive(self._memo.get(key)):

@@ -70,11 +70,4 @@ def _piece(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Va
     """Elements `start` to `stop` of a const along `axis`, one const for all who ask."""
     if (start, stop) == (0, var.shape[axis]):
         return var
-
-    def make() -> Any:
-        with mb.at(mb.early(var), var.name):
-            held = np.take(np.asarray(var.val), range(start, stop), axis)
-            return mb.constant(held, var.dtype, f"{var.name}_{start}")
-
-    made: Var = mb.once(("piece", var, axis, start, stop), make)
-    return made
+    return mb.weight(var, f"{axis}_{start}_{stop}", lambda: np.take(np.asarray(var.val), range(start, stop), axis))

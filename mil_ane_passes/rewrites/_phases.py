@@ -75,24 +75,25 @@ def settings(op: Operation) -> tuple[Any, ...]:
     return op.x.rank, op.x.dtype, value(op.strides), value(op.dilations), value(op.groups)
 
 
-def weight_phases(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Any:
+def weight_phases(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Var:
     """The weight [O, I, ..., K, ...] as [O, I * s, ..., ceil(K / s), ...], for each axis; zeros where K ends early."""
-    packed = np.asarray(op.weight.val)
-    for axis in axes:
-        stride = value(op.strides)[axis]
-        at = 2 + axis
-        missing = -packed.shape[at] % stride
-        packed = np.pad(packed, [(0, missing if number == at else 0) for number in range(packed.ndim)])
-        shape = list(packed.shape)
-        taps = shape[at] // stride
-        parted = np.moveaxis(packed.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
-        packed = parted.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])
+    strides = value(op.strides)
 
-    def make() -> Any:
-        with mb.at(mb.early(op.weight), op.weight.name):
-            return mb.constant(np.ascontiguousarray(packed), op.weight.dtype, f"{op.weight.name}_phases")
+    def make() -> np.ndarray[Any, Any]:
+        packed = np.asarray(op.weight.val)
+        for axis in axes:
+            packed = _weight_axis(packed, 2 + axis, strides[axis])
+        return packed
 
-    return mb.once(("phases", op.weight, tuple(value(op.strides))), make)
+    return mb.weight(op.weight, f"phases_{'x'.join(map(str, strides))}", make)
+
+
+def _weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np.ndarray[Any, Any]:
+    missing = -weight.shape[at] % stride
+    whole = np.pad(weight, [(0, missing if number == at else 0) for number in range(weight.ndim)])
+    shape, taps = whole.shape, whole.shape[at] // stride
+    apart = np.moveaxis(whole.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
+    return apart.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])
 
 
 def input_phases(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
