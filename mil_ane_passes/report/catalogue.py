@@ -9,18 +9,26 @@ from typing import Any
 from ..core.contract import Rewrite, Rule
 from ..core.registry import all_rules
 
-__all__ = ["Catalogue", "Page", "markdown_table"]
+__all__ = ["NO_FIX", "Catalogue", "Page", "markdown_table"]
+
+NO_FIX = "no fix"
+"What stands where a rewrite states its exactness, for a rule that only reports."
 
 
 def _row(rule: type[Rule]) -> dict[str, Any]:
     fix = issubclass(rule, Rewrite)
     return {
-        "pass": rule.name, "code": rule.code, "slug": rule.slug, "summary": rule.summary(),
+        "pass": rule.name, "code": rule.code, "slug": rule.slug, "summary": rule.summary(), "fix": fix,
         "preset": rule.preset if issubclass(rule, Rewrite) else None,
         "exactness": rule.exactness.value if issubclass(rule, Rewrite) else None,
         "stage": rule.stage if fix else None,
         "options": {name: option.default for name, option in rule.options().items()},
     }
+
+
+def _spelt(row: dict[str, Any]) -> str:
+    """A pass as pipelines name it; a rule without fix is no pass."""
+    return f"ane::{row['pass']}" if row["fix"] else str(row["pass"])
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,11 @@ class Catalogue:
         return {"schema": 1, "command": "passes", "passes": self.rows()}
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(row["pass"]) for row in rows) + len("ane::")
-        return "\n".join(
-            f"{row['code']}  {'ane::' + row['pass']:<{width}}  {row['preset'] or '-':<5}  "
-            f"{row['exactness'] or '-':<8}  {row['summary']}" for row in rows)
+        lines = [[row["code"], _spelt(row), row["preset"] or "-", row["exactness"] or NO_FIX, row["summary"]]
+                 for row in self.rows()]
+        widths = [max(map(len, column)) for column in zip(*lines)][:-1]
+        return "\n".join("  ".join([*(f"{cell:<{width}}" for cell, width in zip(line, widths)), line[-1]])
+                         for line in lines)
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class Page:
     def __str__(self) -> str:
         row = _row(self.rule)
         lines = [f"{self.rule.code} {self.rule.slug}"]
-        if row["preset"]:
-            lines.append(f"fix: ane::{self.rule.name} ({row['exactness']}, preset {row['preset']})")
+        lines.append(f"fix: {_spelt(row)} ({row['exactness']}, preset {row['preset']})" if row["fix"]
+                     else f"{NO_FIX}: {_spelt(row)} reports, and says what to do")
         bound = getattr(self.rule, "bound", "")
         lines += ["", inspect.getdoc(self.rule) or ""]
         lines += ["", f"bound: {bound}"] if bound else []
@@ -68,8 +76,8 @@ class Page:
 
 
 def markdown_table() -> str:
-    """The README's table of rewrites."""
+    """The README's table of rules: the passes by their names, and what is only reported."""
     lines = ["| code | pass | preset | exactness | what it does |", "|---|---|---|---|---|"]
-    lines += [f"| {row['code']} | `{row['pass']}` | {row['preset'] or '–'} | {row['exactness'] or '–'} | "
+    lines += [f"| {row['code']} | `{row['pass']}` | {row['preset'] or '–'} | {row['exactness'] or NO_FIX} | "
               f"{row['summary']} |" for row in Catalogue().rows()]
     return "\n".join(lines)

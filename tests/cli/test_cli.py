@@ -15,6 +15,7 @@ import mil_ane_passes
 from mil_ane_passes._version import __version__
 from mil_ane_passes import load, rewrite
 from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.contract import Rewrite
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.report.catalogue import Catalogue
@@ -206,9 +207,9 @@ def test_passes_lists_every_rule(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(all_rules())
     for rule in all_rules().values():
-        assert any(
-            line.startswith(f"{rule.code}  ane::{rule.name} ") and line.endswith(rule.summary()) for line in lines
-        )
+        spelt = f"ane::{rule.name}" if issubclass(rule, Rewrite) else rule.name
+        (line,) = [line for line in lines if line.startswith(f"{rule.code}  {spelt} ")]
+        assert line.endswith(f"  {rule.summary()}") and ("  no fix  " in line) is not issubclass(rule, Rewrite)
     assert main(["passes", "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert data == json.loads(json.dumps(Catalogue().to_dict()))
@@ -224,6 +225,17 @@ def test_explain_shows_the_page(key, capsys):
     assert main(["explain", key, "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert (data["schema"], data["command"], data["code"], data["options"]) == (1, "explain", "ANE301", {"axis": -1})
+
+
+@pytest.mark.parametrize("key", ["ANE501", "int-inputs", "int_inputs"])
+def test_explain_shows_a_rule_without_fix(key, capsys):
+    assert main(["explain", key]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("ANE501 int-inputs\nno fix: int_inputs reports, and says what to do\n")
+    assert "\ncure    " in text and "ane::int_inputs" not in text and text.count("contradicts it") == 2
+    assert main(["explain", key, "--format", "json"]) == 0
+    data = strict(capsys.readouterr().out)
+    assert (data["fix"], data["preset"], data["exactness"], data["stage"]) == (False, None, None, None)
 
 
 def test_every_page_can_be_shown(capsys):
