@@ -25,8 +25,8 @@ class StableLogSoftmax(Rewrite):
             when that is ahead by more than about 10 (or 17: sources differ on the smallest number kept).
     when    log of softmax in fp16, of any axis and rank; the epsilon of log no larger than 1e-38, so that it stands for
             nothing. A softmax that others read stays for them. Left alone: fp32, and an epsilon that is meant.
-    exact   rounding: the same function. The epsilon goes: log(softmax(x) + 1e-45) never falls below -103.3 (in exact
-            arithmetic; at fp16 it is minus infinity), PyTorch's log_softmax does, and so does this. Infinite results
+    exact   rounding: the same function. The epsilon goes: log(softmax(x) + 1e-45) never falls below -103.3 (an epsilon
+            in fp16 is 0, and the floor minus infinity), PyTorch's log_softmax does, and so does this. Infinite results
             become finite. The sum of exponentials contains exp(0), so nothing underflows; it overflows fp16 only for
             more than 65504 nearly equal values, as it would within softmax. That the log-sum-exp of numbers up to 0 is
             right on an ANE is predicted from `ane::stable_log_sum_exp`'s sources.

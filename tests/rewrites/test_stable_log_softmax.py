@@ -1,0 +1,122 @@
+"""ANE307: log-softmax as torch spells it, right against PyTorch where one class is far ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from coremltools.converters.mil.mil import Builder as mb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
+
+QUIRKS = ["softplus_cliff", "exp_overflow", "log_softmax_underflow", "log_sum_exp_cliff"]
+SPELLINGS = {
+    "log_softmax": lambda x: F.log_softmax(x, 1),
+    "layer": torch.nn.LogSoftmax(dim=-1),
+    "log of softmax": lambda x: torch.log(torch.softmax(x, 1)),
+    "loss": lambda x: -F.log_softmax(x, 1)[:, 3],
+}
+
+
+def rule():
+    return by_name("stable_log_softmax").configured()
+
+
+def built_for(shape):
+    """As converted: the epsilon of a log stays fp32."""
+    return program(lambda x: mb.log(x=mb.softmax(x=x), epsilon=np.float32(1e-45), name="y"), x=shape)
+
+
+def log_softmax(x, axis=-1):
+    shifted = x - x.max(axis=axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_is_pytorchs_log_softmax_in_every_spelling(name, way, tmp_path):
+    function = SPELLINGS[name]
+    assert find(rule(), converted(function, way, tmp_path / "before")).fired
+    after = converted(function, way, tmp_path / "after", passes="stable_log_softmax")
+    assert not {"softmax", "log"} & set(kinds(after))
+    x = grid()
+    expected = truth(lambda x: F.log_softmax(x, 1)[:, 3] * -1, x) if name == "loss" else truth(function, x) \
+        if name != "log of softmax" else log_softmax(x.astype(np.float64), 1)
+    np.testing.assert_allclose(outputs(after, x, "float64"), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("target", ["iOS15", "iOS18"])
+def test_older_and_newer_targets(target, tmp_path):
+    after = converted(SPELLINGS["log_softmax"], "traced", tmp_path, passes="stable_log_softmax", target=target)
+    assert not {"softmax", "log"} & set(kinds(after))
+
+
+def test_in_fp32_there_is_nothing_to_cure(tmp_path):
+    found = find(rule(), converted(SPELLINGS["log_softmax"], "traced", tmp_path, precision="FLOAT32"))
+    assert not found.fired
+    assert [miss.note for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
+
+
+def test_the_published_fault_no_longer_reaches_it(tmp_path):
+    """The numbers of the report: one logit of 50 among zeros."""
+    x = np.zeros((1, 8), np.float32)
+    x[0, 3] = 50
+    before = converted(F.log_softmax, "traced", tmp_path / "before", shape=(1, 8))
+    assert np.isneginf(outputs(before, x, "float16", QUIRKS)).sum() == 7
+    after = converted(F.log_softmax, "traced", tmp_path / "after", shape=(1, 8), passes="stable_log_softmax")
+    assert np.array_equal(outputs(after, x, "float16", QUIRKS), x - 50)
+
+
+def test_far_behind_it_goes_below_the_floor_of_the_logarithm():
+    """log adds 1e-45 to a probability of 0; PyTorch, and what is meant, is the difference of the logits."""
+    x = np.array([[0, -200, -1e4]], np.float16)
+    built = built_for((1, 3))
+    assert Runtime(built, precision="float64")({"x": x})["y"].min() > -104
+    run(rule(), built)
+    for precision in ("float64", "float16"):
+        assert Runtime(built, precision=precision)({"x": x})["y"].tolist() == [[0, -200, -1e4]]
+
+
+def test_a_row_without_a_finite_logit_stays_no_number():
+    x = np.full((2, 3), -np.inf, np.float16)
+    x[1, 0] = 1
+    built = built_for((2, 3))
+    run(rule(), built)
+    found = Runtime(built, precision="float16")({"x": x})["y"]
+    assert np.isnan(found[0]).all() and found[1].tolist() == [0, -np.inf, -np.inf]
+
+
+def test_a_softmax_that_others_read_stays_for_them(tmp_path):
+    def function(x):
+        soft = torch.softmax(x, 1)
+        return torch.log(soft) + soft
+
+    after = converted(function, "traced", tmp_path, passes="stable_log_softmax")
+    assert (kinds(after)["softmax"], kinds(after)["log"]) == (1, 0)
+
+
+def test_a_bound_below_the_probabilities_is_kept(tmp_path):
+    before = converted(lambda x: torch.log(torch.softmax(x, 1) + 1e-4), "traced", tmp_path)
+    assert not find(rule(), before).fired
+
+
+def test_holds_for_every_row_of_numbers():
+    built = built_for((1, 8))
+    run(rule(), built)
+    cured = Runtime(built, precision="float64")
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.floats(-3e4, 3e4, width=16), min_size=8, max_size=8))
+    def holds(numbers):
+        x = np.array([numbers], np.float16)
+        np.testing.assert_allclose(cured({"x": x})["y"], log_softmax(x.astype(np.float64)), rtol=1e-12, atol=1e-12)
+
+    holds()
