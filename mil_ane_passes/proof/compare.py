@@ -12,9 +12,11 @@ import numpy as np
 
 from ..core.contract import Exactness
 
-__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "Strictness", "as_arrays", "completed", "differences", "worst"]
+__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "Strictness", "as_arrays", "differences", "limited", "worst"]
 
 Array = np.ndarray[Any, Any]
+Runs = Mapping[str, Mapping[str, Array]]
+"Outputs by precision and name."
 
 ALGEBRA = 1e-9
 """At float64, how far rounding may move a value that the algebra leaves alone, as a share of the output's largest."""
@@ -94,11 +96,30 @@ def differences(
             for name, value in before.items()]
 
 
-def completed(plain: Mapping[str, Array], limit: Mapping[str, Array], truth: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs `plain`, and where the float64 results `truth` are NaN or infinite those of `limit`."""
-    return {name: np.where(np.isfinite(truth[name]), value, limit[name])
-            if value.dtype.kind == "f" and truth[name].shape == value.shape == limit[name].shape else value
-            for name, value in plain.items()}
+def limited(before: Runs, limit: Runs, after: Runs) -> dict[str, dict[str, Array]]:
+    """What the program before is taken to say, by precision: its outputs, and those of `limit`, the same program with
+    huge constants read as merely large, for elements that it leaves undefined and `after` defines.
+
+    Undefined is what is NaN or infinite at any precision. Where the float64 run is not, as nothing overflows in it, the
+    nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is stored as fp16.
+    """
+    taken = {name: _from_limit(name, before, limit, after) for name in before["float64"]}
+    return {precision: {name: np.where(taken[name], limit[precision][name], value) if np.any(taken[name]) else value
+                        for name, value in outputs.items()} for precision, outputs in before.items()}
+
+
+def _from_limit(name: str, before: Runs, limit: Runs, after: Runs) -> Array:
+    """Which elements of an output are to be read off the limit."""
+    runs = [outputs[name] for outputs in before.values()]
+    new = after.get("float64", {}).get(name)
+    known = [*runs, *(outputs[name] for outputs in limit.values()), *([] if new is None else [new])]
+    if new is None or new.dtype.kind != "f" or len({each.shape for each in known}) > 1:
+        return np.zeros((), dtype=bool)
+    truth, other = (side["float64"][name].astype(np.float64) for side in (before, limit))
+    undefined = np.logical_or.reduce([~np.isfinite(each) for each in runs]) & np.isfinite(new)
+    with np.errstate(invalid="ignore"):
+        nearer = np.abs(other - new) < np.abs(truth - new)
+    return np.asarray(undefined & (~np.isfinite(truth) | nearer))
 
 
 def as_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:

@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil import Program, Var, types
 from ..core.contract import Exactness
 from ..core.errors import InputError
 from .bisect import first_difference
-from .compare import EVERY, OutputDifference, Strictness, completed, differences
+from .border import borders, crossed, fed
+from .compare import EVERY, OutputDifference, Strictness, differences, limited
 from .coverage import blocks_not_entered
 from .difference import FirstDifference
 from .execute import Execution, Plan, check_runnable, execute, plans
@@ -22,8 +23,8 @@ __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
-DEFINED = ("what was NaN or infinite is held against the same program with the infinities among its constants read as "
-           "large finite numbers")
+DEFINED = ("what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
+           "hold read as large finite numbers")
 
 
 @dataclass
@@ -132,21 +133,26 @@ def compare_programs(
     exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
+    widths: bool = False,
 ) -> VerifyReport:
     """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
 
     `quirks` names published faults to imitate in `after`; `before` runs faithfully. `mapping` (name before -> name
     after) helps to find the first difference where a rewrite put one value in the place of another; `further` are
     runs to make besides. "not proved" when
-    nothing could be run, or when the runs never entered a nested block in which the two differ.
+    nothing could be run, or when the runs never entered a nested block in which the two differ. With `widths` the
+    inputs and outputs of `after` may hold floats of another width: both get what the narrower holds, and the outputs
+    of `before` are rounded to what `after` gives.
     """
-    _same_interface(before, after)
+    _same_interface(before, after, widths)
+    across = borders(before, after)
     check_runnable(after, quirks)
-    made = [*further, *plans(before, seeds, describe, feeds)]
+    made = [fed(plan, across) for plan in (*further, *plans(before, seeds, describe, feeds))]
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
+    crossed(old, across)
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
-    defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, precisions)
     new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
+    defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, new, precisions)
     report = judged(old, new, exactness)
     report.quirks = tuple(quirks)
     if defined:
@@ -167,27 +173,28 @@ def compare_programs(
     return report
 
 
-def _define(program: Program, found: Execution, precisions: Sequence[str]) -> bool:
-    """Fill in what `found` has as NaN or infinite from runs that read infinite constants as large finite numbers.
+def _define(program: Program, found: Execution, after: Execution, precisions: Sequence[str]) -> bool:
+    """Fill in what `found` leaves undefined and `after` does not, from runs with huge constants read as merely large.
 
-    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0. Whether there was any.
+    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
+    makes infinite is read alike. Whether anything was undefined.
     """
-    undefined = [run for run in found.runs if not run.error and any(
-        value.dtype.kind == "f" and not np.all(np.isfinite(value)) for value in run.results["float64"].values())]
+    undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and any(
+        value.dtype.kind == "f" and not np.all(np.isfinite(value))
+        for outputs in run.results.values() for value in outputs.values())]
     if not undefined:
         return False
-    limits = execute(program, [run.plan for run in undefined], precisions, lambda text: None, finite_constants=True)
-    for run, limit in zip(undefined, limits.runs):
+    limits = execute(program, [run.plan for run, _ in undefined], precisions, lambda text: None, finite_constants=True)
+    for (run, new), limit in zip(undefined, limits.runs):
         if not limit.error:
-            truth = run.results["float64"]
-            run.results = {precision: completed(plain, limit.results[precision], truth)
-                           for precision, plain in run.results.items()}
+            run.results = limited(run.results, limit.results, new.results)
     return True
 
 
-def _same_interface(before: Program, after: Program) -> None:
+def _same_interface(before: Program, after: Program, widths: bool = False) -> None:
+    """Raises InputError when names, their order or dtypes differ; with `widths` any float is as good as another."""
     found = [
-        ", ".join(f"{name}({_ends(function.inputs.values())}) -> ({_ends(function.outputs)})"
+        ", ".join(f"{name}({_ends(function.inputs.values(), widths)}) -> ({_ends(function.outputs, widths)})"
                   for name, function in program.functions.items())
         for program in (before, after)
     ]
@@ -196,8 +203,13 @@ def _same_interface(before: Program, after: Program) -> None:
                          f"{found[1]}; expected the same names and dtypes in the same order")
 
 
-def _ends(ends: Collection[Var]) -> str:
+def _ends(ends: Collection[Var], widths: bool) -> str:
     """Inputs or outputs by name and dtype; sizes are found out by running."""
-    plain = [types.is_list(var.sym_type) or types.is_dict(var.sym_type) for var in ends]
-    return ", ".join(f"'{var.name}'" if bare else f"'{var.name}': {types.builtin_to_string(var.dtype)}"
-                     for var, bare in zip(ends, plain))
+    return ", ".join(f"'{var.name}'{_dtype(var, widths)}" for var in ends)
+
+
+def _dtype(var: Var, widths: bool) -> str:
+    if types.is_list(var.sym_type) or types.is_dict(var.sym_type):
+        return ""
+    loose = widths and types.is_tensor(var.sym_type) and types.is_float(var.dtype)
+    return ": a float" if loose else f": {types.builtin_to_string(var.dtype)}"

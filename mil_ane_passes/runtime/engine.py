@@ -46,9 +46,10 @@ class Runtime:
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
     `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
-    defaults. `finite_constants` reads the infinities among the constants as numbers far beyond any other: 1e6, and 3e4 at
-    float16. `partial_sums` is called with (op, bound) of each op that sums products, before its observer: no partial
-    sum of any element is larger than the bound. A program that was edited between two calls runs as it then is.
+    defaults. `finite_constants` reads constants of 65504 and more, infinite or not, as numbers far beyond any other:
+    1e6, and 3e4 at float16. `partial_sums` is called with (op, bound) of each op that sums products, before its
+    observer: no partial sum of any element is larger than the bound. A program that was edited between two calls runs
+    as it then is.
     """
 
     def __init__(

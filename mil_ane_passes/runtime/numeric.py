@@ -18,6 +18,9 @@ __all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
 #: torch allocates on this boundary; vector libraries may round differently on another, so everything is brought to it.
 _ALIGNMENT = 64
 
+#: the largest number of fp16
+_LARGEST = 65504.0
+
 #: what torch reads as numpy lays it out, in the machine's byte order
 _NUMPY = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
 
@@ -55,7 +58,7 @@ class Precision:
 
     def __init__(self, name: str, finite_constants: bool = False) -> None:
         self.name = name
-        #: what stands for an infinity among the constants, or None
+        #: what stands for a huge number among the constants, or None
         self.infinity = None if not finite_constants else 3e4 if name == "float16" else 1e6
         self.compute = torch.float64 if name == "float64" else torch.float32
         self._storage: dict[Any, torch.dtype] = {}
@@ -71,10 +74,10 @@ class Precision:
         return out
 
     def constant(self, value: Any) -> torch.Tensor:
-        """As `tensor`, with the infinities read as this precision reads those of constants."""
+        """As `tensor`, with what fp16 cannot hold, or only just, read as this precision reads it in constants."""
         made = self.tensor(value)
         if self.infinity is not None and made.is_floating_point():
-            made.masked_fill_(made == torch.inf, self.infinity).masked_fill_(made == -torch.inf, -self.infinity)
+            made.masked_fill_(made >= _LARGEST, self.infinity).masked_fill_(made <= -_LARGEST, -self.infinity)
         return made
 
     def shared(self, value: Any) -> torch.Tensor | None:

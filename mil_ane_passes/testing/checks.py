@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from ..core.printer import body_text, program_text
 from ..core.query import all_blocks, all_ops
 from ..core.ranges import Measure
 from ..package import load, save
-from ..proof.compare import Strictness, completed, differences
+from ..proof.border import Border, borders
+from ..proof.compare import Strictness, differences, limited
 from ..proof.execute import Plan
 from ..proof.feeds import make_state
 from ..proof.measure import measurer
@@ -31,7 +32,9 @@ from . import variants
 
 __all__ = ["CHECKS", "Check"]
 
+Array = np.ndarray[Any, Any]
 Check = Callable[[type[Rule], Path], None]
+_PRECISIONS = ("float64", "float16")
 _EXTENT = 8
 ORDINARY = "normal draws"
 
@@ -55,9 +58,10 @@ def _ran(rule: Rewrite, example: Example, program: Program) -> PassTrace:
 
 def _measure(example: Example) -> Measure | None:
     def make(program: Program) -> list[Plan]:
-        function = program.functions["main"]
-        return [Plan("main", label, feeds, make_state(function, 0))
-                for label, feeds in _draws(program, example) if label == ORDINARY]
+        state = make_state(program.functions["main"], 0)
+        drawn = next(feeds for label, feeds in _draws(program, example) if label == ORDINARY)
+        mirrored = {name: -value if value.dtype.kind == "f" else value for name, value in drawn.items()}
+        return [Plan("main", ORDINARY, drawn, state), Plan("main", "their opposites", mirrored, state)]
 
     return measurer(make) if example.measured else None
 
@@ -226,30 +230,24 @@ def _rewritten(rule: Rewrite, program: Program, example: Example, how: str = "",
 
 
 def _equal(before: Program, after: Program, example: Example, promised: Strictness, how: str = "") -> None:
-    old = _Reference(before, promised.mends)
-    for label, feeds in _draws(before, example):
-        truth = old(feeds, "float64")
-        for precision in ("float64", "float16"):
-            new = Runtime(after, precision=precision)(feeds)
-            given = None if precision == "float64" else truth
-            found = differences(old(feeds, precision), new, promised, given)
+    across = borders(before, after).get("main", Border())
+    for label, drawn in _draws(before, example):
+        feeds = across.round(drawn)
+        old, new = _runs(before, feeds), _runs(after, feeds)
+        if promised.mends:
+            old = limited(old, _runs(before, feeds, finite_constants=True), new)
+        for precision in _PRECISIONS:
+            given = None if precision == "float64" else old["float64"]
+            found = differences(across.give(old[precision]), new[precision], promised, given)
             wrong = [str(difference) for difference in found if not difference.passed]
             assert not wrong, (f"'{example.name}' {how}, {label} at {precision}: {'; '.join(wrong)}\n"
                                f"{program_text(after)}")
 
 
-class _Reference:
-    """The program before; for a rewrite that mends, also with the infinities of its constants read as finite."""
-
-    def __init__(self, program: Program, mends: bool) -> None:
-        self._program, self._mends = program, mends
-
-    def __call__(self, feeds: dict[str, np.ndarray[Any, Any]], precision: str) -> dict[str, np.ndarray[Any, Any]]:
-        plain = Runtime(self._program, precision=precision)(feeds)
-        if not self._mends:
-            return plain
-        truth = plain if precision == "float64" else Runtime(self._program, precision="float64")(feeds)
-        return completed(plain, Runtime(self._program, precision=precision, finite_constants=True)(feeds), truth)
+def _runs(program: Program, feeds: Mapping[str, Array], finite_constants: bool = False
+          ) -> dict[str, dict[str, Array]]:
+    return {precision: Runtime(program, precision=precision, finite_constants=finite_constants)(feeds)
+            for precision in _PRECISIONS}
 
 
 def _draws(program: Program, example: Example) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:

@@ -1,0 +1,135 @@
+"""Make the infinities of masks finite before a softmax sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.errors import InputError
+from ..core.query import is_opaque
+from . import _mask_examples as shown
+from ._lift import same_op
+from ._masks import CARRIERS, Fate, Flow, constants, finite, read_bytes
+
+_ROOM, _BELOW = 60000.0, 1000.0
+"How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
+_SMALL = 1 << 16
+"Bytes up to which a const that no softmax reads is searched for infinities, to say why it is left alone."
+
+
+class FiniteMask(BlockRewrite):
+    """Replace -inf, and what fp16 cannot hold, in additive masks by a number that silences as well and stays finite.
+
+    why     The ANE takes infinities for ordinary numbers in a softmax. In fp16 a mask of -1e9 or finfo(float32).min is
+            -inf on any machine, 0 * -inf in (1 - mask) * -inf is NaN, and so is the softmax of a row of -inf.
+    when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
+            the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
+            become `value`; where a finite mask reaches the same softmax, `value` below that one.
+    exact   rounding, in effect: a masked weight is exactly 0 before and after, so only a row with nothing left
+            unmasked changes: NaN becomes the softmax of its scores, as with ever larger finite masks.
+            Apple's own models write -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
+
+    before
+        %0: bool[2, 1, 8] = greater(x=%m, y=0.0)
+        %1: fp16[2, 1, 8] = cast(x=%0, dtype=fp16)
+        %2: fp16[2, 1, 8] = sub(x=1.0, y=%1)
+        %3: fp16[2, 1, 8] = mul(x=%2, y=-inf)
+        %4: fp16[2, 3, 8] = add(x=%x, y=%3)
+        %y: fp16[2, 3, 8] = softmax(x=%4)
+    after
+        %0: bool[2, 1, 8] = greater(x=%m, y=0.0)
+        %1: fp16[2, 1, 8] = cast(x=%0, dtype=fp16)
+        %2: fp16[2, 1, 8] = sub(x=1.0, y=%1)
+        %3: fp16[2, 1, 8] = mul(x=%2, y=-10000.0)
+        %4: fp16[2, 3, 8] = add(x=%x, y=%3)
+        %y: fp16[2, 3, 8] = softmax(x=%4)
+    """
+
+    code, slug = "ANE310", "infinite-mask"
+    stage = "numerics"
+    after = ("fp16_compute",)
+    exactness = Exactness.ROUNDING
+    bound = ("none where the scores of a row lie within 8000 of each other (at value=-1e4), as a masked weight is then "
+             "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
+    preset = "safe"
+    mends = True
+    evidence = (
+        Vendor("the ANE does not handle minus infinity in softmax correctly; masks use -40000",
+               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+        Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
+               source="https://github.com/apple/ml-ane-transformers", date="2022"),
+        Measured("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
+                 source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
+                 chip="M4, M6"),
+        Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, something else on the ANE",
+                  source="https://github.com/cactus-compute/cactus/pull/734"),
+    )
+
+    value: float = -1e4
+    "What a masked score is set or lowered to: -60000 to -1000."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not -_ROOM <= self.value <= -_BELOW:
+            raise InputError(f"finite_mask: option 'value' is {self.value:g}; expected -60000 to -1000")
+        flow = Flow(block)
+        for op in block.operations:
+            if op.op_type in CARRIERS and not is_opaque(op) and len(op.outputs) == 1:
+                answer = self._decide(op, flow)
+                if answer is not None:
+                    yield answer
+
+    def _decide(self, op: Operation, flow: Flow) -> Hit | Miss | None:
+        fate = flow.fate(op.outputs[0])
+        looked_at = [(name, var) for name, var in constants(op) if not fate.reason or read_bytes(var) <= _SMALL]
+        found = [(name, var) for name, var in looked_at if flow.beyond(var)]
+        if not found:
+            return None
+        if fate.reason:
+            return Miss(op, f"an infinite constant, but {fate.reason}")
+        if not fate.half:
+            return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
+        level = self._level(fate)
+        if level * fate.factor - fate.finite < _BELOW:
+            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way: {-level * fate.factor:g} would no "
+                            "longer silence every score")
+        total = max(fate.copies, 1.0) * level + fate.finite
+        if total > _ROOM:
+            return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
+                            f"for beside a score; value={self.value:g} is too large for that many")
+        return Hit(op, found=found, level=level, note=f"what is infinite in fp16 becomes {-level:g}")
+
+    def _level(self, fate: Fate) -> float:
+        """The mask's magnitude: that of `value`, and below the finite masks that meet it, which it has to outrank."""
+        level = abs(self.value)
+        return level if level * fate.factor - fate.finite >= _BELOW else level + fate.finite / fate.factor
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        changed: dict[Var, Var] = {}
+        for _, var in hit.found:
+            def make(var: Var = var) -> Var:
+                made: Var = mb.const(val=finite(var.val, hit.level), name=f"{var.name}_finite")
+                return made
+
+            changed[var] = mb.once((var, hit.level), make)
+        inputs = {}
+        for name in {name for name, _ in hit.found}:
+            bound = hit.op.inputs[name]
+            inputs[name] = [changed.get(each, each) for each in bound] if isinstance(bound, (list, tuple)) \
+                else changed[bound]
+        return {hit.op.outputs[0]: same_op(mb, hit.op, **inputs)}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("product", shown.product, within=shown.SCORES)
+        for name, build in shown.FIRES.items():
+            yield Example(name, build, within=shown.SCORES)
+        yield Example("attention op", shown.attention_op, within=40.0)
+        yield Example("another value", shown.product, options={"value": -4e4}, within=shown.SCORES)
+        yield Example("below a finite mask", shown.below_a_finite_mask, within=shown.SCORES)
+        for name, (build, reason) in shown.MISSES.items():
+            yield Example(name, build, reason=reason)
+        yield Example("two of -40000", shown.causal_and_padding, options={"value": -4e4},
+                      reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
+                             "beside a score; value=-40000 is too large for that many")
