@@ -11,6 +11,7 @@ from ..core.errors import InputError
 from ..core.order import check_order
 from . import wire
 from .export import Exporter, is_embedded, message
+from .interface import described, same_but_for_width, widths
 from .names import unique_names, walk
 from .origin import (
     ATTRIBUTES,
@@ -31,6 +32,7 @@ from .plan import WeightPlan
 from .read import BLOCK_INPUTS, BLOCK_OUTPUTS, FUNCTIONS, ML_PROGRAM, OPERATIONS, SPECIALIZATIONS, FunctionOrigin
 
 _NAME = 1
+_FUNCTION_INPUTS = 1
 
 
 def emit_model(
@@ -38,8 +40,9 @@ def emit_model(
 ) -> bytes:
     """The model file for `program`, whose source is `raw`.
 
-    Raises InputError when functions were added or removed, or function inputs changed: the model's description,
-    which is kept, would not fit. RuleError when an op uses what is made behind it.
+    The model's description is kept, but for the dtypes of inputs and outputs that hold floats of another width now.
+    Raises InputError when functions were added or removed, or function inputs changed in any other way: the description
+    would not fit. RuleError when an op uses what is made behind it.
     """
     if list(program.functions) != list(origins):
         raise InputError(
@@ -47,8 +50,12 @@ def emit_model(
             "functions cannot be added or removed when a package is saved"
         )
     blocks = {name: _function(program.functions[name], origin, version, plan) for name, origin in origins.items()}
+    changed = {name: widths(program.functions[name], origin.inputs, origin.outputs) for name, origin in origins.items()}
 
     def in_function(name: str, data: bytes) -> bytes:
+        if changed[name]:
+            data = _with_inputs(program.functions[name], data, Exporter(version, plan, lambda block: b""))
+
         def change(f: wire.Field, payload: bytes) -> bytes | None:
             if f.number != SPECIALIZATIONS or wire.entry_key(payload) != origins[name].opset:
                 return None
@@ -61,7 +68,15 @@ def emit_model(
             return None
         return _in_entry(payload, in_function(wire.entry_key(payload), wire.entry_value(payload)))
 
-    return wire.edit(raw, lambda f, payload: wire.edit(payload, in_program) if f.number == ML_PROGRAM else None)
+    made = wire.edit(raw, lambda f, payload: wire.edit(payload, in_program) if f.number == ML_PROGRAM else None)
+    return described(made, changed)
+
+
+def _with_inputs(function: Function, data: bytes, export: Exporter) -> bytes:
+    """The bytes `data` of a function with its inputs' types as they are now."""
+    now = {name.encode(): export.output(var) for name, var in function.inputs.items()}
+    old = wire.payloads(data, _FUNCTION_INPUTS)
+    return wire.replace(data, _FUNCTION_INPUTS, [now[wire.payloads(each, _NAME)[-1]] for each in old])
 
 
 def _in_entry(entry: bytes, value: bytes) -> bytes | None:
@@ -72,7 +87,7 @@ def _in_entry(entry: bytes, value: bytes) -> bytes | None:
 def _function(function: Function, origin: FunctionOrigin, version: int, plan: WeightPlan) -> bytes:
     emitter = _Emitter(function, version, plan)
     now = tuple((name, var.sym_type) for name, var in function.inputs.items())
-    if not emitter.same_inputs(now, origin.inputs):
+    if not emitter.same_inputs(now, origin.inputs, widths=True):
         raise InputError(
             f"the function has the inputs {[name for name, _ in now]}; "
             f"expected {[name for name, _ in origin.inputs]} with "
@@ -92,10 +107,13 @@ class _Emitter:
     def _is_written(self, op: Operation) -> bool:
         return op.op_type != "const" or origin_of(op) is not None or op.outputs[0] in self._used
 
-    def same_inputs(self, now: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...]) -> bool:
-        """Whether two lists of names and types are the same."""
+    def same_inputs(
+        self, now: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...], widths: bool = False
+    ) -> bool:
+        """Whether two lists of names and types are the same; with `widths` the floats may be wider or narrower."""
         return len(now) == len(then) and all(
-            a == b and self._export.same_type(s, t) for (a, s), (b, t) in zip(now, then, strict=True)
+            a == b and (self._export.same_type(s, t) or (widths and same_but_for_width(s, t)))
+            for (a, s), (b, t) in zip(now, then, strict=True)
         )
 
     def block(self, block: Block, data: bytes, then: tuple[tuple[str, Any], ...] = (), new: bool = False) -> bytes:

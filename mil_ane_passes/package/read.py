@@ -33,6 +33,7 @@ class FunctionOrigin:
     function: Function
     data: bytes
     inputs: tuple[tuple[str, Any], ...]
+    outputs: tuple[tuple[str, Any], ...]
 
 
 class ProgramReader:
@@ -50,6 +51,7 @@ class ProgramReader:
         for name, data in self._function_bytes(raw).items():
             origin = self._function(name, spec.mlProgram.functions[name], data, spec.specificationVersion)
             program.functions[name] = origin.function
+            origin.function.images = _images(spec.description, name)
             origins[name] = origin
         names = list(program.functions)
         default = spec.description.defaultFunctionName or program.default_function_name
@@ -81,7 +83,8 @@ class ProgramReader:
             where = f"{self._where}: function {name!r}"
             self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
-        return FunctionOrigin(spec.opset, function, blocks[spec.opset], signature)
+        results = tuple((var.name, var.sym_type) for var in function.outputs)
+        return FunctionOrigin(spec.opset, function, blocks[spec.opset], signature, results)
 
     @staticmethod
     def _placeholder(name: str, sym_type: Any) -> Placeholder:
@@ -125,6 +128,12 @@ class ProgramReader:
             element, length, dynamic = sym_type.T
             return ListVar(name, elem_type=element, init_length=length, dynamic_length=dynamic)
         return Var(name, sym_type)
+
+
+def _images(description: Any, function: str) -> frozenset[str]:
+    """The inputs and outputs that are images: their types are the description's to say."""
+    ends = next((found for found in description.functions if found.name == function), description)
+    return frozenset(feature.name for feature in (*ends.input, *ends.output) if feature.type.HasField("imageType"))
 
 
 def _target(opset: str, version: int) -> AvailableTarget:

@@ -1,0 +1,72 @@
+"""Two programs whose inputs and outputs hold floats of different widths: what is fed and compared between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, Var, types
+
+from .execute import Execution, Plan
+
+__all__ = ["Border", "borders", "crossed", "fed"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Border:
+    """Of one function: the inputs and the outputs whose floats have another width in the second program, and there."""
+
+    inputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+    outputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+
+    def round(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """`feeds` as both programs can be given them: numbers that the narrower type holds."""
+        return {name: _rounded(np.asarray(value), self.inputs[name]) if name in self.inputs else value
+                for name, value in feeds.items()}
+
+    def give(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The first program's `outputs` as the second gives them; results at full precision are left alone."""
+        return {name: value.astype(self.outputs[name]) if name in self.outputs and value.dtype.itemsize < 8 else value
+                for name, value in outputs.items()}
+
+
+def borders(before: Program, after: Program) -> dict[str, Border]:
+    """Where the two differ, by function; functions that do not are left out."""
+    found = {}
+    for name, old in before.functions.items():
+        new = after.functions[name]
+        border = Border(_widths(list(old.inputs.values()), list(new.inputs.values())), _widths(old.outputs, new.outputs))
+        if border.inputs or border.outputs:
+            found[name] = border
+    return found
+
+
+def fed(plan: Plan, across: Mapping[str, Border]) -> Plan:
+    """`plan` with feeds that both programs can be given."""
+    border = across.get(plan.function)
+    return plan if border is None else replace(plan, feeds=border.round(plan.feeds))
+
+
+def crossed(found: Execution, across: Mapping[str, Border]) -> None:
+    """Let the runs of the first program give what the second would, if they are to be the same."""
+    for run in found.runs:
+        border = across.get(run.plan.function)
+        if border is not None:
+            run.results = {precision: border.give(results) if precision == "float16" else results
+                           for precision, results in run.results.items()}
+
+
+def _widths(old: list[Var], new: list[Var]) -> dict[str, np.dtype[Any]]:
+    pairs = [(one, other) for one, other in zip(old, new)
+             if types.is_tensor(one.sym_type) and types.is_tensor(other.sym_type)]
+    return {other.name: np.dtype(types.nptype_from_builtin(other.dtype)) for one, other in pairs
+            if one.dtype != other.dtype and types.is_float(one.dtype) and types.is_float(other.dtype)}
+
+
+def _rounded(value: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        return value.astype(dtype).astype(value.dtype) if value.dtype.itemsize > dtype.itemsize else value

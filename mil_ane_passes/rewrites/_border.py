@@ -1,0 +1,67 @@
+"""Inputs and outputs of a function in fp16, with casts where the inside reads or makes fp32."""
+
+from __future__ import annotations
+
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from ..core.build import Names, RewriteBuilder
+from ..core.edit import BlockEditor
+
+__all__ = ["narrow_input", "narrow_output"]
+
+
+def narrow_input(function: Function, var: Var) -> None:
+    """Declare the fp32 input `var` fp16: casts of it to fp16 go, what reads it in fp32 reads a cast back."""
+    function.placeholder_inputs[var.name].dtype = types.fp16
+    var._sym_type = types.tensor(types.fp16, var.shape)
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, Names(function))
+        wide: Var | None = None
+        for op in list(dict.fromkeys(var.child_ops)):
+            if _narrows(op):
+                if not op.outputs[0].consuming_blocks:
+                    editor.replace(op.outputs[0], var)
+                    editor.remove_if_unused([op])
+                continue
+            if op.op_type in ("cast", "shape"):
+                continue  # they read any float
+            if wide is None:
+                with mb.at(mb.early(var)):
+                    wide = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
+                    mb.adopt(op.scopes)
+            assert wide is not None
+            op.set_inputs(no_check_var_types=True, **_rebound(op, var, wide))
+
+
+def narrow_output(function: Function, var: Var) -> None:
+    """Return the fp32 output `var` in fp16, under its name: what it was cast from, or a cast of it."""
+    names = Names(function)
+    name, source = var.name, var.op.x if var.op.op_type == "cast" else None
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, names)
+        if source is None or source.dtype != types.fp16:
+            new = mb.cast(x=var, dtype="fp16", name=f"{name}_to_fp16")
+        elif source.op is None or source.consuming_blocks:  # it has a name already that it cannot give up
+            new = mb.identity(x=source)
+        else:
+            new = source
+        mb.adopt(var.op.scopes)
+        function.set_outputs([new if each is var else each for each in function.outputs])
+        var.name, new.name = names.fresh(f"{name}_in_fp32"), name
+        editor.remove_if_unused([var.op])
+
+
+def _narrows(op: Operation) -> bool:
+    return bool(op.op_type == "cast" and op.outputs[0].dtype == types.fp16)
+
+
+def _rebound(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
+    """The inputs of `op` that read `old`, reading `new`."""
+    found: dict[str, Var | tuple[Var, ...]] = {}
+    for name, bound in op.inputs.items():
+        if isinstance(bound, (list, tuple)):
+            if any(var is old for var in bound):
+                found[name] = tuple(new if var is old else var for var in bound)
+        elif bound is old:
+            found[name] = new
+    return found

@@ -1,0 +1,142 @@
+"""Take and give fp16 where a model takes and gives fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
+
+from ..core.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
+from ..core.errors import InputError, nearest
+from ..core.examples import program
+from ._border import narrow_input, narrow_output
+
+
+class Fp16Io(ProgramRewrite):
+    """Make inputs and outputs fp16 and drop the casts at the border: what was converted there comes in converted.
+
+    why     Each fp32 input and output costs a cast at the border, which is a pass over the data off the ANE.
+    when    fp32 tensors of a function for iOS16 and later; images, states, what a classifier gives and an input that is
+            returned as it is stay. Where a program computes in fp32 at the border, a cast moves to the other side of
+            it: the note says so. This changes the model's interface: callers have to hand over and take fp16.
+    exact   bitwise for inputs that fp16 holds; outputs are those of before, rounded to fp16.
+
+    before
+        %0: fp16[1, 8] = cast(x=%x, dtype=fp16)
+        %1: fp16[1, 8] = relu(x=%0)
+        %y: fp32[1, 8] = cast(x=%1, dtype=fp32)
+    after
+        %y: fp16[1, 8] = relu(x=%x)
+    """
+
+    code, slug = "ANE503", "fp32-io"
+    stage = "cleanup"
+    exactness = Exactness.BITWISE
+    preset = "named"
+    interface = True
+    evidence = (
+        Vendor("from iOS16 and macOS13 on inputs and outputs may be fp16: no casts at the border",
+               source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
+        Community("fp32 inputs and outputs cost casts at the border", chip="M1",
+                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        Community("contradicts, and is outdated since iOS16: Core ML takes FLOAT32 only",
+                  source="eiln coreml102"),
+    )
+
+    inputs: bool = True
+    "Change inputs."
+    outputs: bool = True
+    "Change outputs."
+    names: str = ""
+    "Only these inputs and outputs, with + between them."
+
+    def match_program(self, program: Program) -> Iterator[Hit | Miss]:
+        only = self._only(program)
+        for name, function in program.functions.items():
+            ends = [*(function.inputs.values() if self.inputs else ()), *(function.outputs if self.outputs else ())]
+            for var in dict.fromkeys(each for each in ends if types.is_tensor(each.sym_type)):
+                op = var.op or next(iter(var.child_ops), None)
+                if op is None or var.dtype != types.fp32 or (only and var.name not in only):
+                    continue
+                reason = _reason(function, var)
+                yield Miss(op, reason) if reason else Hit(op, note=_note(var), function=name, end=var.name)
+
+    def rewrite_program(self, hits: list[Hit], program: Program) -> None:
+        for hit in hits:
+            function = program.functions[hit.function]
+            if hit.end in function.inputs:
+                narrow_input(function, function.inputs[hit.end])
+            else:
+                narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
+
+    def _only(self, program: Program) -> set[str]:
+        """The names asked for; empty for all. Raises InputError for one that is no input and no output."""
+        only = {name.strip() for name in self.names.split("+") if name.strip()}
+        known = {var.name for function in program.functions.values()
+                 for var in (*function.inputs.values(), *function.outputs)}
+        for name in sorted(only - known):
+            raise InputError(f"fp16_io: names: '{name}' is no input and no output of the model (it has "
+                             f"{', '.join(sorted(known))}){nearest(name, known)}")
+        return only
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("casts at both ends", _border)
+        yield Example("fp32 inside", lambda: _plain(ct.target.iOS16))
+        yield Example("the input only", _border, options={"outputs": False})
+        yield Example("one by name", _two, options={"names": "x"})
+        yield Example("too old", lambda: _plain(ct.target.iOS15),
+                      reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
+        yield Example("returned as it is", _returned, options={"names": "x"},
+                      reason="input 'x' is returned as it is and has to keep its type")
+        yield Example("fp16 already", lambda: _plain(ct.target.iOS17, types.fp16), reason="")
+
+
+def _reason(function: Function, var: Var) -> str:
+    """Why an end stays in fp32, empty when it need not."""
+    if function.opset_version < ct.target.iOS16:
+        return f"inputs and outputs in fp16 need iOS16; the function is for {function.opset_version.name}"
+    if var.name in _images(function):
+        return f"'{var.name}' is an image, whose type the description gives"
+    if var.op is None and var in function.outputs:
+        return f"input '{var.name}' is returned as it is and has to keep its type"
+    return ""
+
+
+def _images(function: Function) -> set[str]:
+    """The inputs and outputs that are images: a package says so, or those who called `ct.convert`."""
+    given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
+    made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
+            if isinstance(kind, ct.ImageType)]
+    return {*getattr(function, "images", ()), *given, *made}
+
+
+def _note(var: Var) -> str:
+    def narrows(op: Operation) -> bool:
+        return op.op_type == "cast" and op.outputs[0].dtype == types.fp16
+
+    if var.op is None:
+        free = all(map(narrows, var.child_ops))
+        return f"input '{var.name}' in fp16; " + ("its cast is gone" if free else "cast to fp32 where it is read so")
+    free = var.op.op_type == "cast" and var.op.x.dtype == types.fp16
+    return f"output '{var.name}' in fp16; " + ("its cast is gone" if free else "it is computed in fp32 and cast")
+
+
+def _border() -> Program:
+    def body(x: Any) -> Any:
+        return Builder.cast(x=Builder.relu(x=Builder.cast(x=x, dtype="fp16")), dtype="fp32", name="y")
+
+    return program(body, dtype=types.fp32, x=(1, 8))
+
+
+def _plain(opset: Any, dtype: Any = types.fp32) -> Program:
+    return program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
+
+
+def _two() -> Program:
+    return program(lambda x: (Builder.relu(x=x, name="y"), Builder.abs(x=x, name="w")), dtype=types.fp32, x=(1, 8))
+
+
+def _returned() -> Program:
+    return program(lambda x: (x, Builder.relu(x=x, name="y")), dtype=types.fp32, x=(1, 8))
