@@ -1,4 +1,4 @@
-"""The norms that `scaled_rms_norm` shows as examples; `half` makes a number of the program's dtype."""
+"""The norms that `scaled_rms_norm` and `representable_epsilon` show; `half` makes a number of the program's dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from coremltools.converters.mil.mil import Builder, Program, Var, types
 
 from ..core.examples import program
 
-__all__ = ["computed", "divided", "dropped", "hosts", "l2_norm", "plain_l2", "reciprocal", "rms", "two_readers"]
+__all__ = [
+    "batch_normalised", "bounded", "computed", "divided", "dropped", "fraction", "hosts", "l2_norm", "logarithm",
+    "normalised", "observed", "plain_l2", "reciprocal", "reciprocal_root", "rms", "two_readers", "unprotected",
+]
 
 
 def llama(x: Var, half: Any) -> Var:
@@ -70,3 +73,47 @@ def two_readers() -> Program:
         return [Builder.mul(x=less, y=factor, name="y"), Builder.mul(x=factor, y=x, name="z")]
 
     return program(body, x=(2, 3, 8))
+
+
+def normalised(kind: str, dtype: Any = np.float16, opset: int = 17, **parameters: Any) -> Program:
+    """One op that normalises, its epsilon as given."""
+    if kind == "layer_norm":
+        parameters["axes"] = [-1]
+    target = ct.target.iOS15 if opset == 15 else ct.target.iOS17
+    return program(lambda x: getattr(Builder, kind)(x=x, name="y", **parameters), opset=target,
+                   dtype=types.numpy_type_to_builtin_type(dtype), x=(2, 3, 4, 16))
+
+
+def batch_normalised(variance: float) -> Program:
+    return normalised("batch_norm", mean=np.zeros(3, np.float32), variance=np.full(3, variance, np.float32),
+                      epsilon=np.float32(1e-12))
+
+
+def unprotected(x: Var, half: Any) -> Var:
+    """No epsilon but the one of rsqrt."""
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12), name="root"), name="y")
+
+
+def observed(x: Var, half: Any) -> list[Var]:
+    y = unprotected(x, half)
+    return [y, Builder.identity(x=y.op.y, name="z")]
+
+
+def bounded(x: Var, half: Any) -> Var:
+    """As torch's normalize."""
+    norm = Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.maximum(x=norm, y=half(2.0**-24)), name="y")
+
+
+def fraction(x: Var, half: Any) -> Var:
+    total = Builder.reduce_sum(x=x, axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.add(x=total, y=half(2.0**-24)), name="y")
+
+
+def logarithm(x: Var, half: Any) -> Var:
+    return Builder.log(x=Builder.square(x=x), epsilon=np.float32(1e-10), name="y")
+
+
+def reciprocal_root(x: Var, half: Any) -> Var:
+    return Builder.rsqrt(x=Builder.abs(x=x), epsilon=np.float32(1e-12), name="y")

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.clone import clone
-from ..core.query import is_const
+from ..core.query import is_const, is_default
 
 __all__ = ["COMPRESSIONS", "compressed", "nested", "observed", "repeated", "symbolic"]
 
@@ -35,7 +35,7 @@ def _again(op: Operation, env: Mapping[Var, Var], substitute: Substitute | None)
         if isinstance(bound, (list, tuple)):
             inputs[name] = [env[var] for var in bound]
         elif not (is_const(bound) and bound.dtype == types.fp32 and op.outputs[0].dtype == types.fp16
-                  and bound.rank == 0):
+                  and bound.rank == 0 and is_default(op, name)):
             inputs[name] = (substitute(op, name, bound) if substitute else None) or env[bound]
     return getattr(Builder, op.op_type)(**inputs)
 

@@ -1,0 +1,71 @@
+"""Where an op has an epsilon, and whether its results are the epsilon's."""
+
+from __future__ import annotations
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.query import consumers, is_const, value
+from ._norms import norm_of, number
+
+__all__ = ["depends", "epsilon_of"]
+
+_NORMS = ("layer_norm", "instance_norm", "l2_norm")
+_DIVIDING = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
+_DEFAULT = 1e-40
+"Epsilons below are coremltools' default of log, which says that there is none."
+_HALF_UNIT = 2.0**10
+"A variance that is so many times an epsilon does not move by more than half a unit of fp16 when that is added."
+
+
+def epsilon_of(op: Operation) -> tuple[str, float | None]:
+    """The input of `op` that is an epsilon, and its value; None where there is none."""
+    if op.op_type in ("add", "maximum"):
+        for parameter in ("y", "x"):
+            found = number(getattr(op, parameter))
+            if found is not None:
+                return parameter, found
+        return "", None
+    parameter = "alpha" if op.op_type == "clip" else "epsilon"
+    var = getattr(op, parameter)
+    if not is_const(var) or (op.op_type == "clip" and number(var) is None):
+        return "", None
+    return parameter, float(value(var))
+
+
+def depends(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
+    """(why an epsilon of `least` in place of `old` might give another result, whether to report that); ("", _): no."""
+    if op.op_type in _NORMS:
+        return "", True
+    if op.op_type == "batch_norm":
+        return _batch_norm(op, old, least)
+    source: Var = op.x if parameter != "x" else op.y
+    if op.op_type in ("add", "maximum", "clip"):
+        readers = consumers(op.outputs[0])
+        if not readers or any(reader.op_type not in _DIVIDING for reader in readers):
+            return "nothing is divided by it", False
+    elif source.op is not None and source.op.op_type in ("add", "maximum", "clip"):
+        return "something is added to the operand already", False
+    if op.op_type == "log" and old < _DEFAULT:
+        return "an epsilon that says there is none", False
+    norm = None if op.op_type == "log" else norm_of(source, 2) or norm_of(source, 1)
+    if norm is None:
+        return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
+    if any(kind in ("add", "maximum") and given >= least for kind, given in norm.steps):
+        return "beside the epsilon there is already this one does not count", False
+    if op.op_type in ("rsqrt", "inverse") and not _only_multiplied(op.outputs[0]):
+        return "the root is read by others than products, and at 0 it is the epsilon's", True
+    return "", True
+
+
+def _only_multiplied(var: Var) -> bool:
+    return not var.consuming_blocks and all(reader.op_type == "mul" for reader in consumers(var))
+
+
+def _batch_norm(op: Operation, old: float, least: float) -> tuple[str, bool]:
+    if op.variance.val is None:
+        return "the variances are compressed", True
+    variance = float(np.min(op.variance.val))
+    if variance >= least * _HALF_UNIT:
+        return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
+    return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True
