@@ -148,7 +148,8 @@ def _prove(before: Opened, after: Opened, traces: Sequence[PassTrace], job: _Job
         return compare_programs(
             before.program, after.program, seeds=job.seeds, precisions=PROOF_PRECISIONS, exactness=promised,
             describe=before.describe, progress=job.progress, mapping=_stand_ins(traces),
-            further=job.given.plans(before.program, before.describe))
+            further=job.given.plans(before.program, before.describe),
+            widths=any(rule.interface for rule in job.rules))
     except NotSupported as lacking:
         reason = f"{lacking}; --no-verify writes without a proof"
         return VerifyReport("not proved", promised.exactness, reason=reason)

@@ -50,17 +50,12 @@ def described(raw: bytes, changed: Mapping[str, Widths]) -> bytes:
         return raw
     alone = next(iter(changed.values())) if len(changed) == 1 else {}
 
-    def of_function(f: wire.Field, payload: bytes) -> bytes | None:
-        return _feature(payload, here) if f.number in _OF_FUNCTION else None
-
     def of_model(f: wire.Field, payload: bytes) -> bytes | None:
-        nonlocal here
         if f.number == _FUNCTIONS:
-            here = changed.get(wire.entry_key(payload), {})
-            return wire.edit(payload, of_function)
+            of_one = changed.get(wire.entry_key(payload), {})
+            return wire.edit(payload, lambda g, inner: _feature(inner, of_one) if g.number in _OF_FUNCTION else None)
         return _feature(payload, alone) if f.number in _OF_MODEL else None
 
-    here: Widths = {}
     return wire.edit(raw, lambda f, payload: wire.edit(payload, of_model) if f.number == _DESCRIPTION_AT else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def borders(before: Program, after: Program) -> dict[str, Border]:
     found = {}
     for name, old in before.functions.items():
         new = after.functions[name]
-        border = Border(_widths(list(old.inputs.values()), list(new.inputs.values())), _widths(old.outputs, new.outputs))
+        border = Border(_widths(old.inputs.values(), new.inputs.values()), _widths(old.outputs, new.outputs))
         if border.inputs or border.outputs:
             found[name] = border
     return found
@@ -60,7 +60,7 @@ def crossed(found: Execution, across: Mapping[str, Border]) -> None:
                            for precision, results in run.results.items()}
 
 
-def _widths(old: list[Var], new: list[Var]) -> dict[str, np.dtype[Any]]:
+def _widths(old: Iterable[Var], new: Iterable[Var]) -> dict[str, np.dtype[Any]]:
     pairs = [(one, other) for one, other in zip(old, new)
              if types.is_tensor(one.sym_type) and types.is_tensor(other.sym_type)]
     return {other.name: np.dtype(types.nptype_from_builtin(other.dtype)) for one, other in pairs

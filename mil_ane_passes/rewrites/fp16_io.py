@@ -114,7 +114,7 @@ def _images(function: Function) -> set[str]:
 
 def _note(var: Var) -> str:
     def narrows(op: Operation) -> bool:
-        return op.op_type == "cast" and op.outputs[0].dtype == types.fp16
+        return bool(op.op_type == "cast" and op.outputs[0].dtype == types.fp16)
 
     if var.op is None:
         free = all(map(narrows, var.child_ops))
