@@ -151,9 +151,16 @@ def _remainder(op: Operation) -> Interval | None:
         return None
     for count, step in ((product.x, product.y), (product.y, product.x)):
         c = _scalar(step)
-        if c and count.op is not None and count.op.op_type in ("round", "floor") and _divides(count.op.x, op.x, c):
+        if c and count.op is not None and _counts(count.op, op.x, c):
             return (-abs(c), abs(c))  # half of it for round; x / c is rounded, too
     return None
+
+
+def _counts(op: Operation, x: Var, c: float) -> bool:
+    """Whether `op` gives how many times `c` goes into `x`."""
+    if op.op_type == "floor_div":
+        return op.x is x and _scalar(op.y) == c
+    return op.op_type in ("round", "floor") and _divides(op.x, x, c)
 
 
 def _divides(quotient: Var, x: Var, c: float) -> bool:

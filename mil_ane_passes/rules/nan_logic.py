@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
@@ -21,8 +22,9 @@ class NanLogic(Rule):
             itself, adding to it gives plus infinity, and a negative zero comes out as a positive one. Code that tests
             for such values (isnan, nan_to_num, `x != x`, `abs(x) == inf`, the sign of `1 / x`) silently does not fire.
     when    In fp16: a value compared with itself (equal, not_equal, and the ordered comparisons); a comparison with a
-            constant that holds an infinity or NaN; a select whose branch is a constant with NaN; a comparison of an
-            inverse or of `c / x` with zero. What makes NaN without asking for it is not looked for.
+            constant that holds an infinity or NaN; a select whose branch is a constant with NaN; a comparison of
+            `c / x` with zero (MIL's inverse adds an epsilon, so its sign tells nothing of a zero anywhere). What
+            makes NaN without asking for it is not looked for.
     cure    Keep such values from arising (a mask of -10000, a clip before a log or a division), and compare with finite
             limits; or make the test outside the model.
     """
@@ -88,18 +90,27 @@ def _select(op: Operation) -> Hit | Miss:
     return Hit(op, note="puts in NaN, which the ANE reads as a large number")
 
 
-def _holds(var: Var, kind: Callable[..., np.ndarray]) -> bool:
-    return is_const(var) and types.is_float(var.dtype) and bool(np.any(kind(np.asarray(var.val))))
+def _constant(var: Var) -> np.ndarray[Any, Any] | None:
+    """The elements of a constant, or the one that a fill repeats."""
+    if var.op is not None and var.op.op_type in ("fill", "fill_like"):
+        var = var.op.value
+    return np.asarray(var.val) if is_const(var) and types.is_float(var.dtype) else None
+
+
+def _holds(var: Var, kind: Callable[..., Any]) -> bool:
+    constant = _constant(var)
+    return constant is not None and bool(np.any(kind(constant)))
 
 
 def _is_zero(var: Var) -> bool:
-    return is_const(var) and not np.any(var.val)
+    constant = _constant(var)
+    return constant is not None and not np.any(constant)
 
 
 def _is_quotient(var: Var) -> bool:
     """Whether `var` is a constant divided by a value: its sign is that of the divisor, zeros included."""
     op = var.op
-    return op is not None and op.op_type == "real_div" and is_const(op.x) and not is_const(op.y)
+    return op is not None and op.op_type == "real_div" and _constant(op.x) is not None and _constant(op.y) is None
 
 
 def _masked(test: Callable[[Var], Var], other: float = 0.0, dtype: type = np.float16) -> Program:
