@@ -18,6 +18,9 @@ from .steps import ANYTHING, STEPS, Asked, Interval, Wanted, known, meet
 
 __all__ = ["domains", "whole_numbers"]
 
+_MASK, _BEYOND = 5000.0, 65504.0
+"A factor below minus the one, or from the other on (no number of fp16 but 0 survives it), makes a mask."
+
 
 def domains(function: Function, sizes: Mapping[Any, int]) -> dict[str, Interval]:
     """For each input of `function` the interval its values have to be in; `sizes` are the extents of its symbols.
@@ -146,6 +149,19 @@ def _slice_by_size(op: Operation, sweep: _Sweep) -> Asked:
     yield op.begin, [ANYTHING if extent is None else (0, extent - size) for extent, size in zip(extents, given)]
 
 
+def _mask(op: Operation, sweep: _Sweep) -> Asked:
+    """What a mask's constant is multiplied by, as in (1 - m) * -10000, says where it applies: 0 or 1."""
+    for var, other in ((op.x, op.y), (op.y, op.x)):
+        factor = known(other)
+        if factor is not None and np.size(factor) == 1 and np.asarray(factor).dtype.kind == "f" \
+                and _stands_for_a_mask(float(np.max(factor))):
+            yield var, [(0, 1)]
+
+
+def _stands_for_a_mask(factor: float) -> bool:
+    return factor <= -_MASK or factor >= _BEYOND
+
+
 def _counts(name: str) -> Callable[[Operation, _Sweep], Asked]:
     return lambda op, sweep: [(op.inputs[name], [(1, math.inf)])]
 
@@ -154,6 +170,6 @@ _PLACES: dict[str, Callable[[Operation, _Sweep], Asked]] = {
     "gather": _on_axis("x"), "gather_along_axis": _on_axis("x"), "scatter": _on_axis("data"),
     "scatter_along_axis": _on_axis("data"), "gather_nd": _on_leading_axes("x"), "scatter_nd": _on_leading_axes("data"),
     "one_hot": _one_hot, "slice_by_index": _slice, "slice_update": _slice, "slice_by_size": _slice_by_size,
-    "tile": _counts("reps"), "fill": _counts("shape"),
+    "tile": _counts("reps"), "fill": _counts("shape"), "mul": _mask,
 }
-"Ops that select by number: what they ask of the numbers."
+"Ops that select by number, or mask: what they ask of the numbers."

@@ -28,9 +28,9 @@ class FiniteMask(BlockRewrite):
     when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
             the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
             become `value`; where a finite mask reaches the same softmax, `value` below that one.
-    exact   rounding, in effect: a masked weight is exactly 0 before and after, so only a row with nothing left
-            unmasked changes: NaN becomes the softmax of its scores, as with ever larger finite masks.
-            Apple's own models write -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
+    exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
+            changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
+            ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
 
     before
         %0: bool[2, 1, 8] = greater(x=%m, y=0.0)
