@@ -1,0 +1,165 @@
+"""ANE314: awkward strides as phases or as slices, against PyTorch's own convolutions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.rewrites._phases import awkward_axes
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
+from tests.rewrites.helpers import kinds
+
+NAME = "factor_conv_stride"
+LAYERS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+
+
+def rule(**options):
+    return by_name(NAME).configured(**options)
+
+
+def with_layer(layer, shape):
+    flat = [pad for pad in layer.padding for _ in range(2)]
+    return built(
+        lambda x, weight, bias: mb.conv(x=x, weight=weight, bias=bias, strides=list(layer.stride), pad_type="custom",
+                                        pad=flat, dilations=list(layer.dilation), groups=layer.groups, name="y"),
+        layer, shape)
+
+
+def no_awkward_stride(program_):
+    return not any(awkward_axes(op) for _, op in all_ops(program_) if op.op_type == "conv")
+
+
+def test_which_strides_are_meant():
+    def found(*strides):
+        held = program(lambda x: mb.conv(x=x, weight=np.zeros((1, 1, 1, 1), np.float16), strides=list(strides)),
+                       x=(1, 1, 40, 40))
+        return bool(find(rule(), held).fired)
+
+    assert [stride for stride in range(1, 25) if found(1, stride)] == [5, 7, 10, 11, 13, 14, 15, 17, 19, 20, 21, 22, 23]
+    assert found(5, 2) and not found(4, 9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([5, 7, 10]), st.integers(1, 16), st.integers(0, 3), st.integers(0, 3), st.integers(16, 40),
+       st.sampled_from([1, 2]), st.sampled_from(["custom", "same", "valid", "same_lower"]))
+def test_phases_are_pytorchs_conv1d(stride, kernel, before, behind, length, groups, kind):
+    """Whatever the remainder of kernel and length, with pads of either side."""
+    torch.manual_seed(0)
+    layer, shape = torch.nn.Conv1d(4, 6, kernel, stride, groups=groups), (2, 4, length)
+    given_pads = {"pad": [before, behind]} if kind == "custom" else {}
+    made = built(
+        lambda x, weight, bias: mb.conv(x=x, weight=weight, bias=bias, strides=[stride], pad_type=kind, groups=groups,
+                                        name="y", **given_pads), layer, shape)
+    if kind != "custom":
+        total = max((-(-length // stride) - 1) * stride + kernel - length, 0) if kind != "valid" else 0
+        before, behind = (total - total // 2, total // 2) if kind == "same_lower" else (total // 2, total - total // 2)
+    assert run(rule(), made).fired
+    assert no_awkward_stride(made) and not find(rule(), made).fired
+    with torch.no_grad():
+        padded = torch.nn.functional.pad(torch.from_numpy(draw(shape)).double(), (before, behind))
+        expected = layer.double()(padded).numpy()
+    found = Runtime(made, precision="float64")({"x": draw(shape)})["y"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [
+    ((5, 7), (5, 7), 0), ((6, 3), (5, 2), (2, 1)), ((2, 9), (3, 7), 1), ((14, 14), 14, 0), ((11, 11), 10, 5),
+])
+def test_phases_are_pytorchs_conv2d(kernel, stride, padding):
+    torch.manual_seed(0)
+    layer, shape = torch.nn.Conv2d(4, 6, kernel, stride, padding, groups=2), (2, 4, 29, 31)
+    if isinstance(padding, int):
+        layer.padding = (padding, padding)
+    made = with_layer(layer, shape)
+    assert run(rule(), made).fired
+    assert no_awkward_stride(made)
+    assert distance(made, layer, shape) < 1e-12
+    assert distance(made, layer, shape, "float16") < 5e-3
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_slices_are_pytorchs_conv(rank):
+    """Dilated and of symbolic size, which phases refuse; of rank 5, too."""
+    torch.manual_seed(0)
+    layer = LAYERS[rank](2, 4, 3, (5, 2, 7)[:rank], 1, dilation=2)
+    shape = (1, 2, 12, 9, 11)[:rank + 2]
+    made = with_layer(layer, (1, 2, *[None] * rank))
+    assert not find(rule(), made).fired
+    assert run(rule(form="slice"), made).fired
+    assert no_awkward_stride(made)
+    assert distance(made, layer, shape) < 1e-12
+
+
+@pytest.mark.parametrize("target", ["iOS15", "iOS18"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", [
+    torch.nn.Conv1d(1, 8, 10, 5, bias=False), torch.nn.Conv2d(3, 8, 14, 14), torch.nn.Conv2d(3, 4, 7, (7, 4), 3),
+], ids=["speech encoder", "patches of 14", "one axis"])
+def test_as_torch_converts(layer, way, target, tmp_path):
+    shape = (1, 1, 203) if layer.weight.dim() == 3 else (1, 3, 42, 56)
+    before = converted(layer, shape, way, tmp_path, target=target)
+    assert find(rule(), before).fired
+    after = converted(layer, shape, way, tmp_path, passes=NAME, target=target)
+    assert no_awkward_stride(after)
+    assert distance(after, layer, shape) < 1e-12
+    PassPipelineManager.apply_pipeline(after, ane.pipeline(passes="full"))
+    assert no_awkward_stride(after)
+    assert distance(after, layer, shape) < 1e-12
+
+
+def test_fp32_stays(tmp_path):
+    found = find(rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32"))
+    assert [miss.note for miss in found.near_misses] == ["computed in fp32, which the ANE does not take"]
+
+
+def test_convs_that_share_a_weight_share_its_phases():
+    weight = np.random.default_rng(0).standard_normal((6, 4, 10)).astype(np.float16)
+
+    def body(x):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=value, weight=held, strides=[5], name=name)
+                for value, name in ((x, "y"), (mb.relu(x=x), "z"))]
+
+    made = program(body, x=(1, 4, 40))
+    assert len(run(rule(), made).fired) == 2
+    large = [op for _, op in all_ops(made) if op.op_type == "const" and np.size(op.val.val) == weight.size]
+    assert len(large) == 1
+
+
+def test_a_weight_read_at_another_stride_is_not_stored_twice():
+    weight = np.zeros((6, 4, 10), np.float16)
+
+    def body(x):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=x, weight=held, strides=[step], name=f"y{step}") for step in (5, 4)]
+
+    made = program(body, x=(1, 4, 40))
+    text = program_text(made)
+    trace = run(rule(), made)
+    assert not trace.fired and program_text(made) == text
+    assert [miss.note for miss in trace.near_misses] == [
+        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
+    assert run(rule(form="slice"), made).fired
+    assert kinds(made)["slice_by_index"] == 1
+
+
+def test_what_the_page_says_of_infinite_inputs():
+    """With a kernel that is no multiple of the stride, zeros meet elements beside the window."""
+    made = program(lambda x: mb.conv(x=x, weight=np.ones((1, 1, 3), np.float16), strides=[5], name="y"), x=(1, 1, 10))
+    x = np.ones((1, 1, 10), np.float32)
+    x[0, 0, 4] = np.inf
+    assert np.isfinite(Runtime(made, precision="float64")({"x": x})["y"]).all()
+    run(rule(), made)
+    assert np.isnan(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
