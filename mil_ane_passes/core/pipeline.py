@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from .contract import STAGES, Rewrite, Rule
 from .engine import PassTrace, run
 from .errors import InputError, RuleError, nearest
 from .options import parse_passes
+from .query import all_ops
 from .ranges import Measure
 from .registry import by_name, rewrites
 from .targets import parse_target
@@ -84,7 +86,20 @@ def run_all(
 
     `measure` runs a program on what the user gave, `draw` on seeded draws, for rules that are content with those.
     """
-    return [run(rule, program, target=target, measure=measure or (draw if rule.drawn else None)) for rule in rules]
+    traces: list[PassTrace] = []
+    census: Counter[str] | None = None
+    for rule in rules:
+        if census is None:
+            census = Counter(op.op_type for _, op in all_ops(program))
+        if rule.roots and census.keys().isdisjoint(rule.roots):  # a walk over the whole program would find nothing
+            ops = census.total() - census["const"]
+            traces.append(PassTrace(rule.name, ops_before=ops, ops_after=ops))
+            continue
+        ruler = measure or (draw if rule.drawn else None)
+        traces.append(run(rule, program, target=target, measure=ruler))
+        if traces[-1].fired:
+            census = None
+    return traces
 
 
 def pipeline(
