@@ -28,7 +28,7 @@ def epsilon_of(op: Operation) -> tuple[str, float | None]:
         return "", None
     parameter = "alpha" if op.op_type == "clip" else "epsilon"
     var = getattr(op, parameter)
-    if not is_const(var) or (op.op_type == "clip" and number(var) is None):
+    if var is None or not is_const(var) or (op.op_type == "clip" and number(var) is None):
         return "", None
     return parameter, float(value(var))
 
@@ -42,7 +42,7 @@ def depends(op: Operation, parameter: str, old: float, least: float) -> tuple[st
     source: Var = op.x if parameter != "x" else op.y
     if op.op_type in ("add", "maximum", "clip"):
         readers = consumers(op.outputs[0])
-        if not readers or any(reader.op_type not in _DIVIDING for reader in readers):
+        if not readers or not all(_divides(reader, op.outputs[0]) for reader in readers):
             return "nothing is divided by it", False
     elif source.op is not None and source.op.op_type in ("add", "maximum", "clip"):
         return "something is added to the operand already", False
@@ -56,6 +56,10 @@ def depends(op: Operation, parameter: str, old: float, least: float) -> tuple[st
     if op.op_type in ("rsqrt", "inverse") and not _only_multiplied(op.outputs[0]):
         return "the root is read by others than products, and at 0 it is the epsilon's", True
     return "", True
+
+
+def _divides(reader: Operation, var: Var) -> bool:
+    return reader.op_type in _DIVIDING and (reader.op_type != "real_div" or reader.y is var)
 
 
 def _only_multiplied(var: Var) -> bool:

@@ -65,6 +65,8 @@ def norm_of(factor: Var, degree: int) -> Norm | None:
         inner = _inner(op)
         if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only to say what it is
             inner, foreign = op.x, f"{op.op_type} gives '{op.outputs[0].name}', but not with a constant number above 0"
+        if op.op_type == "cast":
+            inner, foreign = op.x, f"a cast gives '{op.outputs[0].name}': the norm is in two precisions"
         if inner is None or inner.shape != op.outputs[0].shape:
             return None
         path.append(op)
@@ -89,12 +91,12 @@ def _inner(op: Operation) -> Var | None:
 
 def _exponent(op: Operation) -> float | None:
     """The power a `pow` raises to, where it is one constant number."""
-    return float(np.asarray(op.y.val).reshape(-1)[0]) if is_const(op.y) and np.size(op.y.val) == 1 else None
+    return float(np.asarray(op.y.val).reshape(-1)[0]) if is_const(op.y) and math.prod(op.y.shape) == 1 else None
 
 
 def number(var: Var | None) -> float | None:
     """The value of a constant of one element, where that is positive and finite, else None."""
-    if var is None or not is_const(var) or np.size(var.val) != 1:
+    if var is None or not is_const(var) or math.prod(var.shape) != 1:  # asked of every factor: read none of the weights
         return None
     found = float(np.asarray(var.val).reshape(-1)[0])
     return found if 0 < found < math.inf else None
@@ -198,7 +200,9 @@ def _is_scaled(x: Var) -> bool:
     if x.op is None or x.op.op_type != "real_div":
         return False
     by = x.op.y
-    while by.op is not None and by.op.op_type in ("clip", "maximum", "add"):
+    for _ in range(_DEEP):
+        if by.op is None or by.op.op_type not in ("clip", "maximum", "add"):
+            break
         by = by.op.x
     return by.op is not None and by.op.op_type == "reduce_max"
 

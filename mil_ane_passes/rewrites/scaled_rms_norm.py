@@ -25,8 +25,9 @@ class ScaledRmsNorm(Rewrite):
             more than 16384 numbers are summed, and not reduce_l2_norm, which sources recommend as the stable form.
     exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest
             magnitude, not below the root of eps (as a power of two), the smallest normal number of fp16, nor above
-            65504; so rows of zeros stay zeros, and rows with infinities what they were. Where rsqrt has an eps beside
-            the one that is added, their sum rounds to fp16, which moves results by less than 2^-20 of themselves.
+            65504; so rows of zeros stay zeros, and rows with infinities what they were. y stands above and below, so
+            that an error of the division by m cancels. Where rsqrt has an eps beside the one that is added, their sum
+            rounds to fp16, which moves results by less than 2^-20 of themselves.
     cost    eight ops more; three of them as large as x.
 
     before
@@ -52,6 +53,7 @@ class ScaledRmsNorm(Rewrite):
 
     code, slug = "ANE309", "rms-norm-square-overflow"
     stage = "numerics"
+    after = ("fp16_compute",)
     exactness = Exactness.ROUNDING
     bound = "one rounding more of x, and one of its largest magnitude's share in eps; about one unit in the last place"
     preset = "safe"

@@ -149,6 +149,14 @@ def test_fp32_is_left_alone(name):
     assert {miss.note for miss in trace.near_misses} == {"squared in fp32, which overflows above 1.8e19 only"}
 
 
+def test_squares_kept_in_fp32_amid_fp16_are_left_alone():
+    kept = ("pow", "reduce_mean", "add", "rsqrt")
+    built = converted(FIRES["Llama"](), precision=ct.transform.FP16ComputePrecision(lambda op: op.op_type not in kept))
+    assert kinds(built)["cast"] >= 2
+    (miss,) = find(rule(), built).near_misses
+    assert miss.note == "squared in fp32, which overflows above 1.8e19 only"
+
+
 @pytest.mark.parametrize("name", HOST_SCALED)
 def test_what_the_frontend_divides_by_its_maximum_is_left_alone(name):
     for built in (converted(HOST_SCALED[name]()), ane.convert(
@@ -191,6 +199,28 @@ def test_a_package_converted_without_us_is_mended_too(tmp_path):
     precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     found = only_output(load(tmp_path / "new.mlpackage").program, large().astype(np.float32), "float16")
     assert error(found, precise) < 3e-3
+
+
+def test_batch_and_length_may_be_symbolic_but_not_what_is_summed():
+    def body(x):
+        mean = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True)
+        return mb.mul(x=x, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-4)), name="y")
+
+    built = program(body, x=(None, None, WIDTH))
+    assert run(rule(), built).fired
+    (miss,) = find(rule(), program(body, x=(1, 3, None))).near_misses
+    assert miss.note == "the sum is over a symbolic dimension"
+
+
+def test_rows_without_the_fault_move_by_a_few_units_at_most():
+    module = FIRES["Llama"]()
+    built = converted(module)
+    x = np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float16)
+    x[0, 3], x[1, 5] = 200.0, -90.0
+    precise = torch_outputs(module, torch.from_numpy(x.astype(np.float64)))
+    before = error(only_output(built, x.astype(np.float32), "float16"), precise)
+    run(rule(), built)
+    assert error(only_output(built, x.astype(np.float32), "float16"), precise) <= 2 * before + 2.0**-11
 
 
 SPELLINGS = st.sampled_from(["rsqrt", "pow", "sqrt", "inverse"])
