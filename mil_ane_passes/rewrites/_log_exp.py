@@ -12,7 +12,7 @@ from ..core.query import is_const, is_opaque, value
 
 __all__ = [
     "LARGEST", "RIGHT", "adds_nothing", "below", "exp_operand", "highest", "made_by", "not_half", "one_more_than_exp",
-    "reduced_axes", "softplus_operand", "stable_softplus", "uniform",
+    "reduced_axes", "softplus_operand", "stable_softplus", "summed_exponentials", "uniform",
 ]
 
 LARGEST = np.float16(65504)
@@ -87,6 +87,15 @@ def softplus_operand(var: Var) -> Var | None:
             x = select.a
             return x
     return None
+
+
+def summed_exponentials(op: Operation) -> tuple[Var, Operation] | None:
+    """x, and the op that adds its exponentials up, where `op` gives the logarithm of their sum."""
+    if op.op_type == "reduce_log_sum_exp":
+        return (op.x, op) if op.x.rank else None
+    total = op if op.op_type == "reduce_log_sum" else op.x.op if made_by(op.x, "reduce_sum", "cumsum") else None
+    x = None if total is None else exp_operand(total.x)
+    return (x, total) if x is not None and x.rank else None
 
 
 def stable_softplus(mb: RewriteBuilder, x: Var) -> Var:

@@ -32,7 +32,7 @@ class StableLogSoftmax(Rewrite):
             become finite. The sum of exponentials contains exp(0), so nothing underflows; it overflows fp16 only for
             more than 65504 nearly equal values, as it would within softmax. That the log-sum-exp of numbers up to 0 is
             right on an ANE is predicted from `ane::stable_log_sum_exp`'s sources.
-    cost    four ops for two, one of them on the reduced shape.
+    cost    four ops for two.
 
     before
         %0: fp16[2, 4, 8] = softmax(x=%x, axis=1)
