@@ -71,7 +71,8 @@ def test_where_all_is_finite_nothing_is_read_otherwise():
 
 
 def test_what_is_taken_from_the_limit():
-    before = {"float64": {"y": np.array([1.0, np.nan, 3.0, np.nan])}, "float16": {"y": np.array([1, 2, np.inf, np.nan])}}
+    before = {"float64": {"y": np.array([1.0, np.nan, 3.0, np.nan])},
+              "float16": {"y": np.array([1.0, 2.0, np.inf, np.nan])}}
     limit = {precision: {"y": np.array([7.0, 7.0, 7.0, 7.0])} for precision in BOTH}
     after = {precision: {"y": np.array([7.0, 7.0, 7.0, np.nan])} for precision in BOTH}
     found = limited(before, limit, after)["float64"]["y"]
