@@ -21,7 +21,8 @@ class FactorConvStride(Rewrite):
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
             "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
-            is the cause is not proved. On an M4 strides 2 to 8 were all taken: the reports contradict each other.
+            is the cause is not proved. The reports contradict each other: on an M4 strides 2 to 8 were all taken, 13
+            and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
     when    fp16; an undilated axis of known size. Other axes keep their stride. form=slice takes dilated, compressed,
             3-D and symbolic ones as well.
     exact   rounding: the same products, added in another order. Where the kernel is no multiple of the stride zeros
@@ -51,6 +52,8 @@ class FactorConvStride(Rewrite):
         Community("an iPad logs that strides need to be a product of at most 2 interleave factors, and its outputs are "
                   "wrong; with target iOS15 instead of iOS16 they are right",
                   source="https://github.com/apple/coremltools/issues/2173", date="2024-03"),
+        Community("fp16, kernel 12, stride 6 on a length of 18001: loading for the ANE hangs; fp32 and the GPU do not "
+                  "(against the above)", source="https://github.com/apple/coremltools/issues/2660", date="2026-03"),
         Vendor("strides to use: 4, 6, 8, 9, 12, 16, 24, 32; otherwise pixel shuffle or transpose tricks",
                source="apple/coreai-models, skills/skills/model-authoring/references/neural_engine_rules.md"),
         Measured("strides 2 to 8 are all supported (against the above)",

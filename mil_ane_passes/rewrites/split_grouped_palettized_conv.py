@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
-from ..core.query import is_compressed, is_const, value
+from ..core.query import consumers, is_compressed, is_const, value
 from ._lift import same_op
 from ._parts import cannot_part, part, table_blocks
 
@@ -71,7 +71,7 @@ class SplitGroupedPalettizedConv(Rewrite):
         axis, count = (1, blocks) if groups == 1 else (0, groups)
         if count > self.max_groups:
             return Miss(op, f"{count} parts, above max_groups={self.max_groups}")
-        reason = cannot_part(op.weight, axis, count)
+        reason = cannot_part(op.weight, axis, count) or _shared(op, table)
         if reason:
             return Miss(op, reason)
         if axis == 0 and op.bias is not None and not is_const(op.bias):
@@ -110,6 +110,16 @@ class SplitGroupedPalettizedConv(Rewrite):
                       reason="2 tables and 3 parts do not fall together")
         yield Example("plain", lambda: program(lambda x: Builder.conv(x=x, weight=weight(4, 4, 1, 1)), x=(1, 4, 5, 6)),
                       reason="weight is not palettized")
+
+
+def _shared(op: Operation, table: Var) -> str | None:
+    """Why the parts would be stored beside the whole weight, or None: all its readers have to be split alike."""
+    groups = value(op.groups, 1)
+    alike = all(other.op_type == "conv" and other.enclosing_block is op.enclosing_block
+                and value(other.groups, 1) == groups for other in consumers(op.weight))
+    if alike and not op.weight.consuming_blocks and (table is op.weight or len(consumers(table)) == 1):
+        return None
+    return "weight is read in another way as well, so its parts would be stored beside it"
 
 
 def _conv(shape: tuple[int, ...], lut: tuple[int, int] = (1, 1), scale: tuple[int, int] | None = None, groups: int = 1,

@@ -22,8 +22,8 @@ class SymmetrizeConvTransposePad(Rewrite):
     when    fp16, pad_type custom with unequal pads on any axis, and an output_shape, where there is one, that the
             pads imply (another is for `ane::explicit_conv_transpose_shape`).
     exact   bitwise: the smaller pad on both sides computes the same sums and some more, and the slice drops those.
-    cost    as many rows more as the pads differ by. A longer pad in front gives a slice with an offset, on the last
-            axis where the pad is there.
+    cost    as many rows more as the pads differ by. A longer pad in front gives a slice with an offset; on the last
+            axis of an M1 or M2, `ane::last_axis_slice` is for that.
 
     before
         %y: fp16[1, 2, 18] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, pad=[1, 0], pad_type=custom, strides=[2])

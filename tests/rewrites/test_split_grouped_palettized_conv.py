@@ -130,3 +130,19 @@ def test_the_form_of_ios16_is_no_candidate():
         x=(1, 4, 5))
     trace = find(rule(), made)
     assert not trace.fired and not trace.near_misses
+
+
+@pytest.mark.parametrize(("second", "fires"), [({}, 2), ({"groups": 2}, 0)])
+def test_a_weight_that_others_read_is_not_stored_twice(second, fires):
+    indices, lut, _, _ = drawn((8, 8, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1))
+
+    def body(x, z):
+        weight = mb.constexpr_lut_to_dense(indices=indices.astype(types.np_uint4_dtype), lut=lut)
+        return mb.conv(x=x, weight=weight, name="y"), mb.conv(x=z, weight=weight, name="w", **second)
+
+    made = program(body, opset=ct.target.iOS18, x=(1, 8, 3, 3), z=(1, 8 * second.get("groups", 1), 3, 3))
+    trace = run(rule(), made)
+    assert len(trace.fired) == fires
+    assert {miss.note for miss in trace.near_misses} <= {
+        "weight is read in another way as well, so its parts would be stored beside it"}
+    assert kinds(made)["constexpr_lut_to_dense"] == (2 if fires else 1)
