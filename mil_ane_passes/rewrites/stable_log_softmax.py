@@ -27,12 +27,14 @@ class StableLogSoftmax(Rewrite):
     when    log of softmax, or x less its log-sum-exp with the axes kept, in fp16, of any axis and rank; the epsilon of
             log no larger than 1e-38, so that it stands for nothing. A softmax or log-sum-exp that others read stays
             for them. Left alone: fp32, and an epsilon that is meant.
-    exact   rounding: the same function. The epsilon goes: log(softmax(x) + 1e-45) never falls below -103.3 (an epsilon
-            in fp16 is 0, and the floor minus infinity), PyTorch's log_softmax does, and so does this. Infinite results
-            become finite. The sum of exponentials contains exp(0), so nothing underflows; it overflows fp16 only for
-            more than 65504 nearly equal values, as it would within softmax. That the log-sum-exp of numbers up to 0 is
-            right on an ANE is predicted from `ane::stable_log_sum_exp`'s sources.
-    cost    four ops for two.
+    exact   rounding: the same function. log(softmax(x) + 1e-45) never falls below -103.3. An epsilon in fp16 is 0 and
+            goes. One in fp32 (from iOS17) keeps its floor, as the larger of the result and log(0 + epsilon), so that
+            what was finite stays finite; within 20 of the floor results differ by up to 0.7. Where the machine
+            flushes it, which is the fault, there is no floor, as in PyTorch. Infinite results become finite. The sum of
+            exponentials contains exp(0), so nothing underflows; it overflows fp16 only for more than 65504 nearly equal
+            values, as it would within softmax. That the log-sum-exp of numbers up to 0 is right on an ANE is predicted
+            from `ane::stable_log_sum_exp`'s sources.
+    cost    four ops for two; for a floor two more on the reduced shape and one over all of x.
 
     before
         %0: fp16[2, 4, 8] = softmax(x=%x, axis=1)
@@ -48,7 +50,7 @@ class StableLogSoftmax(Rewrite):
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \
-            "is above log's floor of -103.3"
+            "is above -83, which is 20 above log's floor"
     preset = "safe"
     mends = True
     roots = ("log", "sub")
@@ -77,21 +79,25 @@ class StableLogSoftmax(Rewrite):
         axes = reduced_axes(op.y.op) if not whole else None if axis is None else (axis,)
         if axes is None or x.rank == 0:
             return Miss(op, "the axis of the softmax is not known")
-        return Hit(op, x=x, axes=list(axes), note="small probabilities are 0 in fp16: x - max - log-sum-exp" if whole
-                   else "the sum of exponentials overflows fp16: x - max - log-sum-exp")
+        floor = op.epsilon if whole and value(op.epsilon) > 0 else None
+        fault = "small probabilities are 0" if whole else "the sum of exponentials overflows"
+        return Hit(op, x=x, axes=list(axes), epsilon=floor, note=f"{fault} in fp16: x - max - log-sum-exp")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         top = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)
         shifted = mb.sub(x=hit.x, y=top)
         result: Var = mb.sub(x=shifted, y=mb.reduce_log_sum_exp(x=shifted, axes=hit.axes, keep_dims=True))
+        if hit.epsilon is not None:  # its logarithm is for the machine to find: fp16 has neither number
+            result = mb.maximum(x=result, y=mb.log(x=mb.mul(x=top, y=np.float16(0)), epsilon=hit.epsilon))
         return result
 
     def examples(self) -> Iterable[Example]:
-        # log(softmax(x) + 1e-45) is minus infinity or -103.3 where it should be x - max, so x stays within 40
+        # log(softmax(x)) is minus infinity at full precision where it should be x - max, so x stays within 40
         yield Example("as converted", lambda: _log(lambda x: Builder.softmax(x=x, axis=1)), within=_WITHIN)
         yield Example("last axis", lambda: _log(lambda x: Builder.softmax(x=x)), within=_WITHIN, scale=10.0)
         yield Example("for iOS15", lambda: _log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
                       within=_WITHIN)
+        yield Example("epsilon in fp32", lambda: _log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
         yield Example("probabilities are returned too", _both, within=_WITHIN)
         yield Example("less its log-sum-exp", lambda: program(lambda x: _less(x, axes=[1, 2], keep_dims=True),
                                                               x=(2, 4, 8)), within=3e4, scale=10.0)
