@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -69,6 +70,7 @@ def options_of(cls: type) -> dict[str, Option]:
     }
 
 
+@functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
     """The string literal under each field, which is that option's documentation."""
     try:
