@@ -14,10 +14,10 @@ from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputeP
 from ..core.build import Names, RewriteBuilder
 from ..core.consts import array_const
 from ..core.edit import BlockEditor
-from ..core.query import is_const, is_opaque
+from ..core.query import flat_inputs, is_const, is_opaque
 from ._halves import Halves
 
-__all__ = ["Scope", "is_fp32", "narrow", "narrowable", "operands", "walk"]
+__all__ = ["Scope", "computes", "is_fp32", "narrow", "narrowable", "operands", "walk"]
 
 Scope = ChainMap[Var, Var]
 
@@ -50,13 +50,18 @@ def operands(op: Operation) -> Iterator[tuple[str, Var]]:
             yield from ((name, var) for var in given if is_fp32(var))
 
 
-def narrowable(op: Operation) -> bool:
-    """Whether `op` can be asked to compute in fp16: it computes, reads fp32, and the host knows its types."""
-    if is_opaque(op) or op.op_type in _FIXED or "type_inference" in vars(op):
+def computes(op: Operation) -> bool:
+    """Whether `op` computes with fp32: it might do so with fp16."""
+    if is_opaque(op) or op.op_type in _FIXED or op.op_type.startswith("constexpr_"):
         return False
     if any(not types.is_list(var.sym_type) and var.sym_val is not None for var in op.outputs):
         return False  # known when the model was converted: others may rely on the value
-    return next(operands(op), None) is not None
+    return any(map(is_fp32, flat_inputs(op)))
+
+
+def narrowable(op: Operation) -> bool:
+    """Whether the host says that `op` may read fp16, and what it makes of it. The op's function is the current one."""
+    return "type_inference" not in vars(op) and next(operands(op), None) is not None
 
 
 def narrow(program: Program, chosen: Collection[Operation], halves: Halves) -> set[Operation]:
@@ -80,11 +85,14 @@ class _Function:
         self._names = Names(function)
         self._narrowed: set[Var] = set()
         self._loose: dict[Operation, None] = {}
+        self._idle: list[Operation] = []
 
     def go(self) -> None:
         if not any(op in self._chosen for op in walk(self._function)):
             return
         self._block(self._function, ChainMap(), ChainMap())
+        for op in self._idle:  # not before: until all are seen, who reads a narrowed value is taken to want fp32
+            self._drop(op)
         with BlockEditor() as editor:
             editor.remove_if_unused(self._loose)
 
@@ -95,8 +103,8 @@ class _Function:
                 with mb.at(op):
                     if op in self._chosen and self._narrow(op, mb, half):
                         pass
-                    elif op.op_type == "cast" and op.x in self._narrowed:
-                        self._cast(op)
+                    elif op.op_type == "cast" and op.x in self._narrowed and op.outputs[0].dtype == types.fp16:
+                        self._idle.append(op)
                     elif op.op_type not in _ANY_FLOAT:
                         self._widen(op, mb, full)
                     mb.adopt(op.scopes)
@@ -167,19 +175,19 @@ class _Function:
                if any(var in self._narrowed for var in (bound if isinstance(bound, (list, tuple)) else [bound]))}
         self._rebind(op, new)
 
-    def _cast(self, op: Operation) -> None:
-        """A cast that reads what is fp16 now: one to fp16 has nothing to do any more."""
+    def _drop(self, op: Operation) -> None:
+        """A cast to fp16 of what is fp16 now goes, if there is another who can bear its name."""
         made, given = op.outputs[0], op.x
-        if made.dtype != types.fp16:
+        if made.consuming_blocks and (given.consuming_blocks or given.op.enclosing_block is not op.enclosing_block):
             return
-        if made.consuming_blocks:
-            if given.consuming_blocks or given.op.enclosing_block is not op.enclosing_block:
-                return
-            name, made.name = made.name, self._names.fresh(f"{made.name}_replaced")
-            given.name = name
+        name = made.name
+        made.name = self._names.fresh(f"{name}_replaced") if made.consuming_blocks else name
+        returned = bool(made.consuming_blocks)
         with BlockEditor() as editor:
             editor.replace(made, given)
             editor.remove_if_unused([op])
+        if returned:
+            given.name = name
 
     def _outputs(self, block: Block, mb: RewriteBuilder, full: Scope) -> None:
         """What the block returns keeps its type and, from a function, its name."""

@@ -12,7 +12,7 @@ from ..core.query import consumers, is_opaque
 from ..core.ranges import Range, Seen
 from ._halves import Halves
 from ._keep import Search, lost_constant, lost_value
-from ._narrow import is_fp32, narrow, narrowable, walk
+from ._narrow import computes, is_fp32, narrow, narrowable, walk
 
 __all__ = ["Decision", "Wish", "decide", "with_weights"]
 
@@ -50,7 +50,7 @@ def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -
     left = [number for number, reason in reasons.items() if not reason]
     attempt = _Attempt(program, decision.halves)
     for number in attempt.refused(left) if left else ():
-        reasons[number] = "takes no fp16 in this opset"
+        reasons[number] = f"kept fp32: coremltools does not let this {ops[number].op_type} read fp16"
     left = [number for number in left if not reasons[number]]
     if isinstance(measured, Seen) and left:
         seen = measured
@@ -99,8 +99,9 @@ def _judged(
     for function in program.functions.values():
         with function:  # what an op takes depends on the opset of the function at hand
             for op in walk(function):
-                if not op.op_type.startswith("constexpr_") and narrowable(op):
-                    found[numbers[op]] = _reason(op, wish, measured, halves, mixed)
+                if computes(op):
+                    found[numbers[op]] = _reason(op, wish, measured, halves, mixed) or (
+                        "" if narrowable(op) else f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}")
     return found
 
 
