@@ -139,10 +139,9 @@ def compare_programs(
 
     `quirks` names published faults to imitate in `after`; `before` runs faithfully. `mapping` (name before -> name
     after) helps to find the first difference where a rewrite put one value in the place of another; `further` are
-    runs to make besides. "not proved" when
-    nothing could be run, or when the runs never entered a nested block in which the two differ. With `widths` the
-    inputs and outputs of `after` may hold floats of another width: both get what the narrower holds, and the outputs
-    of `before` are rounded to what `after` gives.
+    runs to make besides. "not proved" when nothing could be run, or when the runs never entered a nested block in
+    which the two differ. With `widths` the inputs and outputs of `after` may hold floats of another width: both get
+    what the narrower holds, and the outputs of `before` are rounded to what `after` gives.
     """
     _same_interface(before, after, widths)
     across = borders(before, after)
@@ -163,14 +162,21 @@ def compare_programs(
         report.reason = f"what was run never entered {unseen[0]}, in which the programs differ"
     if report.status == "different":
         progress("looking for the first difference")
-        case = next(case for case in report.cases if not case.passed)
-        plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
-        try:
-            report.first = first_difference(before, after, plan, case.precision, exactness, case.failed, quirks=quirks,
-                                            mapping=mapping)
-        except OSError as error:  # no room for temporary files; the verdict stands
-            report.notes.append(f"the first difference could not be found: {error}")
+        _find_first(report, made, lambda plan, case: first_difference(
+            before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
+
+
+def _find_first(
+    report: VerifyReport, made: Sequence[Plan], look: Callable[[Plan, Case], FirstDifference | None]
+) -> None:
+    """Look for the first difference in the first run that differs."""
+    case = next(case for case in report.cases if not case.passed)
+    plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
+    try:
+        report.first = look(plan, case)
+    except OSError as error:  # no room for temporary files; the verdict stands
+        report.notes.append(f"the first difference could not be found: {error}")
 
 
 def _define(program: Program, found: Execution, after: Execution, precisions: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from ..lowering import add, axis_of, bind, broadcast_to, dims, promoted, python,
 from ..probing import wrong
 
 PATCH = Patch(title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` want every argument",
-              upstream=("none known",))
+              upstream=("https://github.com/apple/coremltools/issues/2821",))
 
 
 @PATCH.probe
