@@ -104,8 +104,9 @@ def limited(before: Runs, limit: Runs, after: Runs) -> dict[str, dict[str, Array
     nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is stored as fp16.
     """
     taken = {name: _from_limit(name, before, limit, after) for name in before["float64"]}
-    return {precision: {name: np.where(taken[name], limit[precision][name], value) if np.any(taken[name]) else value
-                        for name, value in outputs.items()} for precision, outputs in before.items()}
+    return {precision: {name: np.where(taken[name], limit[precision][name].astype(value.dtype), value)
+                        if np.any(taken[name]) else value for name, value in outputs.items()}
+            for precision, outputs in before.items()}
 
 
 def _from_limit(name: str, before: Runs, limit: Runs, after: Runs) -> Array:

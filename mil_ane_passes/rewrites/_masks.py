@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var, types
 
 from ..core.query import consumers, is_const, is_opaque
 
-__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "read_bytes"]
+__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "read_bytes", "softmaxes"]
 
 BEYOND = 65504.0
 "The largest number of fp16: what is as large, infinite or not, has no room for a score beside it."
@@ -29,6 +29,10 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scatter", "scatter_along_axis", "scatter_nd"), ("data", "updates")),
 }
 "Ops whose result holds what some of their inputs hold, moved, chosen, scaled or with something added: these inputs."
+
+
+_SINKS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
+"Ops that silence what is masked, and the input that holds the mask."
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Flow:
         """What becomes of `var` in one of the ops that read it."""
         as_what = {name for name, bound in op.inputs.items() if bound is var or _is_among(var, bound)}
         if not is_opaque(op):
-            if (op.op_type, as_what) in (("softmax", {"x"}), ("scaled_dot_product_attention", {"attn_mask"})):
+            if as_what == {_SINKS.get(op.op_type)}:
                 return sink(var)
             if op.op_type in CARRIERS and as_what <= {*CARRIERS[op.op_type]} and types.is_float(op.outputs[0].dtype):
                 return self._carried(op, var)
@@ -187,6 +191,11 @@ def finite(values: Any, level: float) -> Any:
     values = np.asarray(values)
     changed = np.where(np.abs(values) >= BEYOND, np.copysign(values.dtype.type(level), values), values)
     return changed.astype(values.dtype)[()]
+
+
+def softmaxes(block: Block) -> bool:
+    """Whether `block` or one in it has an op that ends a mask's way."""
+    return any(op.op_type in _SINKS or any(map(softmaxes, op.blocks)) for op in block.operations)
 
 
 def read_bytes(var: Var) -> int:

@@ -12,10 +12,12 @@ from ..core.errors import InputError
 from ..core.query import is_opaque
 from . import _mask_examples as shown
 from ._lift import same_op
-from ._masks import CARRIERS, Fate, Flow, constants, finite, read_bytes
+from ._masks import CARRIERS, Fate, Flow, constants, finite, read_bytes, softmaxes
 
-_ROOM, _BELOW = 60000.0, 1000.0
+_ROOM, _BELOW = 62500.0, 1000.0
 "How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
+_HIGHEST = 60000.0
+"What `value` may be at most, so that a score fits beside it."
 _SMALL = 1 << 16
 "Bytes up to which a const that no softmax reads is searched for infinities, to say why it is left alone."
 
@@ -72,8 +74,10 @@ class FiniteMask(BlockRewrite):
     "What a masked score is set or lowered to: -60000 to -1000."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        if not -_ROOM <= self.value <= -_BELOW:
+        if not -_HIGHEST <= self.value <= -_BELOW:
             raise InputError(f"finite_mask: option 'value' is {self.value:g}; expected -60000 to -1000")
+        if not softmaxes(block):
+            return
         flow = Flow(block)
         for op in block.operations:
             if op.op_type in CARRIERS and not is_opaque(op) and len(op.outputs) == 1:
@@ -93,8 +97,9 @@ class FiniteMask(BlockRewrite):
             return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
         level = self._level(fate)
         if level * fate.factor - fate.finite < _BELOW:
-            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way: {-level * fate.factor:g} would no "
-                            "longer silence every score")
+            met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _BELOW else ""
+            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way{met}: {-level * fate.factor:g} would not "
+                            "silence every score, and fp16 has no room for more")
         total = max(fate.copies, 1.0) * level + fate.finite
         if total > _ROOM:
             return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
@@ -102,9 +107,11 @@ class FiniteMask(BlockRewrite):
         return Hit(op, found=found, level=level, note=f"what is infinite in fp16 becomes {-level:g}")
 
     def _level(self, fate: Fate) -> float:
-        """The mask's magnitude: that of `value`, and below the finite masks that meet it, which it has to outrank."""
+        """The mask's magnitude: that of `value`, or below the finite masks that meet it, as it has to outrank them."""
         level = abs(self.value)
-        return level if level * fate.factor - fate.finite >= _BELOW else level + fate.finite / fate.factor
+        if level * fate.factor - fate.finite >= _BELOW:
+            return level
+        return min((fate.finite + level) / fate.factor, (_ROOM - fate.finite) / max(fate.copies, 1.0))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         changed: dict[Var, Var] = {}
