@@ -31,13 +31,11 @@ class Extent:
 
     largest: float = 0.0
     beyond: bool = False
-    zero: bool = True
-    "Whether every element is 0."
 
     @property
     def vanishes(self) -> bool:
-        """Whether fp16 has no number as small as any of them."""
-        return not self.zero and not self.beyond and self.largest < SMALLEST
+        """Whether fp16 has no number as small as what they are, 0 and infinities aside."""
+        return not self.beyond and 0 < self.largest < SMALLEST
 
 
 class Halves:
@@ -87,11 +85,10 @@ def _halved(value: Array) -> Array:
 
 def _extent(value: Array) -> Extent:
     flat = np.ascontiguousarray(value).reshape(-1)
-    largest, beyond, zero = 0.0, False, True
+    largest, beyond = 0.0, False
     for piece in _pieces(flat):
         sizes = np.abs(flat[piece])
         plain = sizes[sizes < INFINITE]
         largest = max(largest, float(plain.max(initial=0.0)))
         beyond |= bool(np.any((sizes >= INFINITE) & (sizes < math.inf)))
-        zero &= not np.any(sizes)
-    return Extent(largest, beyond, zero)
+    return Extent(largest, beyond)

@@ -100,8 +100,9 @@ def _judged(
         with function:  # what an op takes depends on the opset of the function at hand
             for op in walk(function):
                 if computes(op):
+                    opset = function.opset_version.name
                     found[numbers[op]] = _reason(op, wish, measured, halves, mixed) or (
-                        "" if narrowable(op) else f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}")
+                        "" if narrowable(op) else f"kept fp32: no fp16 for {op.op_type} in {opset}")
     return found
 
 

@@ -282,7 +282,8 @@ def test_without_runs_only_constants_are_judged():
     assert first.note == "5 of 5 ops in fp16; nothing was run, so only constants were judged"
     small = program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
     assert rewritten(small).fired
-    assert next(op for _, op in all_ops(small) if op.op_type == "add").y.val == np.float16(6e-8), "as the host rounds it"
+    added = next(op for _, op in all_ops(small) if op.op_type == "add")
+    assert added.y.val == np.float16(6e-8), "as the host rounds it"
 
 
 def test_fp16_at_the_border_leaves_no_cast():
@@ -303,8 +304,8 @@ def test_integer_islands_keep_their_bytes_and_shared_weights_one_place(tmp_path)
     def built(x, ids):
         shared = mb.const(val=weight)
         at = mb.add(x=mb.mul(x=ids, y=2, name="doubled"), y=1, name="moved")
-        y = mb.linear(x=mb.relu(x=mb.linear(x=x, weight=shared, name="first"), name="relu"), weight=shared, name="second")
-        return mb.gather(x=y, indices=at, axis=1, name="picked"), at
+        y = mb.relu(x=mb.linear(x=x, weight=shared, name="first"), name="relu")
+        return mb.gather(x=mb.linear(x=y, weight=shared, name="second"), indices=at, axis=1, name="picked"), at
 
     source = make(tmp_path / "source.mlpackage", built)
     package = ane.load(source)
@@ -314,6 +315,21 @@ def test_integer_islands_keep_their_bytes_and_shared_weights_one_place(tmp_path)
     assert {name for name in ("doubled", "moved") if before[name] == after[name]} == {"doubled", "moved"}
     sizes = [(each / WEIGHTS).stat().st_size for each in (source, tmp_path / "half.mlpackage")]
     assert sizes[1] < 0.55 * sizes[0]
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
+def test_as_a_pass_of_a_conversion_it_survives_the_hosts_last_passes(exported, tmp_path):
+    module, x = Small(False).eval(), torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
+    converted(module, x, ct.target.iOS17, exported, pass_pipeline=ane.pipeline(passes="fp16_compute")
+              ).save(str(tmp_path / "half.mlpackage"))
+    package = ane.load(tmp_path / "half.mlpackage")
+    assert not in_fp32(package.program) and kinds(package.program)["cast"] == 3
+    (name,) = package.program.functions["main"].inputs
+    found = list(Runtime(package.program, precision="float16")({name: x.numpy()}).values())
+    with torch.no_grad():
+        right = [value.numpy() for value in module.double()(x.double())]
+    for one, other in zip(found, right):
+        np.testing.assert_allclose(one, other, atol=1e-2 * np.abs(other).max())
 
 
 TEN = ("MobileNetV3", "EfficientNet-B0", "ConvNeXt", "Sequencer2D (LSTM)", "SegFormer", "Wav2Vec2", "Whisper",
