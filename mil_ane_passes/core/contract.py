@@ -31,7 +31,7 @@ __all__ = [
     "Measured", "Miss", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
 ]
 
-STAGES = ("numerics", "decompose", "layout", "cleanup")
+STAGES = ("precision", "numerics", "decompose", "layout", "cleanup")
 """The order of stages in a pipeline; within a stage `after` and then the name decide."""
 
 

@@ -36,7 +36,7 @@ class Fp16Compute(ProgramRewrite):
     """
 
     code, slug = "ANE316", "fp32-compute"
-    stage = "numerics"
+    stage = "precision"
     exactness = Exactness.APPROXIMATE
     bound = "max_error (1e-2) of an output's largest value, in the runs measured"
     preset = "named"

@@ -12,8 +12,9 @@ from coremltools.converters.mil.mil import types
 import mil_ane_passes as ane
 from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.pipeline import ordered
 from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.registry import by_name, rewrites
 from mil_ane_passes.proof.execute import plans
 from mil_ane_passes.proof.measure import measurer
 from mil_ane_passes.runtime import Runtime
@@ -284,6 +285,12 @@ def test_without_runs_only_constants_are_judged():
     assert rewritten(small).fired
     added = next(op for _, op in all_ops(small) if op.op_type == "add")
     assert added.y.val == np.float16(6e-8), "as the host rounds it"
+
+
+def test_it_comes_before_the_cures_of_what_fp16_does_and_the_border_after_all():
+    order = ordered([name for name in rewrites() if rewrites()[name].stage in ("precision", "numerics", "cleanup")])
+    assert order[0] == "fp16_compute" and order.index("fp16_io") > max(
+        order.index(name) for name in order if rewrites()[name].stage == "numerics")
 
 
 def test_fp16_at_the_border_leaves_no_cast():
