@@ -144,8 +144,10 @@ MISSES: dict[str, tuple[Callable[[], Program], str]] = {
     "output": (lambda: program(lambda x: (lambda v: (v, Builder.softmax(x=v, axis=-1, name="y")))(
         Builder.add(x=x, y=_causal(-np.inf), name="masked")), x=(_ROWS, _KEYS)),
         "an infinite constant, but 'masked' is an output as well"),
-    "scaled down": (lambda: _attention(_shrunk), "the mask is scaled by 0.015625 on its way: -976.562 would not silence "
-                                                 "every score, and fp16 has no room for more"),
+    "scaled down": (
+        lambda: _attention(_shrunk),
+        "the mask is scaled by 0.015625 on its way: -976.562 would not silence every score, "
+        "and fp16 has no room for more"),
     "scaled by a computed value": (
         lambda: _attention(_by_computed), "an infinite constant, but is scaled by a computed value in mul 'scaled'"),
 }

@@ -29,7 +29,8 @@ class FiniteMask(BlockRewrite):
             -inf on any machine, 0 * -inf in (1 - mask) * -inf is NaN, and so is the softmax of a row of -inf.
     when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
             the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
-            become `value`; where a finite mask reaches the same softmax, `value` below that one.
+            become `value`; where a finite mask reaches the same softmax, they go below that one, as far as fp16 has
+            room. A mask that something else looks at (a test for -inf, a maximum, an output) is left alone.
     exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
             changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
             ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
@@ -98,8 +99,8 @@ class FiniteMask(BlockRewrite):
         level = self._level(fate)
         if level * fate.factor - fate.finite < _BELOW:
             met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _BELOW else ""
-            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way{met}: {-level * fate.factor:g} would not "
-                            "silence every score, and fp16 has no room for more")
+            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way{met}: {-level * fate.factor:g} would "
+                            "not silence every score, and fp16 has no room for more")
         total = max(fate.copies, 1.0) * level + fate.finite
         if total > _ROOM:
             return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
