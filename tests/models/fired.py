@@ -83,15 +83,18 @@ def _converted(architecture: Architecture, model: torch.nn.Module, inputs: Tenso
     declared = [ct.TensorType(f"input_{i}", shape=each.shape,
                               dtype=np.int32 if each.dtype == torch.int32 else np.float32)
                 for i, each in enumerate(inputs)]
-    arguments: dict[str, Any] = {
-        "inputs": None if architecture.export else declared, "convert_to": "mlprogram", "skip_model_load": True,
-        "compute_precision": ct.precision.FLOAT16, "minimum_deployment_target": ct.target.iOS18}
-    captured = traced(architecture, model, inputs)
+    ends = {"inputs": None if architecture.export else declared}
+    target = {"minimum_deployment_target": ct.target.iOS18}
+    package = {"convert_to": "mlprogram", "compute_precision": ct.precision.FLOAT16, "skip_model_load": True, **target}
+    captured, frontend = traced(architecture, model, inputs), "host"
     try:
-        made, frontend = ct.convert(captured, **arguments), "host"
+        made = ct.convert(captured, **ends, **package)
     except Exception:
-        with ane.torch_frontend.patched():
-            made, frontend = ct.convert(captured, **arguments), "patched"
+        frontend = "patched"
+        with ane.torch_frontend.patched():  # not around the passes: it would mend the masks that are to be mended here
+            program = ct.convert(captured, convert_to="milinternal", compute_precision=ct.precision.FLOAT32, **ends,
+                                 **target)
+        made = ct.convert(program, **package)
     made.save(str(path))
     return frontend
 
@@ -184,12 +187,15 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def _record(found: Sequence[Fired]) -> None:
+    """Put these into the record, which has a line for each architecture."""
     tables = recorded()
     for each in found:
         tables.setdefault(each.preset, {})[each.architecture] = each.settled
-    order = [each.name for each in EVERY]
-    kept = {preset: {name: table[name] for name in order if name in table} for preset, table in tables.items()}
-    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+    parts = []
+    for preset, table in tables.items():
+        rows = [f"  {json.dumps(one.name)}: {json.dumps(table[one.name])}" for one in EVERY if one.name in table]
+        parts.append(f"{json.dumps(preset)}: {{\n" + ",\n".join(rows) + "\n}")
+    RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -220,9 +226,9 @@ def main(arguments: Sequence[str]) -> int:
         failed += [f"{one.architecture}, {one.preset}: {one.proved}, {one.before:.1e} -> {one.after:.1e}"
                    for one in made if not is_right(one)]
         found += made
+        if given.record:
+            _record([one for one in made if is_right(one)])
     print("", *_near_misses(found), sep="\n")
-    if given.record:
-        _record([each for each in found if is_right(each)])
     for fault in failed:
         print(fault, file=sys.stderr)
     return bool(failed)

@@ -92,6 +92,31 @@ class Translator(nn.Module):
         return torch.log_softmax(self.head(hidden), dim=-1)
 
 
+class Attention(nn.Module):
+    """Causal attention by hand, as small GPTs are taught: scores of what lies ahead are filled with -inf."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.joint, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("causal", torch.tril(torch.ones(TOKENS, TOKENS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = (each.view(batch, length, self.heads, -1).transpose(1, 2)
+                             for each in self.joint(x).split(width, dim=2))
+        scores = query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5
+        scores = scores.masked_fill(self.causal[:length, :length] == 0, float("-inf"))
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
+        made: torch.Tensor = x + self.out(mixed)
+        return made
+
+
+def _small_gpt() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, 96), Attention(96, 4), nn.LayerNorm(96), Attention(96, 4), nn.LayerNorm(96),
+        nn.Linear(96, VOCABULARY))
+
+
 def _unet() -> nn.Module:
     from tests.models import unet
 
@@ -178,7 +203,8 @@ _MORE = (
     Architecture("EnCodec decoder", "audio", "transformers", from_transformers(
         "EncodecModel", "EncodecConfig", part="decoder", call={"pick": whole}, num_filters=16, hidden_size=64),
         ((1, 64, 12),)),
-    Architecture("BigVGAN", "audio", "transformers", _bigvgan, ((1, 16, 20),)),
+    Architecture("BigVGAN", "audio", "transformers", _bigvgan, ((1, 16, 20),),
+                 gains={"resblocks": 0.5, "conv_post": 0.3}),
     Architecture("VITS vocoder", "audio", "transformers", from_transformers(
         "VitsModel", "VitsConfig", part="decoder", call={"pick": whole}, upsample_initial_channel=64, flow_size=32,
         hidden_size=32, num_hidden_layers=1), ((1, 32, 12),)),
@@ -199,6 +225,7 @@ _MORE = (
         "ElectraModel", "ElectraConfig", call=_ENCODED, embedding_size=64, **TEXT), **_WITH_MASK),
     Architecture("ALBERT", "language", "transformers", from_transformers(
         "AlbertModel", "AlbertConfig", call=_ENCODED, embedding_size=64, **TEXT), **_WITH_MASK),
+    Architecture("GPT by hand", "language", "torch", _small_gpt, **IDS),
     Architecture("GPT-2, mask as input", "language", "transformers", from_transformers(
         "GPT2LMHeadModel", "GPT2Config", call=_DECODED, n_embd=192, n_layer=2, n_head=4, vocab_size=VOCABULARY),
         **_WITH_MASK),
