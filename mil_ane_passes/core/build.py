@@ -80,7 +80,8 @@ class RewriteBuilder:
 
         def build(**inputs: Any) -> Any:
             wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
-            shared = {key: self._shared(key, given) for key, given in inputs.items() if given is not None}
+            shared = inputs if op_type == "const" else {
+                key: self._shared(key, given) for key, given in inputs.items() if given is not None}
             result = make(**shared, name=self._names.fresh(wanted), before_op=self._anchor)
             self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result

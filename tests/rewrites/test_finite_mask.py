@@ -204,6 +204,14 @@ def test_a_value_that_does_not_silence_or_fit_is_refused(value):
         run(rule(value=value), padded(-np.inf))
 
 
+def test_no_const_is_left_behind():
+    made = padded(-np.inf)
+    before = sum(op.op_type == "const" for _, op in all_ops(made))
+    run(rule(), made)
+    consts = [op for _, op in all_ops(made) if op.op_type == "const"]
+    assert len(consts) == before and all(op.outputs[0].child_ops and not op.inputs for op in consts)
+
+
 def test_a_large_table_is_made_once():
     table = np.where(np.tri(128, dtype=bool), 0, -np.inf).astype(np.float16)
 
