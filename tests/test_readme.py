@@ -6,15 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mil_ane_passes as ane
 from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.report.catalogue import markdown_table
 from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
+from tests.cli.test_calibrate import squares
 from tests.torch_frontend.grid.run import table as grid_table
 from tests.upstream.__main__ import Counts
 
@@ -56,10 +60,34 @@ def upstream_table() -> str:
     return "\n".join(lines)
 
 
+def fired_table() -> str:
+    """What `python -m tests.models.fired --record` saw last."""
+    recorded = json.loads((ROOT / "tests" / "models" / "fired.json").read_text())["full"]
+    places, models = Counter(), defaultdict(list)
+    for model, row in recorded.items():
+        for name, count in row["fired"].items():
+            places[name] += count
+            models[name].append(model)
+    lines = ["| pass | architectures | places | such as |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {len(models[name])} | {count} | {'; '.join(models[name][:3])} |"
+              for name, count in sorted(places.items())]
+    quiet = [model for model, row in recorded.items() if not row["fired"]]
+    lines.append(f"| none | {len(quiet)} | | {'; '.join(quiet[:3])} |")
+    return "\n".join(lines)
+
+
+def calibrate_example() -> str:
+    """An RMSNorm whose squares overflow, on the feeds of the tests."""
+    program = squares()
+    report = ane.calibrate(program, feeds={"x": np.full((2, 8), 5, np.float16)})
+    return f"```\n{report}\n```"
+
+
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table,
-          "patches": lambda: patches_table(all_patches()), "grid": grid_table}
+          "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
+          "calibrate": calibrate_example}
 
 
 @pytest.mark.parametrize("marker", TABLES)
@@ -95,10 +123,8 @@ def test_every_command_line_is_one_the_tool_knows():
         _parser().parse_args(line.split())
 
 
-@pytest.mark.parametrize("line", ["convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
+@pytest.mark.parametrize("line", ["calibrate", "convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
 def test_every_library_call_exists(line):
-    import mil_ane_passes as ane
-
     assert re.search(rf"\bane\.{line}\(", README) and callable(getattr(ane, line))
 
 
@@ -135,7 +161,7 @@ def write_tables() -> None:
     text = README
     for marker, table in TABLES.items():
         made = f"<!-- {marker} -->\n{table()}\n"
-        text = re.sub(rf"<!-- {marker} -->\n(?:\|.*\n)*", lambda found, made=made: made, text)
+        text = re.sub(rf"<!-- {marker} -->\n(?:```\n(?:.*\n)*?```\n|(?:\|.*\n)*)", lambda found, made=made: made, text)
     (ROOT / "README.md").write_text(text)
 
 
