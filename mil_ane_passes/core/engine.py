@@ -18,7 +18,7 @@ from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, Pr
 from .edit import BlockEditor
 from .errors import RuleError
 from .order import check_order
-from .query import all_blocks, flat_inputs, is_opaque, is_symbolic, op_count
+from .query import all_blocks, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
 from .targets import applies
 
@@ -70,7 +70,7 @@ def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure 
     _measure(rule, program, measure)
     if isinstance(rule, ProgramRewrite):
         for answer in rule.match_program(program):
-            _note(trace, rule, program.default_function_name, answer)
+            _note(trace, rule, function_name(program, answer.op), answer)
         return trace
     for function, block in all_blocks(program):
         answers = (
@@ -111,7 +111,7 @@ def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace) -> None:
     before = {name: _signature(function) for name, function in program.functions.items()}
     answers = list(rule.match_program(program))
     for answer in answers:
-        _note(trace, rule, program.default_function_name, answer)
+        _note(trace, rule, function_name(program, answer.op), answer)
     hits = [answer for answer in answers if isinstance(answer, Hit)]
     if not hits:
         return

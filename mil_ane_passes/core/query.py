@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "all_blocks", "all_ops", "consumers", "flat_inputs", "is_all_zero",
+    "all_blocks", "all_ops", "consumers", "flat_inputs", "function_name", "is_all_zero",
     "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "op_count", "static_shape",
     "used", "value",
 ]
@@ -92,6 +92,15 @@ def all_ops(program: Program) -> Iterator[tuple[str, Operation]]:
     for name, block in all_blocks(program):
         for op in block.operations:
             yield name, op
+
+
+def function_name(program: Program, op: Operation) -> str:
+    """The name of the function that `op` stands in."""
+    block = op.enclosing_block
+    while not isinstance(block, Function):
+        block = block.outer_op.enclosing_block
+    return next((name for name, function in program.functions.items() if function is block),
+                str(program.default_function_name))
 
 
 def op_count(program: Program) -> int:

@@ -54,7 +54,7 @@ def computes(op: Operation) -> bool:
     """Whether `op` computes with fp32: it might do so with fp16."""
     if is_opaque(op) or op.op_type in _FIXED or op.op_type.startswith("constexpr_"):
         return False
-    if any(not types.is_list(var.sym_type) and var.sym_val is not None for var in op.outputs):
+    if any(not types.is_list(var.sym_type) and var.val is not None for var in op.outputs):
         return False  # known when the model was converted: others may rely on the value
     return any(map(is_fp32, flat_inputs(op)))
 
@@ -130,7 +130,7 @@ class _Function:
             return False
         for var, kind in zip(op.outputs, made if isinstance(made, (list, tuple)) else [made]):
             if is_fp32(var) and _primitive(kind) == types.fp16:
-                var._sym_type = _half_type(var)
+                var._sym_type, var._sym_val = _half_type(var), None
                 self._narrowed.add(var)
         return True
 

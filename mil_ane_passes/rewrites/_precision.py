@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from coremltools.converters.mil.mil import Operation, Program, Var, types
 
 from ..core.clone import clone
+from ..core.errors import InputError, nearest
 from ..core.query import consumers, is_opaque
 from ..core.ranges import Range, Seen
 from ._halves import Halves
@@ -46,6 +47,7 @@ def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -
     """Judge every op by itself, then all together by what the outputs lose in the runs."""
     decision = Decision()
     ops = _ops(program)
+    _check_names(wish.keep, ops)
     reasons = _judged(program, ops, wish, measured, decision.halves)
     left = [number for number, reason in reasons.items() if not reason]
     attempt = _Attempt(program, decision.halves)
@@ -87,6 +89,13 @@ def _compressed(op: Operation) -> list[Operation]:
 def _ops(program: Program) -> list[Operation]:
     """All ops, in an order that a clone of the program shares."""
     return [op for function in program.functions.values() for op in walk(function)]
+
+
+def _check_names(names: Iterable[str], ops: Iterable[Operation]) -> None:
+    """Raises InputError for one that no op's type and no value bears."""
+    known = {name for op in ops for name in (op.op_type, *(var.name for var in op.outputs))} if names else set()
+    for name in sorted(set(names) - known):
+        raise InputError(f"fp16_compute: keep: no op of type '{name}' and no value of that name{nearest(name, known)}")
 
 
 def _judged(

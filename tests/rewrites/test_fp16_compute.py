@@ -259,6 +259,17 @@ def test_ops_and_values_are_kept_by_name():
     assert {op.op_type for op in in_fp32(built)} == {"square", "tanh"}
 
 
+def test_a_name_to_keep_that_is_none_is_refused():
+    with pytest.raises(ane.InputError, match=r"keep: no op of type 'square_' and no value of that name; did you mean"):
+        find(rule(keep="tanh+square_"), grown())
+
+
+def test_the_function_is_named():
+    built = grown()
+    built.add_function("other", grown().functions["main"])
+    assert {hit.function for hit in find(rule(), built).fired} == {"main", "other"}
+
+
 def test_sums_beyond_32768_are_kept_when_asked():
     built, x = program(lambda x: mb.linear(x=x, weight=np.full((4, 512), 65, np.float32), name="y"), dtype=types.fp32,
                        x=(1, 512)), np.ones((1, 512), np.float32)
