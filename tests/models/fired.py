@@ -67,15 +67,17 @@ class Fired:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of tracing, and without coremltools' of ops that overflow as they always did."""
-    before = logging.root.manager.disable
+    """Without the warnings of tracing and converting; in one thread, as several wait for each other on busy cores."""
+    before, threads = logging.root.manager.disable, torch.get_num_threads()
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
+        torch.set_num_threads(threads)
 
 
 def _converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:

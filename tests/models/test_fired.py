@@ -41,7 +41,7 @@ SAFE: dict[str, dict[str, int]] = {
     "stable_log_sum_exp": {"ResNet-18, energy score": 1},
     "lift_conv_transpose_1d": {
         "HiFi-GAN": 4, "DAC decoder": 4, "EnCodec decoder": 4, "VITS vocoder": 4,
-        "BigVGAN": 25},  # and two for each of its twelve activations
+        "BigVGAN": 25},  # two that upsample, and one in each of 25 activations, two of which coremltools found twice
 }
 """Where the passes of `safe` fire, and how often: what the architectures have of what the rules are about."""
 
