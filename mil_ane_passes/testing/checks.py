@@ -235,11 +235,12 @@ def _rewritten(rule: Rewrite, program: Program, example: Example, how: str = "",
 
 def _equal(before: Program, after: Program, example: Example, promised: Strictness, how: str = "") -> None:
     across = borders(before, after).get("main", Border())
+    runs_before, runs_after, runs_limit = _Runs(before), _Runs(after), _Runs(before, finite_constants=True)
     for label, drawn in _draws(before, example):
         feeds = across.round(drawn)
-        old, new = _runs(before, feeds), _runs(after, feeds)
+        old, new = runs_before(feeds), runs_after(feeds)
         if promised.mends:
-            old = limited(old, _runs(before, feeds, finite_constants=True), new)
+            old = limited(old, runs_limit(feeds), new)
         for precision in _PRECISIONS:
             given = None if precision == "float64" else old["float64"]
             found = differences(across.give(old[precision]), new[precision], promised, given)
@@ -248,10 +249,15 @@ def _equal(before: Program, after: Program, example: Example, promised: Strictne
                                f"{program_text(after)}")
 
 
-def _runs(program: Program, feeds: Mapping[str, Array], finite_constants: bool = False
-          ) -> dict[str, dict[str, Array]]:
-    return {precision: Runtime(program, precision=precision, finite_constants=finite_constants)(feeds)
-            for precision in _PRECISIONS}
+class _Runs:
+    """A program at every precision that is compared, worked out once for all feeds."""
+
+    def __init__(self, program: Program, finite_constants: bool = False) -> None:
+        self._runtimes = {precision: Runtime(program, precision=precision, finite_constants=finite_constants)
+                          for precision in _PRECISIONS}
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+        return {precision: runtime(feeds) for precision, runtime in self._runtimes.items()}
 
 
 def _draws(program: Program, example: Example) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
