@@ -19,7 +19,7 @@ __all__ = ["verify"]
 def verify(
     before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
     exactness: str = "rounding", quirks: Sequence[str] = (), tolerance: float | None = None,
-    mends: bool = False, progress: Progress = quiet,
+    mends: bool = False, widths: bool = False, progress: Progress = quiet,
 ) -> VerifyReport:
     """Are two models equal on the same feeds? If not, the report's `first` says which op is the first that differs.
 
@@ -37,21 +37,22 @@ def verify(
     compressed values); integers have to be equal.
 
     Raises InputError for feeds or interfaces that do not fit, for a callable that raises, and for an unknown quirk;
-    NotSupported (nothing run) for an op the reference runtime lacks.
+    NotSupported (nothing run) for an op the reference runtime lacks. With `widths`, inputs and outputs of two models may
+    hold floats of different widths, as after `ane::fp16_io`: both get what the narrower holds, and the report says so.
     """
     if exactness not in ("bitwise", "rounding"):
         raise InputError(f"exactness '{exactness}' is not known; expected bitwise or rounding"
                          f"{nearest(exactness, ('bitwise', 'rounding'))}")
     if is_callable_side(before) or is_callable_side(after):
         return _verify_callable(before, after, exactness, tolerance, feeds=feeds, precision=precision, seeds=seeds,
-                                quirks=quirks, mends=mends, progress=progress)
+                                quirks=quirks, mends=mends, widths=widths, progress=progress)
     if tolerance is not None:
         raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
     old, new = opened(before), opened(after)
     precisions = (precision,) if precision == "float64" else ("float64", precision)
     return compare_programs(
         old.program, new.program, seeds=seeds, precisions=precisions, exactness=Strictness(Exactness(exactness), mends),
-        feeds=feeds,
+        feeds=feeds, widths=widths,
         describe=old.describe, progress=progress, quirks=quirks)
 
 
@@ -67,8 +68,8 @@ def _verify_callable(
         raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
     if quirks and program_first:
         raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
-    if how.pop("mends"):
-        raise InputError("mends is for two models; a callable says itself what is right")
+    if how.pop("mends") | how.pop("widths"):
+        raise InputError("mends and widths are for two models; a callable says itself what is right")
     model = opened(before if program_first else after)
     return compare_with_callable(
         model.program, after if program_first else before, program_first=program_first, tolerance=tolerance,

@@ -22,6 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mends", action="store_true",
                         help="what is NaN or infinite in A may be finite in B; judged with A's infinite constants read "
                              "as large finite numbers")
+    parser.add_argument("--widths", action="store_true",
+                        help="inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io")
     add_quirk(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
                       "that cures it")
     add_format(parser)
@@ -34,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_line() as progress:
         report = verify(
             arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
-            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, mends=arguments.mends,
+            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, mends=arguments.mends, widths=arguments.widths,
             progress=progress)
     show(report, arguments.format)
     return 0 if report.equal else 1

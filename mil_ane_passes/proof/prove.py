@@ -23,6 +23,7 @@ __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
+ACROSS = "inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it gives"
 DEFINED = ("what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
            "hold read as large finite numbers")
 
@@ -154,8 +155,7 @@ def compare_programs(
     defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, new, precisions)
     report = judged(old, new, exactness)
     report.quirks = tuple(quirks)
-    if defined:
-        report.notes.append(DEFINED)
+    report.notes += [ACROSS] * bool(across) + [DEFINED] * defined
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
     if report.equal and unseen:
         report.status = "not proved"

@@ -246,3 +246,12 @@ def test_the_report_as_data():
         "index",
         "mended",
     }
+
+
+def test_ends_of_another_width_are_compared_and_said_to_be_so():
+    def doubled(dtype):
+        return program(lambda x: mb.add(x=x, y=x, name="y"), dtype=dtype, x=(2, 3))
+
+    report = verify(doubled(types.fp32), doubled(types.fp16), widths=True)
+    assert report.equal and report.notes[0].startswith("inputs or outputs hold floats of other widths")
+    assert not verify(doubled(types.fp32), doubled(types.fp32), widths=True).notes
