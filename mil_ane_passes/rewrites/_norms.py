@@ -121,7 +121,7 @@ def _squared(reduce: Operation) -> Var | None:
     if reduce.op_type in ("reduce_sum_square", "reduce_l2_norm"):
         return reduce.x
     op = reduce.x.op
-    if op is None:
+    if op is None or op.outputs[0].shape != getattr(op.x, "shape", None):  # a power may add axes: [[[2]]] does
         return None
     if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y) or (op.op_type == "pow" and _exponent(op) == 2):
         return op.x
@@ -149,7 +149,7 @@ def _step(norm: Norm, op: Operation) -> bool:
     elif kind == "maximum" or over or kind == "mul":
         norm.steps.append(("over" if over else kind, given))
     else:
-        norm.steps += [("inverse", 0.0), ("mul", given)]
+        norm.steps += [("inverse", 0.0), *([("mul", given)] if given != 1 else [])]
         norm.degree = -norm.degree
     return norm.degree > 0 or kind not in ("add", "maximum")
 

@@ -26,8 +26,9 @@ class ScaledRmsNorm(Rewrite):
     exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest
             magnitude, not below the root of eps (as a power of two), the smallest normal number of fp16, nor above
             65504; so rows of zeros stay zeros, and rows with infinities what they were. y stands above and below, so
-            that an error of the division by m cancels. Where rsqrt has an eps beside the one that is added, their sum
-            rounds to fp16, which moves results by less than 2^-20 of themselves.
+            that an error of the division by m cancels; where another value is above, m goes to the root instead. Where
+            rsqrt has an eps beside the one that is added, their sum rounds to fp16, which moves results by less than
+            2^-20 of themselves.
     cost    eight ops more; three of them as large as x.
 
     before
@@ -105,7 +106,12 @@ class ScaledRmsNorm(Rewrite):
             return made
 
         factor = mb.once(("factor", hit.factor, most), lambda: respelt(mb, norm, scaled(norm.x), most))
-        result: Var = getattr(mb, hit.op.op_type)(x=scaled(hit.given), y=factor)
+        if hit.given is norm.x:
+            given = scaled(hit.given)
+        else:  # divided by a small m it may overflow where the result does not
+            given, by = hit.given, mb.mul if hit.op.op_type == "real_div" else mb.real_div
+            factor = mb.once(("whole", factor, most), lambda: by(x=factor, y=most))
+        result: Var = getattr(mb, hit.op.op_type)(x=given, y=factor)
         return result
 
     def examples(self) -> Iterable[Example]:

@@ -248,3 +248,28 @@ def test_the_algebra_is_the_same_at_any_magnitude(spelling, kind, eps, power, se
     expected = Runtime(built, precision="float64")({"x": x})["y"]
     assert run(rule(), built).fired
     np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], expected, rtol=2.0**-20)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_another_value_over_a_small_norm_overflows_no_earlier_than_its_result(over):
+    def body(x, k):
+        total = mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True)
+        if over:
+            return mb.real_div(x=k, y=mb.sqrt(x=total), name="y")
+        return mb.mul(x=k, y=mb.rsqrt(x=total), name="y")
+
+    built = program(body, x=(2, 1024), k=(2, 1))
+    assert run(rule(), built).fired
+    small, large = np.full((1, 1024), 0.05), np.full((1, 1024), 300.0)
+    feeds = {"x": np.concatenate([small, large]).astype(np.float16), "k": np.array([[30000], [3000]], np.float16)}
+    x, k = (feeds[name].astype(np.float64) for name in ("x", "k"))
+    found = Runtime(built, precision="float16")(feeds)["y"]
+    np.testing.assert_allclose(found, k / np.linalg.norm(x, axis=-1, keepdims=True), rtol=2.0**-8)
+
+
+def test_a_power_that_adds_an_axis_is_another_spelling():
+    def body(x):
+        squares = mb.pow(x=x, y=np.full((1, 1, 1), 2, np.float16))
+        return mb.mul(x=x, y=mb.rsqrt(x=mb.reduce_mean(x=squares, axes=[1], keep_dims=True)), name="y")
+
+    assert not run(rule(), program(body, x=(3, 3))).fired
