@@ -149,4 +149,4 @@ def reduced_axes(reduction: Operation) -> tuple[int, ...] | None:
     if reduction.axes is None:
         return tuple(range(rank))
     axes = value(reduction.axes)
-    return None if axes is None else tuple(sorted({int(axis) % rank for axis in axes}))
+    return None if not axes else tuple(sorted({int(axis) % rank for axis in axes}))
