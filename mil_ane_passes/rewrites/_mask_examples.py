@@ -114,6 +114,19 @@ def _shrunk(x: Var, m: Var) -> Var:
     return Builder.mul(x=Builder.select(cond=_hidden(m), a=_INF, b=x), y=np.float16(1 / 64))
 
 
+def _graded(x: Var, m: Var) -> Var:
+    return Builder.add(x=x, y=Builder.mul(x=Builder.sigmoid(x=m, name="slope"), y=_causal(-np.inf)))
+
+
+def _tested() -> Program:
+    def body(x: Var) -> Var:
+        weights = Builder.softmax(x=Builder.add(x=x, y=np.tril(np.full((4, 4), _INF))))
+        return Builder.select(cond=Builder.not_equal(x=weights, y=weights, name="empty"), a=np.float16(0), b=weights,
+                              name="y")
+
+    return program(body, x=(4, 4))
+
+
 def _by_computed(x: Var, m: Var) -> Var:
     return Builder.mul(x=Builder.select(cond=_hidden(m), a=_INF, b=x), y=m, name="scaled")
 
@@ -134,6 +147,14 @@ FIRES: dict[str, Callable[[], Program]] = {
 """What is rewritten."""
 
 MISSES: dict[str, tuple[Callable[[], Program], str]] = {
+    "an upper bound": (lambda: _attention(lambda x, m: Builder.minimum(x=x, y=np.float16(65504))), ""),
+    "times a slope": (lambda: _attention(_graded),
+                      "the infinite constant is scaled by 'slope', which may be no mask of 0 and 1"),
+    "hard choice": (lambda: program(
+        lambda x: Builder.softmax(x=Builder.mul(x=x, y=np.float16(65504)), name="y"), x=(4, 8)),
+                    "the infinite constant is scaled by 'x', which may be no mask of 0 and 1"),
+    "tested for NaN": (_tested,
+                       "an infinite constant, but not_equal 'empty' tells by NaN which rows are masked throughout"),
     "in range": (lambda: _attention(lambda x, m: Builder.add(x=x, y=_padding(m, -100.0))), ""),
     "fp32": (lambda: _attention(lambda x, m: Builder.add(x=x, y=_padding(m, -1e9, np.float32)), dtype=types.fp32),
              "the mask and its softmax are held in fp32, which has numbers of that size"),

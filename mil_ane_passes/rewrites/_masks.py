@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var, types
 
 from ..core.query import consumers, is_const, is_opaque
 
-__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "read_bytes", "softmaxes"]
+__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "graded", "read_bytes", "softmaxes"]
 
 BEYOND = 65504.0
 "The largest number of fp16: what is as large, infinite or not, has no room for a score beside it."
@@ -29,6 +29,11 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scatter", "scatter_along_axis", "scatter_nd"), ("data", "updates")),
 }
 "Ops whose result holds what some of their inputs hold, moved, chosen, scaled or with something added: these inputs."
+_WHOLE = {**CARRIERS, "abs": _X, "relu": _X, "square": _X}
+"Ops that make whole numbers of whole numbers, but for a division."
+_ROUNDED = ("round", "floor", "ceil", "sign")
+_WALKED = 64
+"How many values are looked at to tell whether a factor is whole."
 
 
 _SINKS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
@@ -120,7 +125,9 @@ class Flow:
         as_what = {name for name, bound in op.inputs.items() if bound is var or _is_among(var, bound)}
         if not is_opaque(op):
             if as_what == {_SINKS.get(op.op_type)}:
-                return sink(var)
+                test = _test_for_nan(op.outputs[0])
+                return sink(var) if test is None else Fate(
+                    f"{test.op_type} '{test.outputs[0].name}' tells by NaN which rows are masked throughout")
             if op.op_type in CARRIERS and as_what <= {*CARRIERS[op.op_type]} and types.is_float(op.outputs[0].dtype):
                 return self._carried(op, var)
         return Fate(f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is no softmax")
@@ -186,10 +193,41 @@ def constants(op: Operation) -> Iterator[tuple[str, Var]]:
                 yield name, var
 
 
-def finite(values: Any, level: float) -> Any:
-    """`values` with `level`, of their sign, for those that are beyond fp16."""
+def graded(op: Operation) -> Var | None:
+    """What a constant mask is multiplied with or divided by in `op`, where that may be another number than 0 or 1.
+
+    What goes into a softmax with nothing added are scores.
+    """
+    if op.op_type not in ("mul", "real_div"):
+        return None
+    factor: Var = op.y if is_const(op.x) else op.x
+    scores = any(reader.op_type == "softmax" for reader in consumers(op.outputs[0]))
+    return None if op.op_type == "mul" and not scores and _is_whole(factor) else factor
+
+
+def _is_whole(factor: Var) -> bool:
+    """Whether `factor` holds whole numbers alone, as masks do. The model's inputs are taken at their word."""
+    pending, seen = [factor], set[Var]()
+    while pending and len(seen) < _WALKED:
+        var = pending.pop()
+        seen.add(var)
+        if not types.is_float(var.dtype) or var.op is None or var.op.op_type in _ROUNDED:
+            continue
+        if is_const(var):
+            if not np.array_equal(var.val, np.round(var.val)):
+                return False
+        elif var.op.op_type in _WHOLE and var.op.op_type != "real_div" and not is_opaque(var.op):
+            pending += [each for each in _operands(var.op) if each not in seen]
+        else:
+            return False
+    return not pending
+
+
+def finite(values: Any, level: float, above: bool = True) -> Any:
+    """`values` with `level`, of their sign, for those that are beyond fp16; unless `above`, for the negative ones."""
     values = np.asarray(values)
-    changed = np.where(np.abs(values) >= BEYOND, np.copysign(values.dtype.type(level), values), values)
+    beyond = (np.abs(values) if above else -values) >= BEYOND
+    changed = np.where(beyond, np.copysign(values.dtype.type(level), values), values)
     return changed.astype(values.dtype)[()]
 
 
@@ -216,9 +254,20 @@ def _scan(values: np.ndarray[Any, Any]) -> _Scan:
 
 
 def _operands(op: Operation) -> Iterable[Var]:
-    for name in CARRIERS[op.op_type]:
+    for name in _WHOLE[op.op_type]:
         bound = op.inputs.get(name)
         yield from bound if isinstance(bound, (list, tuple)) else [] if bound is None else [bound]
+
+
+def _test_for_nan(var: Var) -> Operation | None:
+    """The op that compares `var` with itself, as `nan_to_num` does, if any; also behind a cast."""
+    for reader in consumers(var):
+        if reader.op_type in ("equal", "not_equal") and reader.x is reader.y:
+            return reader
+        behind = _test_for_nan(reader.outputs[0]) if reader.op_type == "cast" else None
+        if behind is not None:
+            return behind
+    return None
 
 
 def _outside_band(op: Operation) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from ..core.build import RewriteBuilder
@@ -12,7 +13,7 @@ from ..core.errors import InputError
 from ..core.query import is_opaque
 from . import _mask_examples as shown
 from ._lift import same_op
-from ._masks import CARRIERS, Fate, Flow, constants, finite, read_bytes, softmaxes
+from ._masks import BEYOND, CARRIERS, Fate, Flow, constants, finite, graded, read_bytes, softmaxes
 
 _ROOM, _BELOW = 62500.0, 1000.0
 "How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
@@ -30,7 +31,8 @@ class FiniteMask(BlockRewrite):
     when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
             the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
             become `value`; where a finite mask reaches the same softmax, they go below that one, as far as fp16 has
-            room. A mask that something else looks at (a test for -inf, a maximum, an output) is left alone.
+            room. Left alone: masks that something else looks at (a test for -inf, a maximum, an output), whose softmax
+            is tested for NaN, or that computed numbers scale, unless those are whole; and upper bounds of scores.
     exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
             changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
             ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
@@ -90,12 +92,16 @@ class FiniteMask(BlockRewrite):
         fate = flow.fate(op.outputs[0])
         looked_at = [(name, var) for name, var in constants(op) if not fate.reason or read_bytes(var) <= _SMALL]
         found = [(name, var) for name, var in looked_at if flow.beyond(var)]
+        if op.op_type == "minimum":  # a bound above, which silences nothing, would cut scores off
+            found = [(name, var) for name, var in found if np.min(var.val) <= -BEYOND]
         if not found:
             return None
         if fate.reason:
             return Miss(op, f"an infinite constant, but {fate.reason}")
         if not fate.half:
             return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
+        if (by := graded(op)) is not None:
+            return Miss(op, f"the infinite constant is scaled by '{by.name}', which may be no mask of 0 and 1")
         level = self._level(fate)
         if level * fate.factor - fate.finite < _BELOW:
             met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _BELOW else ""
@@ -116,12 +122,13 @@ class FiniteMask(BlockRewrite):
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         changed: dict[Var, Var] = {}
+        above = hit.op.op_type != "minimum"
         for _, var in hit.found:
             def make(var: Var = var) -> Var:
-                made: Var = mb.const(val=finite(var.val, hit.level), name=f"{var.name}_finite")
+                made: Var = mb.const(val=finite(var.val, hit.level, above), name=f"{var.name}_finite")
                 return made
 
-            changed[var] = mb.once((var, hit.level), make)
+            changed[var] = mb.once((var, hit.level, above), make)
         inputs = {}
         for name in {name for name, _ in hit.found}:
             bound = hit.op.inputs[name]

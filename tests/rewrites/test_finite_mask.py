@@ -239,3 +239,12 @@ def test_what_is_left_of_a_row_is_the_softmax_of_what_is_seen(seen, spread, seed
     if any(seen):
         kept = kept.masked_fill(~torch.tensor(seen), INF)
     np.testing.assert_allclose(found, F.softmax(kept, -1).numpy(), rtol=0, atol=1e-11)
+
+
+def test_only_the_lower_half_of_a_table_of_bounds_is_a_mask():
+    bounds = np.where(np.tri(4, dtype=bool), np.inf, -np.inf).astype(np.float16)
+    built = program(lambda x: mb.softmax(x=mb.minimum(x=x, y=bounds), name="y"), x=(4, 4))
+    x = (20000 + 16 * np.arange(16).reshape(4, 4)).astype(np.float16)
+    before = Runtime(built, precision="float64")({"x": x})["y"]
+    assert run(by_name("finite_mask").configured(), built).fired
+    np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], before)
