@@ -12,6 +12,10 @@ __all__ = ["depends", "epsilon_of"]
 
 _NORMS = ("layer_norm", "instance_norm", "l2_norm")
 _DIVIDING = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
+_PAIRS, _ALONE = ("add", "maximum", "mul", "real_div"), ("sqrt", "rsqrt", "pow", "inverse", "clip", "tile")
+"What leads from a norm to the division by it, with a constant and without."
+_DEEP = 3
+"Products that are looked through for what was squared."
 _DEFAULT = 1e-40
 "Epsilons below are coremltools' default of log, which says that there is none."
 _HALF_UNIT = 2.0**10
@@ -55,6 +59,8 @@ def depends(op: Operation, parameter: str, old: float, least: float) -> tuple[st
         return "beside the epsilon there is already this one does not count", False
     if op.op_type in ("rsqrt", "inverse") and not _only_multiplied(op.outputs[0]):
         return "the root is read by others than products, and at 0 it is the epsilon's", True
+    if not _divides_only(op.outputs[0], norm.x):
+        return "what is divided is not what was squared: where that is 0, the result is the epsilon's", True
     return "", True
 
 
@@ -64,6 +70,44 @@ def _divides(reader: Operation, var: Var) -> bool:
 
 def _only_multiplied(var: Var) -> bool:
     return not var.consuming_blocks and all(reader.op_type == "mul" for reader in consumers(var))
+
+
+def _divides_only(var: Var, x: Var) -> bool:
+    """Whether `var`, a power of the norm of `x`, is used for nothing but to divide multiples of `x`."""
+    pending = [var]
+    while pending:
+        power = pending.pop()
+        if power.consuming_blocks:
+            return False
+        for reader in consumers(power):
+            other = (reader.y if reader.x is power else reader.x) if reader.op_type in _PAIRS else None
+            over = reader.op_type == "real_div" and reader.y is power
+            if (reader.op_type == "mul" or over) and _multiple(other, x):
+                continue
+            if reader.op_type == "pow":
+                other = reader.y
+            if reader.op_type not in _PAIRS + _ALONE or not (other is None or is_const(other)):
+                return False
+            if reader.op_type == "pow" and np.max(np.abs(reader.y.val)) > 1:
+                return False
+            pending.append(reader.outputs[0])
+    return True
+
+
+def _multiple(var: Var | None, x: Var) -> bool:
+    """Whether `var` is `x` times something, so that it is 0 where `x` is."""
+    pending = [(var, _DEEP)]
+    while pending:
+        one, depth = pending.pop()
+        if one is x:
+            return True
+        if one is None or one.op is None or not depth:
+            continue
+        if one.op.op_type in ("mul", "real_div"):
+            pending.append((one.op.x, depth - 1))
+        if one.op.op_type == "mul":
+            pending.append((one.op.y, depth - 1))
+    return False
 
 
 def _batch_norm(op: Operation, old: float, least: float) -> tuple[str, bool]:

@@ -11,8 +11,9 @@ from coremltools.converters.mil.mil import Builder, Program, Var, types
 from ..core.examples import program
 
 __all__ = [
-    "batch_normalised", "bounded", "computed", "divided", "dropped", "fraction", "hosts", "l2_norm", "logarithm",
-    "normalised", "observed", "plain_l2", "reciprocal", "reciprocal_root", "rms", "two_readers", "unprotected",
+    "batch_normalised", "bounded", "computed", "divided", "dropped", "foreign", "fraction", "hosts", "l2_norm",
+    "logarithm", "normalised", "observed", "plain_l2", "reciprocal", "reciprocal_root", "rms", "two_readers",
+    "unprotected",
 ]
 
 
@@ -98,6 +99,12 @@ def unprotected(x: Var, half: Any) -> Var:
 def observed(x: Var, half: Any) -> list[Var]:
     y = unprotected(x, half)
     return [y, Builder.identity(x=y.op.y, name="z")]
+
+
+def foreign(x: Var, half: Any) -> Var:
+    """Something else by the root of the mean of squares of x."""
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.mul(x=Builder.cos(x=x), y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12)), name="y")
 
 
 def bounded(x: Var, half: Any) -> Var:

@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.query import is_const
+from ..core.query import consumers, is_const
 from ._lift import same_op
 
 __all__ = ["is_exact", "scaled"]
@@ -30,11 +30,13 @@ def is_exact(var: Var | None, exponent: int) -> bool:
 def scaled(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
     """`op` with its sums 2**exponent times smaller, multiplied back afterwards.
 
-    The constant factor takes the power of two where it keeps every bit; otherwise x does, in an op before.
+    The constant factor takes the power of two where it keeps every bit and nobody else reads it, who would need it
+    beside the new one; otherwise x does, in an op before.
     """
     names = _FACTORS[op.op_type]
     changed: dict[str, Any] = {}
-    constant = next((name for name in names if is_exact(op.inputs[name], exponent)), None)
+    constant = next((name for name in names if _only_reader(op, op.inputs[name])
+                     and is_exact(op.inputs[name], exponent)), None)
     if constant is not None:
         changed[constant] = _smaller(mb, op.inputs[constant], exponent)
     else:
@@ -45,6 +47,10 @@ def scaled(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
         changed["bias"] = None if late else _smaller(mb, bias, exponent)
     total: Var = mb.mul(x=same_op(mb, op, **changed), y=_power(op.outputs[0], exponent))
     return mb.add(x=total, y=mb.reshaped(bias, _beside(op))) if late else total
+
+
+def _only_reader(op: Operation, var: Var) -> bool:
+    return consumers(var) == [op] and not var.consuming_blocks
 
 
 def _smaller(mb: RewriteBuilder, var: Var, exponent: int) -> Var:

@@ -17,6 +17,8 @@ from ._sums import scaled
 _END = 32768.0
 "The magnitude from which on a partial sum is infinite."
 _LARGEST = 65504.0
+_MOST = 15
+"The largest power of two in fp16, by which a result is multiplied back."
 
 
 class BoundedAccumulation(Rewrite):
@@ -27,9 +29,9 @@ class BoundedAccumulation(Rewrite):
     when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
             some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
             measurements nothing is done; a bias beyond 32768 is reported. fp16 only. The result itself must fit fp16.
-    exact   rounding: a constant factor is divided by a power of two where that keeps every bit, otherwise x in an op
-            before, and the result is multiplied back. (Sums over parts of the contracted axis would do for fewer
-            cases: a part may pass the limit by itself, and so may what the parts add up to on the way.)
+    exact   rounding: a constant factor that nobody else reads is divided by a power of two where that keeps every bit,
+            otherwise x in an op before, and the result is multiplied back. (Sums over parts of the contracted axis
+            would do for fewer cases: a part may pass the limit by itself, and so may what they add up to on the way.)
     cost    one elementwise op, two where x is scaled; a new weight of the same size takes the place of the old one.
 
     before
@@ -64,12 +66,17 @@ class BoundedAccumulation(Rewrite):
         seen = None if self.measured is None else self.measured.get(op.outputs[0])
         if seen is None or seen.partial is None:
             return self._unmeasured(op)
-        if seen.partial * self.margin < _END:
+        reach = seen.partial * self.margin
+        if reach < _END:
             return Miss(op, "partial sums stay within 32768", near=False)
         if not seen.finite or seen.largest > _LARGEST:
             return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do not "
                             "help; keep it in fp32 or scale what comes before")
-        exponent = max(1, math.floor(math.log2(seen.partial * self.margin / _END)) + 1)
+        if not reach < _END * 2.0**_MOST:
+            return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
+        if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
+            return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
+        exponent = max(1, math.floor(math.log2(reach / _END)) + 1)
         return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} times "
                             "smaller", exponent=exponent)
 
@@ -91,6 +98,8 @@ class BoundedAccumulation(Rewrite):
         yield Example("not measured", _conv, measured=False, reason="not measured: give feeds or ranges")
         yield Example("large bias", lambda: _conv(bias=40000.0), measured=False,
                       reason="the bias reaches 4e+04, beyond 32768; give feeds or ranges, so that the scale is known")
+        yield Example("far beyond", _matmul, scale=64.0, options={"margin": 1e6},
+                      reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
         yield Example("fp32", lambda: program(lambda x: Builder.relu(x=Builder.linear(
             x=x, weight=weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
             reason="not computed in fp16")

@@ -24,10 +24,10 @@ class RepresentableEpsilon(Rewrite):
     why     Computed in fp16, an epsilon below 2^-25 is 0: a row without variance divides 0 by 0. coremltools' cast to
             fp16 raises those it casts to 2^-24; an epsilon kept in fp32 (from iOS17) or written by other tools is not.
     when    the epsilon of layer_norm, instance_norm and l2_norm in fp16, and of a rsqrt whose root of a sum of squares
-            is only multiplied with. There the numerator is 0 where the epsilon decides. Not for log and other roots,
-            whose result at 0 is the epsilon's. batch_norm: its variances are known, and either are so large that the
-            epsilon does not count, or so small that another one is another result. With smallest=6.1035e-05, for
-            machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also constants that are added to
+            is only multiplied with what was squared. There the numerator is 0 where the epsilon decides. Not for log
+            and other roots, whose result at 0 is the epsilon's. batch_norm: its variances are known, and either are so
+            large that the epsilon does not count, or so small that another one is another result. With
+            smallest=6.1035e-05, for machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also constants that are added to
             sums of squares, or bound them; that is approximate.
     exact   rounding: results move by at most 2^-25 / variance of themselves (predicted from the algebra). That is half
             a unit in the last place at a variance of 2^-14, and less above; below, the variance itself moves by one
@@ -69,7 +69,7 @@ class RepresentableEpsilon(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         least = float(np.float16(max(self.smallest, _TINY)))
         parameter, old = epsilon_of(op)
-        if old is None or old >= least:
+        if old is None or not 0 <= old < least:
             return Miss(op, "no epsilon that is too small", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, f"computed in fp32, which holds {old:.3g}", near=op.op_type.endswith("_norm"))
@@ -96,6 +96,8 @@ class RepresentableEpsilon(Rewrite):
         yield Example("bound", lambda: shown.rms(shown.bounded, width=32), options=flush)
         yield Example("root read by others", lambda: shown.rms(shown.observed),
                       reason="the root is read by others than products, and at 0 it is the epsilon's")
+        yield Example("of another value", lambda: shown.rms(shown.foreign),
+                      reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
         yield Example("large enough", lambda: shown.normalised("layer_norm", epsilon=np.float32(1e-5)),
                       reason="no epsilon that is too small")
         yield Example("in fp32", lambda: shown.normalised("layer_norm", np.float32, epsilon=np.float32(1e-12)),

@@ -104,6 +104,37 @@ def test_small_weights_keep_their_bits_because_x_is_scaled():
     np.testing.assert_array_equal(kept, weight)
 
 
+def test_sums_that_no_factor_in_fp16_brings_back_are_left_alone():
+    weight = np.where(np.arange(64) % 2, -4096, 4096).astype(np.float16)[None]
+    report = rewritten(linear(weight, x=(1, 64)), {"x": np.full((1, 64), 60000, np.float16)})
+    (miss,) = report.traces[0].near_misses
+    assert not report.changed and miss.note.endswith("no power of two in fp16 brings them back")
+
+
+def test_a_weight_that_others_read_is_not_stored_again():
+    def body(x):
+        weight = mb.const(val=np.tile(np.where(np.arange(64) % 2, -256, 256).astype(np.float16), (64, 1)))
+        small = mb.linear(x=mb.mul(x=x, y=np.float16(2**-10)), weight=weight)
+        return [mb.linear(x=x, weight=weight), small]
+
+    before = program(body, x=(2, 64))
+    report = rewritten(before, {"x": np.full((2, 64), 40, np.float16)})
+    assert report.proved and len(report.traces[0].fired) == 1
+    held = [op.outputs[0].val.size for op in report.package.functions["main"].operations if op.op_type == "const"]
+    assert sum(size > 64 for size in held) == 1
+
+
+def test_a_compressed_bias_of_a_convolution_is_left_alone():
+    def body(x):
+        bias = mb.constexpr_affine_dequantize(
+            quantized_data=np.arange(8, dtype=np.int8), scale=np.float16(64), zero_point=np.int8(0), axis=0)
+        return mb.conv(x=x, weight=np.full((8, 8, 3), 256, np.float16), bias=bias)
+
+    report = rewritten(program(body, x=(1, 8, 5)), {"x": np.full((1, 8, 5), 10, np.float16)})
+    (miss,) = report.traces[0].near_misses
+    assert not report.changed and miss.note.startswith("bias is compressed")
+
+
 def test_a_bias_that_would_lose_bits_is_added_afterwards():
     weight = np.stack([cancelling(), -cancelling()])
     report = rewritten(linear(weight, bias=np.array([6e-8, 0], np.float16)), {"x": np.ones((2, 64), np.float16)})

@@ -139,6 +139,27 @@ def test_beside_the_epsilon_that_is_added_rsqrts_own_does_not_count():
     assert not trace.fired and not trace.near_misses
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: torch.cos(x) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7),
+    lambda x: 0.5 / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7),
+    lambda x: torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) ** 2 * x,
+], ids=["another value", "a constant", "the square of the root"])
+def test_what_is_not_zero_where_the_norm_is_keeps_its_epsilon(function):
+    assert not find(rule(**FLUSHING), converted(Spelt(function))).fired
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * 2 * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7),
+    lambda x: torch.arange(32) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) * x,
+], ids=["a multiple of x", "weights first"])
+def test_multiples_of_what_was_squared_may_be_divided(function):
+    assert find(rule(**FLUSHING), converted(Spelt(function))).fired
+
+
+def test_a_negative_epsilon_is_not_too_small():
+    assert not find(rule(), layer_norm(np.float32(-1e-3))).fired
+
+
 def test_fp32_models_hold_their_epsilon():
     trace = find(rule(), converted(torch.nn.LayerNorm(32, eps=1e-12), precision=ct.precision.FLOAT32))
     assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which holds 1e-12"]
