@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.query import consumers, is_const
+from ..core.query import is_const
 from ._lift import same_op
 
 __all__ = ["is_exact", "scaled"]
@@ -50,7 +50,8 @@ def scaled(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
 
 
 def _only_reader(op: Operation, var: Var) -> bool:
-    return consumers(var) == [op] and not var.consuming_blocks
+    others = (reader for reader in var.child_ops if reader is not op and reader.enclosing_block is not None)
+    return next(others, None) is None and not var.consuming_blocks
 
 
 def _smaller(mb: RewriteBuilder, var: Var, exponent: int) -> Var:

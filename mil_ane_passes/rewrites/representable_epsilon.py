@@ -27,8 +27,8 @@ class RepresentableEpsilon(Rewrite):
             is only multiplied with what was squared. There the numerator is 0 where the epsilon decides. Not for log
             and other roots, whose result at 0 is the epsilon's. batch_norm: its variances are known, and either are so
             large that the epsilon does not count, or so small that another one is another result. With
-            smallest=6.1035e-05, for machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also constants that are added to
-            sums of squares, or bound them; that is approximate.
+            smallest=6.1035e-05, for machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also
+            constants that are added to sums of squares, or bound them; that is approximate.
     exact   rounding: results move by at most 2^-25 / variance of themselves (predicted from the algebra). That is half
             a unit in the last place at a variance of 2^-14, and less above; below, the variance itself moves by one
             unit of those that fp16 has there. Rows whose variance is 0 give 0, where they gave NaN.
