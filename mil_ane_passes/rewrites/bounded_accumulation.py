@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
 from ..core.query import is_const
 from ._sums import scaled
@@ -50,10 +50,10 @@ class BoundedAccumulation(Rewrite):
     mends = True
     roots = ("conv", "conv_transpose", "linear", "matmul")
     evidence = (
-        Measured("a partial sum or bias of 32768 makes the result infinite, and it stays so",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2:notes/numerics.md, notes/defects.md",
-                 chip="M4 and M6", os="macOS 27.0.1", date="2026"),
-        Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro and M5",
+        Community("a partial sum or bias of 32768 makes the result infinite, and it stays so", chip="M4, M6",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2:notes/numerics.md, notes/defects.md",
+                  date="2026"),
+        Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro, M5",
                   source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
     )
 

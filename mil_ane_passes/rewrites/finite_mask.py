@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ..core.errors import InputError
 from ..core.query import is_opaque
 from . import _mask_examples as shown
@@ -66,9 +66,9 @@ class FiniteMask(BlockRewrite):
                source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
                source="https://github.com/apple/ml-ane-transformers", date="2022"),
-        Measured("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
-                 source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
-                 chip="M4, M6"),
+        Community("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
+                  source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
+                  chip="M4, M6"),
         Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, something else on the ANE",
                   source="https://github.com/cactus-compute/cactus/pull/734"),
     )

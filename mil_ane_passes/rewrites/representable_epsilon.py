@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from . import _norm_examples as shown
 from ._epsilons import depends, epsilon_of
 from ._lift import same_op
@@ -56,9 +56,9 @@ class RepresentableEpsilon(Rewrite):
                date="2022"),
         Vendor("the cast to fp16 raises constants that would become 0 to 2^-24, as 0 is \"not ideal for eps purposes\"",
                source=_CAST),
-        Measured("sums and products of 2^-24 are kept; the same notes quote a paper by which M1 flushes subnormal "
-                 "numbers in matrix products and M5 does not", chip="M4, M6", date="2026-10",
-                 source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
+        Community("sums and products of 2^-24 are kept; the same notes quote a paper by which M1 flushes subnormal "
+                  "numbers in matrix products and M5 does not", chip="M4, M6", date="2026-10",
+                  source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
         Community("where rows are zeros \"a plain 1e-6 underflows\"", date="2026-05",
                   source="https://github.com/pytorch/executorch/pull/19523"),
     )
