@@ -123,7 +123,8 @@ def test_every_command_line_is_one_the_tool_knows():
         _parser().parse_args(line.split())
 
 
-@pytest.mark.parametrize("line", ["calibrate", "convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
+@pytest.mark.parametrize(
+    "line", ["calibrate", "convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
 def test_every_library_call_exists(line):
     assert re.search(rf"\bane\.{line}\(", README) and callable(getattr(ane, line))
 

@@ -37,8 +37,9 @@ def verify(
     compressed values); integers have to be equal.
 
     Raises InputError for feeds or interfaces that do not fit, for a callable that raises, and for an unknown quirk;
-    NotSupported (nothing run) for an op the reference runtime lacks. With `widths`, inputs and outputs of two models may
-    hold floats of different widths, as after `ane::fp16_io`: both get what the narrower holds, and the report says so.
+    NotSupported (nothing run) for an op the reference runtime lacks. With `widths`, inputs and outputs of two models
+    may hold floats of different widths, as after `ane::fp16_io`: both get what the narrower holds, and the report says
+    so.
     """
     if exactness not in ("bitwise", "rounding"):
         raise InputError(f"exactness '{exactness}' is not known; expected bitwise or rounding"

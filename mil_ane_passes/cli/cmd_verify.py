@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_line() as progress:
         report = verify(
             arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
-            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks, mends=arguments.mends, widths=arguments.widths,
-            progress=progress)
+            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
+            mends=arguments.mends, widths=arguments.widths, progress=progress)
     show(report, arguments.format)
     return 0 if report.equal else 1

@@ -23,7 +23,8 @@ __all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
-ACROSS = "inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it gives"
+ACROSS = ("inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it "
+          "gives")
 DEFINED = ("what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
            "hold read as large finite numbers")
 

@@ -51,8 +51,8 @@ class BoundedAccumulation(Rewrite):
     roots = ("conv", "conv_transpose", "linear", "matmul")
     evidence = (
         Community("a partial sum or bias of 32768 makes the result infinite, and it stays so", chip="M4, M6",
-                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2:notes/numerics.md, notes/defects.md",
-                  date="2026"),
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2: notes/numerics.md, "
+                         "notes/defects.md", date="2026"),
         Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro, M5",
                   source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
     )
@@ -70,15 +70,15 @@ class BoundedAccumulation(Rewrite):
         if reach < _END:
             return Miss(op, "partial sums stay within 32768", near=False)
         if not seen.finite or seen.largest > _LARGEST:
-            return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do not "
-                            "help; keep it in fp32 or scale what comes before")
+            return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do "
+                            "not help; keep it in fp32 or scale what comes before")
         if not reach < _END * 2.0**_MOST:
             return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
         if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
             return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
         exponent = max(1, math.floor(math.log2(reach / _END)) + 1)
-        return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} times "
-                            "smaller", exponent=exponent)
+        return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
+                            "times smaller", exponent=exponent)
 
     def _unmeasured(self, op: Operation) -> Miss:
         bias = op.inputs.get("bias")

@@ -205,7 +205,7 @@ def survives_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
         model.save(str(source))
         package = load(source)
         before = clone(package.program)
-        if not _ran(configured, example, package.program).fired:  # the host's conversion may have taken the pattern apart
+        if not _ran(configured, example, package.program).fired:  # the host may have taken the pattern apart
             continue
         target = tmp_path / f"{number}_rewritten.mlpackage"
         save(package, target)

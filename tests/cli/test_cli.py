@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mil_ane_passes
-from mil_ane_passes._version import __version__
 from mil_ane_passes import load, rewrite
+from mil_ane_passes._version import __version__
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import Rewrite
 from mil_ane_passes.core.query import all_ops
