@@ -40,8 +40,14 @@ class CalibratedRow:
     cured_by: list[str] = field(default_factory=list)
 
     @property
+    def function(self) -> str:
+        return self.trace.place[0]
+
+    @property
     def headroom(self) -> float:
-        """65504 over the largest magnitude: below 1 it overflows; infinite for all zeros."""
+        """65504 over the largest magnitude: below 1 it overflows; infinite for all zeros and for what is no float."""
+        if not self.trace.type.startswith("fp"):
+            return math.inf
         ends = [abs(end) for end in (self.trace.minimum, self.trace.maximum) if end is not None]
         largest = math.inf if self.trace.inf else max(ends, default=0.0)
         return 65504.0 / largest if largest else math.inf
@@ -81,7 +87,7 @@ def calibrated(
     ranges = measured(program, make(program), progress)
     rows = {var: CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()}
     found = Calibrated(list(rows.values()), first=op_text(collector.first) if collector.first else "")
-    by_name = {row.trace.value: row for row in found.rows}
+    by_name = {(row.function, row.trace.value): row for row in found.rows}
 
     def known(asked: Program) -> Mapping[Var, Range]:
         return ranges if asked is program else measured(asked, make(asked), progress)
@@ -90,8 +96,9 @@ def calibrated(
         configured = rule.configured()
         hits = find(configured, program, target=target, measure=known).fired
         for hit in hits:
-            if hit.value in by_name:
-                by_name[hit.value].codes.append(rule.code)
+            row = by_name.get((hit.function, hit.value))
+            if row is not None and rule.code not in row.codes:
+                row.codes.append(rule.code)
         if hits:
             found.fires[rule.name] = len(hits)
         if hits and isinstance(configured, Rewrite) and any(row.beyond for row in found.rows):
@@ -102,7 +109,7 @@ def calibrated(
 
 def _beyond_after(
     rule: Rewrite, program: Program, make: Plans, target: str, measure: Measure
-) -> dict[str, bool]:
+) -> dict[tuple[str, str], bool]:
     """For each value of the program as `rule` leaves it: whether it is beyond fp16."""
     from .measure import measured
 
@@ -110,12 +117,12 @@ def _beyond_after(
     run(rule, after, target=target, measure=measure)
     collector, ranges = _collected(after, make(after)), measured(after, make(after))
     rows = [CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()]
-    return {row.trace.value: bool(row.beyond) for row in rows}
+    return {(row.function, row.trace.value): bool(row.beyond) for row in rows}
 
 
-def _credit(rows: Iterable[CalibratedRow], rule: str, beyond: Mapping[str, bool]) -> None:
+def _credit(rows: Iterable[CalibratedRow], rule: str, beyond: Mapping[tuple[str, str], bool]) -> None:
     for row in rows:
-        if row.beyond and not beyond.get(row.trace.value, False):
+        if row.beyond and not beyond.get((row.function, row.trace.value), False):
             row.cured_by.append(rule)
 
 

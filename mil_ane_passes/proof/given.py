@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,15 @@ class Given:
     @classmethod
     def of(cls, feeds: Any, ranges: Any) -> Given:
         """From what users pass: one sample or several, ranges as pairs. Raises InputError for ranges that are none."""
-        samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
+        samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else _several(feeds)
         for sample in samples:
             if not isinstance(sample, Mapping):
                 raise InputError(f"feeds: found a {type(sample).__name__}; expected a mapping from input name to "
                                  "array, or a list of such mappings")
-        return cls(samples, {name: _interval(name, ends) for name, ends in dict(ranges or {}).items()})
+        if ranges is not None and not isinstance(ranges, Mapping):
+            raise InputError(f"ranges: found a {type(ranges).__name__}; expected a mapping from input name to "
+                             "(low, high)")
+        return cls(samples, {name: _interval(name, ends) for name, ends in (ranges or {}).items()})
 
     def __bool__(self) -> bool:
         return bool(self.feeds or self.ranges)
@@ -46,7 +49,8 @@ class Given:
     def plans(self, program: Program, describe: Callable[[str], Any]) -> list[Plan]:
         """One run for each sample, and for each function and shape to try runs that span the ranges.
 
-        Raises InputError for feeds the function does not take and for ranges of inputs that no function has.
+        Raises InputError for feeds the function does not take, and for ranges of inputs that no function has or of
+        numbers that an input's dtype does not hold.
         """
         made: list[Plan] = []
         for number, sample in enumerate(self.feeds, 1):
@@ -64,6 +68,9 @@ class Given:
         for name in self.ranges:
             if name not in known:
                 raise InputError(f"ranges: no input '{name}'; expected {', '.join(known)}{nearest(name, known)}")
+        for function in program.functions.values():
+            for name in set(self.ranges) & set(function.inputs):
+                _check_held(name, self.ranges[name], function.inputs[name])
 
     def _spanning(self, name: str, function: Function, description: Any) -> Iterator[Plan]:
         if not set(self.ranges) & set(function.inputs):
@@ -72,9 +79,12 @@ class Given:
             for number in range(2 + _RANDOM):
                 feeds = make_feeds(function, choice, number, description)
                 random = np.random.default_rng(number)
-                feeds |= {each: _within(random, function.inputs[each], feeds[each].shape, ends, number)
-                          for each, ends in self.ranges.items() if each in feeds}
-                yield Plan(name, f"ranges, draw {number}, {choice.label} shapes", feeds, make_state(function, number))
+                state = make_state(function, number)
+                for each, ends in self.ranges.items():
+                    drawn = feeds if each in feeds else state
+                    if each in drawn:
+                        drawn[each] = _within(random, function.inputs[each], drawn[each].shape, ends, number)
+                yield Plan(name, f"ranges, draw {number}, {choice.label} shapes", feeds, state)
 
 
 def _within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
@@ -90,6 +100,23 @@ def _within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends:
     if dtype.kind != "f":
         drawn = np.rint(drawn).clip(math.ceil(low), math.floor(high))
     return np.asarray(drawn).astype(dtype)
+
+
+def _several(feeds: Any) -> tuple[Any, ...]:
+    return tuple(feeds) if isinstance(feeds, Iterable) else (feeds,)
+
+
+def _check_held(name: str, ends: Interval, var: Var) -> None:
+    """Raises InputError where the input `var` cannot hold what `ends` say."""
+    low, high = ends
+    dtype, called = np.dtype(types.nptype_from_builtin(var.dtype)), types.builtin_to_string(var.dtype)
+    whole = dtype.kind != "f"
+    held: Any = np.finfo(dtype) if not whole else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
+    lowest, highest = (0.0, 1.0) if dtype.kind == "b" else (float(held.min), float(held.max))
+    if low < lowest or high > highest:
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; {called} holds {lowest:g} to {highest:g}")
+    if whole and math.ceil(low) > math.floor(high):
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected a whole number in it for {called}")
 
 
 def _interval(name: str, ends: Any) -> Interval:

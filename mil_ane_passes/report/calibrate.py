@@ -36,7 +36,7 @@ class CalibrateReport:
         return [row for row in self.found.rows if row.beyond]
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `calibrate --format json` prints; headroom is null for a value that is zero throughout."""
+        """Exactly what `calibrate --format json` prints; headroom is null for integers and for what is all zeros."""
         rules = all_rules()
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate",
@@ -52,17 +52,21 @@ class CalibrateReport:
         if self.worst is not None:
             kept = sorted(range(len(rows)), key=lambda place: _room(rows[place]))[:self.worst]
             rows = [rows[place] for place in sorted(kept)]
-        return "\n".join([*aligned(_HEAD, _ALIGNED, [_cells(row) for row in rows]), *self._verdict()])
+        return "\n".join([*aligned(_HEAD, _ALIGNED, [_cells(row, self._several) for row in rows]), *self._verdict()])
+
+    @property
+    def _several(self) -> bool:
+        return len({row.function for row in self.found.rows}) > 1
 
     def _verdict(self) -> list[str]:
-        lines = []
+        lines, several = [], self._several
         if self.first is not None:
             lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
                       f"  {self.found.first}"]
         for row in self.beyond:
             what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
             cures = ", ".join(f"ane::{name}" for name in row.cured_by) or "no rewrite alone"
-            lines.append(f"%{row.trace.value} {what}; cured by {cures}")
+            lines.append(f"{_named(row, several)} {what}; cured by {cures}")
         if not lines:
             lines = [f"everything fits fp16 in {self.runs} run{'s' * (self.runs > 1)}"]
         rules = all_rules()
@@ -79,9 +83,14 @@ _HEAD = ("  value", "op", "type", "min", "max", "headroom", "sums up to", "overf
 _ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6, str.ljust)
 
 
-def _cells(row: CalibratedRow) -> Sequence[str]:
+def _named(row: CalibratedRow, several: bool) -> str:
+    """The value of a row, with its function where there are several."""
+    return f"{row.function}:%{row.trace.value}" if several else f"%{row.trace.value}"
+
+
+def _cells(row: CalibratedRow, several: bool) -> Sequence[str]:
     trace = row.trace
-    name = f"{'> ' if trace.starts else '  '}{'  ' * (len(trace.place) - 1)}%{trace.value}"
+    name = f"{'> ' if trace.starts else '  '}{'  ' * (len(trace.place) - 1)}{_named(row, several)}"
     ends = ("" if end is None else f"{end:.4g}" for end in (trace.minimum, trace.maximum))
     room = "" if math.isinf(row.headroom) else f"{row.headroom:.3g}x"
     sums = "" if row.partial is None else f"{row.partial:.4g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,9 @@ class Decision:
 
 def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -> Decision:
     """Judge every op by itself, then all together by what the outputs lose in the runs."""
+    if not 0 <= wish.max_error < 1:
+        raise InputError(f"fp16_compute: max_error is {wish.max_error:g}; expected a share of the outputs, 0 or more "
+                         "and below 1")
     decision = Decision()
     ops = _ops(program)
     _check_names(wish.keep, ops)
@@ -59,13 +63,18 @@ def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -
         search = Search(left, lambda some: seen.error(attempt.program(some)), wish.max_error, _TRIALS)
         decision.error = search.error
         for number, error in search.refused.items():
-            reasons[number] = (f"with it in fp16 the outputs are off by {error:.1e} of their largest value, "
-                               f"more than {wish.max_error:g}")
+            reasons[number] = _off(error, wish.max_error)
         reasons |= dict.fromkeys(search.untried, f"not tried: the search ends after {_TRIALS} runs")
         left = search.taken
     decision.taken = [ops[number] for number in left]
     decision.kept = [(ops[number], reason) for number, reason in reasons.items() if reason]
     return decision
+
+
+def _off(error: float, most: float) -> str:
+    if math.isinf(error):
+        return "with it in fp16 an output loses numbers (infinite, NaN, or all zeros), or integers in it change"
+    return f"with it in fp16 the outputs are off by {error:.1e} of their largest value, more than {most:g}"
 
 
 def with_weights(chosen: Iterable[Operation]) -> set[Operation]:

@@ -8,17 +8,18 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.examples import program
 
 
-def squares():
+def squares(factor=100):
     """An RMSNorm behind a product: it overflows where the product is beyond 256."""
 
     def body(x):
-        scaled = mb.mul(x=x, y=np.float16(100), name="scaled")
+        scaled = mb.mul(x=x, y=np.float16(factor), name="scaled")
         mean = mb.reduce_mean(x=mb.mul(x=scaled, y=scaled, name="squares"), axes=[-1], keep_dims=True, name="mean")
         root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5)), epsilon=np.float16(1e-12), name="root")
         return mb.mul(x=scaled, y=root, name="normed")
@@ -103,6 +104,7 @@ def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
     (["--ranges", "x=2:1"], "ranges: 'x' is 2 to 1; expected two finite numbers, the lower one first"),
     (["--ranges", "x=a:1"], "ranges: 'x=a:1'; expected NAME=LOW:HIGH"),
     (["--ranges", "y=0:1"], "ranges: no input 'y'; expected x"),
+    (["--ranges", "x=0:1e6"], "ranges: 'x' is 0 to 1e+06; fp16 holds -65504 to 65504"),
     (["--feeds", "missing.npz"], "feeds: no file 'missing.npz'"),
     (["--ranges", "x=0:1", "--target", "m99"], "target 'm99' is not known"),
 ])
@@ -111,6 +113,62 @@ def test_bad_input_is_one_line(saved, capsys, arguments, said):
     capsys.readouterr()
     assert main(["calibrate", package, *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"mil-ane-passes: {said}")
+
+
+def integers():
+    def body(ids):
+        return mb.gather(x=np.zeros((100000, 2), np.float16), indices=mb.add(x=ids, y=np.int32(5)), axis=0, name="y")
+
+    return program(body, dtype=types.int32, ids=(3,))
+
+
+def test_integers_have_no_room_in_fp16(saved):
+    package, _ = saved(integers())
+    row = next(row for row in ane.calibrate(package, ranges={"ids": (90000, 90000)}).found.rows
+               if row.trace.op_type == "add")
+    assert row.trace.maximum == 90005 and row.to_dict()["headroom"] is None
+
+
+@pytest.mark.parametrize("ranges, said", [
+    ({"ids": (0.2, 0.8)}, "'ids' is 0.2 to 0.8; expected a whole number in it for int32"),
+    ({"ids": (0, 1e12)}, r"'ids' is 0 to 1e\+12; int32 holds -2.14748e\+09 to 2.14748e\+09"),
+    ([1], "ranges: found a list"),
+])
+def test_ranges_that_an_input_cannot_hold_are_refused(ranges, said):
+    with pytest.raises(ane.InputError, match=said):
+        ane.calibrate(integers(), ranges=ranges)
+
+
+@pytest.mark.parametrize("feeds", [5, [3], "x.npz"])
+def test_feeds_that_are_none_are_refused(feeds):
+    with pytest.raises(ane.InputError, match="expected a mapping from input name to array, or a list of such"):
+        ane.calibrate(integers(), feeds=feeds)
+
+
+def test_ranges_are_of_states_too():
+    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), mb.StateTensorSpec((2,), dtype=types.fp16)],
+                opset_version=ct.target.iOS18)
+    def adding(x, held):
+        return mb.add(x=mb.read_state(input=held, name="read"), y=x, name="y")
+
+    rows = {row.trace.value: row.trace for row in ane.calibrate(adding, ranges={"held": (7, 9)}).found.rows}
+    assert (rows["read"].minimum, rows["read"].maximum) == (7, 9)
+
+
+def test_each_function_has_findings_of_its_own(saved, tmp_path):
+    """Two functions with values of the same names, of which one overflows."""
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, factor in (("large", 100), ("small", 1)):
+        ct.convert(squares(factor), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
+                   pass_pipeline=ct.PassPipeline.EMPTY).save(str(tmp_path / f"{name}.mlpackage"))
+        descriptor.add_function(str(tmp_path / f"{name}.mlpackage"), "main", name)
+    descriptor.default_function_name = "large"
+    ct.utils.save_multifunction(descriptor, str(tmp_path / "both.mlpackage"))
+    report = ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-5, 5)})
+    rows = {(row.function, row.trace.value): row for row in report.found.rows}
+    assert rows["large", "squares"].cured_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond
+    assert rows["large", "normed"].codes == rows["small", "normed"].codes == ["ANE309"]
+    assert "large:%squares overflows fp16; cured by ane::scaled_rms_norm" in str(report)
 
 
 def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):

@@ -232,6 +232,13 @@ def test_integers_that_would_change_count_as_lost():
     built, x = program(body, dtype=types.fp32, x=(1, 8)), np.linspace(0, 0.2, 8, dtype=np.float32)[None]
     trace = rewritten(built, draws(feeds={"x": x}))
     assert set(reasons(trace)) == {"shifted", "best"} and only_output(built, x, "float16") == [[7]]
+    assert "integers in it change" in reasons(trace)["best"]
+
+
+@pytest.mark.parametrize("most", [-1.0, 1.0, np.inf, np.nan])
+def test_an_error_that_says_nothing_is_refused(most):
+    with pytest.raises(ane.InputError, match=r"max_error is .*; expected a share of the outputs"):
+        rewritten(cancelled(), max_error=most)
 
 
 def test_a_mask_of_the_lowest_fp32_does_not_make_nan():
