@@ -72,7 +72,7 @@ def _drawn(random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: 
         return random.integers(0, 256, shape).astype(dtype)
     if var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
         one = int(np.prod(shape)) == 1
-        return np.full(shape, seed % 2 == 0) if one else random.integers(0, 2, shape).astype(bool)
+        return np.full(shape, seed % 2 == 0) if one else _choices(random, shape, seed).astype(bool)
     if types.is_float(var.dtype):
         if math.isinf(wanted[1]):
             return random.standard_normal(shape).astype(dtype)
@@ -80,7 +80,17 @@ def _drawn(random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: 
     else:
         lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     first, last = whole_numbers(wanted, lowest, highest, _INTEGER)
+    if (first, last) == (0, 1):
+        return _choices(random, shape, seed).astype(dtype)
     return random.integers(first, last, shape, endpoint=True).astype(dtype)
+
+
+def _choices(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
+    """Zeros and ones; in every third draw one row is all zeros, as a mask that hides everything is."""
+    drawn = random.integers(0, 2, shape)
+    if seed % 3 == 2 and drawn.size and drawn.ndim:
+        drawn.reshape(-1, shape[-1])[int(random.integers(drawn.size // shape[-1]))] = 0
+    return drawn
 
 
 def _exact(dtype: np.dtype[Any]) -> int:

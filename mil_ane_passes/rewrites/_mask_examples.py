@@ -147,6 +147,7 @@ FIRES: dict[str, Callable[[], Program]] = {
 """What is rewritten."""
 
 MISSES: dict[str, tuple[Callable[[], Program], str]] = {
+    "a lower bound": (lambda: _attention(lambda x, m: Builder.maximum(x=x, y=np.float16(-np.inf))), ""),
     "an upper bound": (lambda: _attention(lambda x, m: Builder.minimum(x=x, y=np.float16(65504))), ""),
     "times a slope": (lambda: _attention(_graded),
                       "the infinite constant is scaled by 'slope', which may be no mask of 0 and 1"),

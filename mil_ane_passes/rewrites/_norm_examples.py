@@ -12,7 +12,8 @@ from ..core.examples import program
 
 __all__ = [
     "batch_normalised", "bounded", "computed", "divided", "dropped", "foreign", "fraction", "hosts", "l2_norm",
-    "logarithm", "normalised", "observed", "plain_l2", "reciprocal", "reciprocal_root", "rms", "two_readers",
+    "logarithm", "normalised", "observed", "plain_l2", "put_back", "reciprocal", "reciprocal_root", "rms",
+    "two_readers",
     "unprotected",
 ]
 
@@ -53,6 +54,12 @@ def l2_norm(x: Var, half: Any) -> Var:
 def dropped(x: Var, half: Any) -> Var:
     mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[0, 1], keep_dims=False)
     return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=half(1e-5)), name="y")
+
+
+def put_back(x: Var, half: Any) -> Var:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=False)
+    root = Builder.rsqrt(x=Builder.add(x=mean, y=half(1e-5)), epsilon=half(2.0**-24))
+    return Builder.mul(x=x, y=Builder.expand_dims(x=root, axes=[-1]), name="y")
 
 
 def computed(x: Var, half: Any) -> Var:

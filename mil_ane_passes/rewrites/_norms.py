@@ -43,6 +43,13 @@ class Norm:
     refusal: str | None = None
 
     @property
+    def kept(self) -> tuple[object, ...]:
+        """The shape of the sum when it keeps its axes."""
+        source = self.reduce.x
+        axes = {axis % source.rank for axis in value(self.reduce.axes) or range(source.rank)}
+        return tuple(1 if axis in axes else extent for axis, extent in enumerate(source.shape))
+
+    @property
     def count(self) -> int | None:
         """How many numbers are summed; None where that is symbolic."""
         source = self.reduce.x
@@ -61,7 +68,10 @@ def norm_of(factor: Var, degree: int) -> Norm | None:
         if op is None:
             return None
         if op.op_type in _REDUCTIONS:
-            return _read(op, path, foreign, degree)
+            return _read(op, path, foreign, degree, factor)
+        if op.op_type in ("expand_dims", "reshape"):  # where it ends is looked at, not how
+            var = op.x
+            continue
         inner = _inner(op)
         if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only to say what it is
             inner, foreign = op.x, f"{op.op_type} gives '{op.outputs[0].name}', but not with a constant number above 0"
@@ -102,7 +112,9 @@ def number(var: Var | None) -> float | None:
     return found if 0 < found < math.inf else None
 
 
-def _read(reduce: Operation, path: list[Operation], foreign: str | None, degree: int) -> Norm | None:
+def _read(
+    reduce: Operation, path: list[Operation], foreign: str | None, degree: int, factor: Var
+) -> Norm | None:
     x = _squared(reduce)
     if x is None:
         return None
@@ -112,7 +124,7 @@ def _read(reduce: Operation, path: list[Operation], foreign: str | None, degree:
             return None
     elif not any(op.op_type in ("sqrt", "rsqrt", "pow") for op in path):
         return None
-    norm.refusal = _refusal(norm, foreign)
+    norm.refusal = _refusal(norm, foreign, factor)
     return norm
 
 
@@ -171,15 +183,15 @@ def _power(norm: Norm, kind: str) -> bool:
     return True
 
 
-def _refusal(norm: Norm, foreign: str | None) -> str | None:
+def _refusal(norm: Norm, foreign: str | None, factor: Var) -> str | None:
     if _is_scaled(norm.x):
         return "x is divided by its largest magnitude already"
     if norm.reduce.op_type == "reduce_l2_norm":
         return "reduce_l2_norm squares inside, which is reported to stay stable"
     if foreign is not None:
         return foreign
-    if not value(norm.reduce.keep_dims, False):
-        return "the sum drops its axes"
+    if tuple(factor.shape) != norm.kept:
+        return "the root is brought to another shape than that of a sum that keeps its axes"
     count = norm.count
     if count is None:
         return "the sum is over a symbolic dimension"

@@ -7,18 +7,15 @@ channels (channel c gives c * s ... c * s + s - 1, which keeps groups together) 
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.query import consumers, is_compressed, is_const, is_symbolic, value
+from ..core.query import is_compressed, is_const, is_symbolic, value
+from ._readers import read_alike
 
 __all__ = ["awkward_axes", "cannot_pack", "explicit_pads", "input_phases", "settings", "weight_phases"]
-
-_ALIKE: WeakKeyDictionary[Operation, tuple[int, Any]] = WeakKeyDictionary()
-"Weights whose readers were found alike, with their number: asked for by each of them, looked at once."
 
 
 def awkward_axes(op: Operation) -> list[int]:
@@ -66,22 +63,9 @@ def cannot_pack(op: Operation, axes: list[int]) -> str | None:
         return "dilated along the strided axis; form=slice keeps the dilation"
     if any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) or sum(map(is_symbolic, op.x.shape)) > 1:
         return "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
-    if not _read_alike(op):
+    if not read_alike(op, op.weight.op.enclosing_block, settings):
         return "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"
     return "weight is returned by a block" if op.weight.consuming_blocks else None
-
-
-def _read_alike(op: Operation) -> bool:
-    """Whether all who read the weight of `op` are convs of its block with its settings."""
-    mine = settings(op)
-    readers, known = _ALIKE.get(op.weight.op, (0, None))
-    if known == mine and len(op.weight.child_ops) <= readers:  # some of those that were alike have gone since
-        return True
-    alike = all(other.op_type == "conv" and other.enclosing_block is op.weight.op.enclosing_block
-                and settings(other) == mine for other in consumers(op.weight))
-    if alike:
-        _ALIKE[op.weight.op] = len(op.weight.child_ops), mine
-    return alike
 
 
 def settings(op: Operation) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ class FiniteMask(BlockRewrite):
             the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
             become `value`; where a finite mask reaches the same softmax, they go below that one, as far as fp16 has
             room. Left alone: masks that something else looks at (a test for -inf, a maximum, an output), whose softmax
-            is tested for NaN, or that computed numbers scale, unless those are whole; and upper bounds of scores.
+            is tested for NaN, or that computed numbers scale, unless those are whole; and bounds of scores.
     exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
             changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
             ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
@@ -94,7 +94,7 @@ class FiniteMask(BlockRewrite):
         found = [(name, var) for name, var in looked_at if flow.beyond(var)]
         if op.op_type == "minimum":  # a bound above, which silences nothing, would cut scores off
             found = [(name, var) for name, var in found if np.min(var.val) <= -BEYOND]
-        if not found:
+        if not found or op.op_type == "maximum":  # the larger of a value and minus infinity is the value
             return None
         if fate.reason:
             return Miss(op, f"an infinite constant, but {fate.reason}")

@@ -129,7 +129,9 @@ class ScaledRmsNorm(Rewrite):
                       reason="x is divided by its largest magnitude already")
         yield Example("another norm", lambda: shown.rms(shown.l2_norm),
                       reason="reduce_l2_norm squares inside, which is reported to stay stable")
-        yield Example("axes dropped", lambda: shown.rms(shown.dropped), reason="the sum drops its axes")
+        yield Example("axes dropped and put back", lambda: shown.rms(shown.put_back), scale=500.0)
+        yield Example("axes dropped", lambda: shown.rms(shown.dropped), reason="the root is brought to another shape "
+                      "than that of a sum that keeps its axes")
         yield Example("epsilon computed", lambda: shown.rms(shown.computed),
                       reason="add gives 'total', but not with a constant number above 0")
         yield Example("long", lambda: shown.rms(width=16385),

@@ -15,6 +15,7 @@ from ..core.examples import program, weight
 from ..core.query import consumers, is_compressed, is_const, value
 from ._lift import same_op
 from ._parts import cannot_part, part, table_blocks
+from ._readers import read_alike
 
 
 class SplitGroupedPalettizedConv(Rewrite):
@@ -114,9 +115,7 @@ class SplitGroupedPalettizedConv(Rewrite):
 
 def _shared(op: Operation, table: Var) -> str | None:
     """Why the parts would be stored beside the whole weight, or None: all its readers have to be split alike."""
-    groups = value(op.groups, 1)
-    alike = all(other.op_type == "conv" and other.enclosing_block is op.enclosing_block
-                and value(other.groups, 1) == groups for other in consumers(op.weight))
+    alike = read_alike(op, op.enclosing_block, lambda other: value(other.groups, 1))
     if alike and not op.weight.consuming_blocks and (table is op.weight or len(consumers(table)) == 1):
         return None
     return "weight is read in another way as well, so its parts would be stored beside it"

@@ -61,6 +61,8 @@ class SymmetrizeConvTransposePad(Rewrite):
             return Miss(op, "computed in fp32, where the report found it right")
         if min(min(pair) for pair in pads) < 0:
             return Miss(op, "a pad is negative, so the output reaches beyond the full transposed convolution")
+        if 0 in op.outputs[0].shape:
+            return Miss(op, "the output is empty")
         if not agrees(op):
             return Miss(op, "output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
         return Hit(op, note=crop_note(pads), window=pads)

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.proto import FeatureTypes_pb2, Model_pb2
 
+from mil_ane_passes.core.examples import program
 from mil_ane_passes.proof.feeds import ShapeChoice, make_feeds, shape_choices
 from mil_ane_passes.proof.prove import plans
 from tests.core.test_edits import stateful
@@ -215,3 +216,15 @@ def test_every_shape_gets_a_run_and_every_function_its_draws():
     assert [run.feeds["x"].shape for run in runs if run.function == "main"] == [(1, size) for size in range(2, 7)]
     assert [run.label for run in runs if run.function == "other"] == ["seed 0", "seed 1", "seed 2"]
     assert runs[1].label == "seed 1, enumerated 1 shapes"
+
+
+def test_every_third_draw_of_a_mask_hides_a_whole_row():
+    def body(x, m):
+        hidden = mb.mul(x=mb.sub(x=np.float16(1), y=m), y=np.float16(-6e4))
+        return mb.softmax(x=mb.add(x=x, y=hidden), axis=-1)
+
+    function = program(body, x=(3, 8), m=(3, 8)).functions["main"]
+    (choice,) = shape_choices(function)
+    masks = [make_feeds(function, choice, seed)["m"] for seed in range(3)]
+    assert [set(mask.ravel().tolist()) for mask in masks] == [{0.0, 1.0}] * 3
+    assert (masks[2] == 0).all(axis=-1).any()

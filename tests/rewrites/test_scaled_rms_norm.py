@@ -273,3 +273,20 @@ def test_a_power_that_adds_an_axis_is_another_spelling():
         return mb.mul(x=x, y=mb.rsqrt(x=mb.reduce_mean(x=squares, axes=[1], keep_dims=True)), name="y")
 
     assert not run(rule(), program(body, x=(3, 3))).fired
+
+
+@pytest.mark.parametrize("shape", ["unsqueeze", "none", "view"])
+def test_a_mean_that_drops_its_axis_and_gets_it_back(shape):
+    class Norm(torch.nn.Module):
+        def forward(self, x):
+            root = torch.rsqrt(x.pow(2).mean(-1) + 1e-5)
+            root = {"unsqueeze": lambda: root.unsqueeze(-1), "none": lambda: root[..., None],
+                    "view": lambda: root.view(2, 3, 1)}[shape]()
+            return x * root
+
+    x = torch.randn(2, 3, 16) * 1500
+    model = ct.convert(torch.jit.trace(Norm(), x), inputs=[ct.TensorType("x", x.shape)], skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS17, pass_pipeline=ane.pipeline())
+    (found,) = ane.run(model, {"x": x.half().float().numpy()}, precision="float16", quirks=["square_overflow"]).values()
+    expected = Norm()(x.half().double()).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-3 * np.abs(expected).max())
