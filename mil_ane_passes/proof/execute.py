@@ -22,13 +22,15 @@ GIVEN = "given feeds"
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to make: which function, with which feeds and states. One with an `error` is known not to run."""
+    """One run to make: which function, with which feeds and states. One with an `error` is known not to run, one that
+    is not `typed` is made at float64 only."""
 
     function: str
     label: str
     feeds: dict[str, Array]
     state: dict[str, Array] = field(default_factory=dict)
     error: str = ""
+    typed: bool = True
 
 
 @dataclass
@@ -100,7 +102,7 @@ def execute(
             runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
                               finite_constants=finite_constants)
             for run in found.runs:
-                if run.plan.function != function or run.error:
+                if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
                     continue
                 done += 1
                 progress(f"run {done} of {len(made) * len(precisions)}: {function}, {run.plan.label}, {precision}")

@@ -224,6 +224,21 @@ def test_what_loses_more_than_asked_stays_in_fp32():
     assert not run(rule(max_error=1e-3), built, measure=draws(feeds={"x": x})).fired
 
 
+def squared():
+    return program(lambda x: mb.square(x=mb.mul(x=x, y=np.float32(300)), name="y"), dtype=types.fp32, x=(2, 8))
+
+
+@pytest.mark.parametrize("given", [{"ranges": {"x": (-0.1, 0.1)}}, {"feeds": {"x": np.full((2, 8), 0.1, np.float32)}}])
+def test_an_overflow_outside_of_what_inputs_hold_is_none(given):
+    """Draws of the proof's own are large enough to overflow here; the user says that inputs are not."""
+    report = ane.rewrite(squared(), passes="fp16_compute", **given)
+    assert report.status == "in memory" and {"mul", "square"} <= {hit.op_type for hit in report.traces[0].fired}
+    assert {case.precision for case in report.verify.cases if case.feeds.startswith("seed")} == {"float64"}
+    kept = ane.rewrite(squared(), passes="fp16_compute")
+    assert [miss.op_type for miss in kept.traces[0].near_misses] == ["square"]
+    assert {case.precision for case in kept.verify.cases} == {"float64", "float16"}
+
+
 def test_integers_that_would_change_count_as_lost():
     def body(x):
         return mb.reduce_argmax(x=mb.add(x=mb.relu(x=x, name="plain"), y=np.float32(1000), name="shifted"), axis=-1,
