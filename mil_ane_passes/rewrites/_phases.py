@@ -74,13 +74,16 @@ def settings(op: Operation) -> tuple[Any, ...]:
 
 
 def weight_phases(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Var:
-    """The weight [O, I, ..., K, ...] as [O, I * s, ..., ceil(K / s), ...], for each axis; zeros where K ends early."""
+    """The weight [O, I, ..., K, ...] as [O, I * s, ..., ceil(K / s), ...], for each axis; zeros where K ends early.
+
+    A kernel shorter than the stride reads its own K phases only: [O, I * K, ..., 1, ...].
+    """
     strides = value(op.strides)
 
     def make() -> np.ndarray[Any, Any]:
         packed = np.asarray(op.weight.val)
         for axis in axes:
-            packed = _weight_axis(packed, 2 + axis, strides[axis])
+            packed = _weight_axis(packed, 2 + axis, _phases(op, axis))
         return packed
 
     return mb.weight(op.weight, f"phases_{'x'.join(map(str, strides))}", make)
@@ -110,19 +113,33 @@ def input_phases(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[
         flat = [amount for axis in spatial for amount in (before[axis], max(more[axis], 0))]
         x = mb.pad(x=x, pad=[0, 0, 0, 0, *flat], mode="constant", constant_val=_zero(x))
     for axis in axes:
-        x = _one_axis(mb, x, 2 + axis, value(op.strides)[axis])
+        x = _one_axis(mb, x, 2 + axis, value(op.strides)[axis], _phases(op, axis))
     return x
+
+
+def _phases(op: Operation, axis: int) -> int:
+    """How many of an axis' phases the kernel reads."""
+    return min(int(value(op.strides)[axis]), int(op.weight.shape[2 + axis]))
 
 
 def _zero(x: Var) -> Any:
     return types.nptype_from_builtin(x.dtype)(0)
 
 
-def _one_axis(mb: RewriteBuilder, x: Var, at: int, stride: int) -> Var:
-    """[N, C, ..., L, ...] as [N, C * s, ..., L / s, ...]."""
+def _one_axis(mb: RewriteBuilder, x: Var, at: int, stride: int, phases: int) -> Var:
+    """[N, C, ..., L, ...] as [N, C * p, ..., L / s, ...], with the first p phases."""
+    if phases == 1:
+        steps = [stride if number == at else 1 for number in range(x.rank)]
+        zeros = [0] * x.rank
+        first: Var = mb.slice_by_index(x=x, begin=zeros, end=zeros, stride=steps, end_mask=[True] * x.rank)
+        return first
     shape = [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]
     apart = [*shape[:at], shape[at] // stride, stride, *shape[at + 1:]]
     order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]
-    phases = mb.transpose(x=mb.reshape(x=x, shape=apart), perm=order)
-    joined: Var = mb.reshape(x=phases, shape=[shape[0], shape[1] * stride, *shape[2:at], apart[at], *shape[at + 1:]])
+    laid = mb.reshape(x=x, shape=apart)
+    if phases < stride:
+        ends = [phases if number == at + 1 else 0 for number in range(laid.rank)]
+        laid = mb.slice_by_index(x=laid, begin=[0] * laid.rank, end=ends, end_mask=[end == 0 for end in ends])
+    moved = mb.transpose(x=laid, perm=order)
+    joined: Var = mb.reshape(x=moved, shape=[shape[0], shape[1] * phases, *shape[2:at], apart[at], *shape[at + 1:]])
     return joined

@@ -25,10 +25,11 @@ class FactorConvStride(Rewrite):
             and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
     when    fp16; an undilated axis of known size. Other axes keep their stride. form=slice takes dilated, compressed,
             3-D and symbolic ones as well.
-    exact   rounding: the same products, added in another order. Where the kernel is no multiple of the stride zeros
-            are multiplied too: an infinite or NaN input may then reach outputs beside its own.
-    cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis; the input is moved
-            once for each axis. form=slice keeps weight and input and computes s times as much.
+    exact   rounding: the same products, added in another order. Where the kernel is longer than the stride and
+            no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
+    cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
+            than its stride; the input is moved once for each axis. form=slice keeps weight and input and computes s
+            times as much.
 
     before
         %y: fp16[1, 4, 4] = conv(x=%x, weight=<fp16[4, 3, 10]>, strides=[5], pad_type=custom, pad=[1, 1])
@@ -104,6 +105,7 @@ class FactorConvStride(Rewrite):
         yield Example("a tail nobody reads", lambda: _one((1, 3, 29), 5, [5]))
         yield Example("same", lambda: _one((1, 3, 24), 5, [5], pad_type="same"))
         yield Example("two axes", lambda: _plane([5, 7], (5, 7)))
+        yield Example("kernel shorter than the stride", lambda: _plane([5, 7], (3, 1)))
         yield Example("one of two axes", lambda: _plane([2, 5], (3, 10), pad_type="custom", pad=[1, 1, 2, 2]))
         yield Example("slice", lambda: _one((1, 3, 26), 4, [5], dilations=[2], pad_type="custom", pad=[1, 2]),
                       options={"form": "slice"})

@@ -156,10 +156,20 @@ def test_a_weight_read_at_another_stride_is_not_stored_twice():
 
 
 def test_what_the_page_says_of_infinite_inputs():
-    """With a kernel that is no multiple of the stride, zeros meet elements beside the window."""
+    """With a kernel longer than the stride and no multiple of it, zeros meet elements beside the window."""
+    made = program(lambda x: mb.conv(x=x, weight=np.ones((1, 1, 7), np.float16), strides=[5], name="y"), x=(1, 1, 12))
+    x = np.ones((1, 1, 12), np.float32)
+    x[0, 0, 8] = np.inf
+    assert np.isfinite(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
+    run(rule(), made)
+    assert np.isnan(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
+
+
+def test_a_kernel_shorter_than_its_stride_takes_no_more_room_and_meets_nothing_else():
     made = program(lambda x: mb.conv(x=x, weight=np.ones((1, 1, 3), np.float16), strides=[5], name="y"), x=(1, 1, 10))
     x = np.ones((1, 1, 10), np.float32)
     x[0, 0, 4] = np.inf
-    assert np.isfinite(Runtime(made, precision="float64")({"x": x})["y"]).all()
     run(rule(), made)
-    assert np.isnan(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
+    np.testing.assert_array_equal(Runtime(made, precision="float64")({"x": x})["y"], [[[3, 3]]])
+    (conv,) = (op for op in made.functions["main"].operations if op.op_type == "conv")
+    assert conv.weight.shape == (1, 3, 1)
