@@ -11,6 +11,17 @@ from mil_ane_passes.runtime import Runtime
 WAYS = ("traced", "exported", "decomposed")
 
 
+def spelt(function):
+    """A torch module that is `function` of its one input."""
+    import torch
+
+    class Spelt(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return Spelt()
+
+
 def converted(function, way, tmp_path, *, passes=None, precision="FLOAT16", target="iOS17", shape=(2, 8, 4)):
     """The program of the saved package, after the host's own passes; ours at their place where `passes` names some.
 
@@ -19,17 +30,14 @@ def converted(function, way, tmp_path, *, passes=None, precision="FLOAT16", targ
     """
     import torch
 
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return function(x)
-
+    module = spelt(function).eval()
     x = torch.randn(shape)
     settings = {}
     if way == "traced":
-        model = torch.jit.trace(Module().eval(), x)
+        model = torch.jit.trace(module, x)
         settings["inputs"] = [ct.TensorType(name="x", shape=shape)]
     else:
-        exported = torch.export.export(Module().eval(), (x,))
+        exported = torch.export.export(module, (x,))
         model = exported.run_decompositions({}) if way == "exported" else exported.run_decompositions()
     made = ct.convert(model, convert_to="mlprogram", compute_precision=getattr(ct.precision, precision),
                       minimum_deployment_target=getattr(ct.target, target), skip_model_load=True,

@@ -1,4 +1,4 @@
-"""ANE312: the published limit of partial sums no longer strikes, the numbers are PyTorch's, and nothing is done blindly."""
+"""ANE312: the published limit of sums no longer strikes, the numbers are PyTorch's, and nothing is done blindly."""
 
 from __future__ import annotations
 

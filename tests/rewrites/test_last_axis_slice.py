@@ -19,6 +19,7 @@ from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.rewrites._slices import offset, parameters
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.spellings import spelt
 
 SPELLINGS = {
     "slice": (lambda x: x[..., 2:5], "slice_by_index"),
@@ -33,17 +34,8 @@ SPELLINGS = {
 }
 
 
-class Spelt(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def converted(function, x, exported, target=ct.target.iOS17, pipeline=None):
-    module = Spelt(function).eval()
+    module = spelt(function).eval()
     if exported:
         source = torch.export.export(module, (x,)).run_decompositions({})
         inputs = None
@@ -74,7 +66,7 @@ def test_it_is_found_as_torch_spells_it(spelling, exported):
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_path, target):
     x = torch.zeros(2, 4, 8)
-    source = torch.jit.trace(Spelt(lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1)), (x,))
+    source = torch.jit.trace(spelt(lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1)), (x,))
     model = ct.convert(source, inputs=[ct.TensorType(shape=x.shape)], minimum_deployment_target=target,
                        convert_to="mlprogram", skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="last_axis_slice"))

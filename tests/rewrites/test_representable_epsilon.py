@@ -19,6 +19,7 @@ from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.package import load
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import only_output, torch_outputs
+from tests.rewrites.spellings import spelt
 
 TINY = 2.0**-24
 FLUSHING = {"smallest": 2.0**-14}
@@ -36,17 +37,6 @@ def converted(module, shape=(4, 32), target=ct.target.iOS17, precision=ct.precis
     return ct.convert(
         torch.jit.trace(module.eval(), torch.ones(shape)), inputs=[ct.TensorType(shape=shape, name="x")],
         minimum_deployment_target=target, compute_precision=precision, convert_to="milinternal")
-
-
-class Spelt(torch.nn.Module):
-    """A function of one input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def epsilons(built):
@@ -89,8 +79,8 @@ def test_above_a_variance_of_two_to_the_minus_14_it_moves_by_half_a_unit_at_most
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17, ct.target.iOS18], ids=str)
 @pytest.mark.parametrize("module", [
     torch.nn.LayerNorm(32, eps=1e-12), torch.nn.GroupNorm(1, 32, eps=1e-12),
-    Spelt(lambda x: torch.nn.functional.normalize(x, dim=-1)),
-    Spelt(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1e-9)),
+    spelt(lambda x: torch.nn.functional.normalize(x, dim=-1)),
+    spelt(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1e-9)),
 ], ids=["LayerNorm", "GroupNorm", "normalize", "fraction"])
 def test_what_coremltools_casts_it_has_raised_itself(module, target):
     assert not find(rule(), converted(module, target=target)).fired
@@ -111,10 +101,10 @@ def test_a_flushing_machine_gets_a_normal_number_when_asked_for(target):
     lambda x: torch.nn.functional.normalize(x, dim=-1),
 ], ids=["rms", "length", "clamped", "normalize"])
 def test_constants_of_spelt_norms_for_a_flushing_machine(function):
-    built = converted(Spelt(function))
+    built = converted(spelt(function))
     assert run(rule(**FLUSHING), built).fired
     x = np.random.default_rng(0).standard_normal((4, 32))
-    expected = torch_outputs(Spelt(function), torch.from_numpy(x))
+    expected = torch_outputs(spelt(function), torch.from_numpy(x))
     np.testing.assert_allclose(only_output(built, x, "float64"), expected, atol=2.0**-11 * np.abs(expected).max())
     assert not run(rule(**FLUSHING), built).fired
 
@@ -125,13 +115,13 @@ def test_constants_of_spelt_norms_for_a_flushing_machine(function):
     lambda x: 1 / (x.sum(-1, keepdim=True) + 1e-9),
 ], ids=["log", "log as it is", "log of a bound", "rsqrt", "reciprocal"])
 def test_where_the_result_at_zero_is_the_epsilons_it_stays(function, target):
-    built = converted(Spelt(function), target=target)
+    built = converted(spelt(function), target=target)
     assert not find(rule(), built).fired
     assert not find(rule(**FLUSHING), built).fired
 
 
 def test_beside_the_epsilon_that_is_added_rsqrts_own_does_not_count():
-    built = converted(Spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)))
+    built = converted(spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)))
     trace = find(rule(), built)
     assert not trace.fired and not trace.near_misses
     run(by_name("scaled_rms_norm").configured(), built)
@@ -145,7 +135,7 @@ def test_beside_the_epsilon_that_is_added_rsqrts_own_does_not_count():
     lambda x: torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) ** 2 * x,
 ], ids=["another value", "a constant", "the square of the root"])
 def test_what_is_not_zero_where_the_norm_is_keeps_its_epsilon(function):
-    assert not find(rule(**FLUSHING), converted(Spelt(function))).fired
+    assert not find(rule(**FLUSHING), converted(spelt(function))).fired
 
 
 @pytest.mark.parametrize("function", [
@@ -153,7 +143,7 @@ def test_what_is_not_zero_where_the_norm_is_keeps_its_epsilon(function):
     lambda x: torch.arange(32) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) * x,
 ], ids=["a multiple of x", "weights first"])
 def test_multiples_of_what_was_squared_may_be_divided(function):
-    assert find(rule(**FLUSHING), converted(Spelt(function))).fired
+    assert find(rule(**FLUSHING), converted(spelt(function))).fired
 
 
 def test_a_negative_epsilon_is_not_too_small():

@@ -19,19 +19,9 @@ from mil_ane_passes.package import load
 from mil_ane_passes.runtime import Runtime
 from tests.models.zoo import _complete_torchvision
 from tests.rewrites.helpers import kinds, only_output, torch_outputs
+from tests.rewrites.spellings import spelt
 
 WIDTH, EPSILON = 64, 1e-6
-
-
-class Spelt(torch.nn.Module):
-    """A norm as a function of one input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def transformers_norm(module, name, **options):
@@ -65,20 +55,20 @@ FIRES = {
     "Gemma": transformers_norm("gemma", "GemmaRMSNorm"),
     "Mistral": transformers_norm("mistral", "MistralRMSNorm"),
     "timm SimpleNorm": timm_norm("SimpleNorm"),
-    "divided by sqrt": lambda: Spelt(lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPSILON)),
-    "divided by sqrt of square": lambda: Spelt(lambda x: x / torch.square(x).mean(-1, keepdim=True).add(1e-5).sqrt()),
-    "pow": lambda: Spelt(lambda x: mean_square(x).pow(-0.5) * x),
-    "pow of a half": lambda: Spelt(lambda x: x / mean_square(x) ** 0.5),
-    "sum over n": lambda: Spelt(lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) / WIDTH + EPSILON)),
-    "sum": lambda: Spelt(lambda x: x / torch.sqrt((x * x).sum(-1, keepdim=True) + EPSILON)),
-    "eps outside": lambda: Spelt(lambda x: x / ((x * x).mean(-1, keepdim=True).sqrt() + 1e-3)),
-    "eps as a bound": lambda: Spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp(min=1e-5))),
-    "var": lambda: Spelt(lambda x: (x - x.mean(-1, keepdim=True))
+    "divided by sqrt": lambda: spelt(lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPSILON)),
+    "divided by sqrt of square": lambda: spelt(lambda x: x / torch.square(x).mean(-1, keepdim=True).add(1e-5).sqrt()),
+    "pow": lambda: spelt(lambda x: mean_square(x).pow(-0.5) * x),
+    "pow of a half": lambda: spelt(lambda x: x / mean_square(x) ** 0.5),
+    "sum over n": lambda: spelt(lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) / WIDTH + EPSILON)),
+    "sum": lambda: spelt(lambda x: x / torch.sqrt((x * x).sum(-1, keepdim=True) + EPSILON)),
+    "eps outside": lambda: spelt(lambda x: x / ((x * x).mean(-1, keepdim=True).sqrt() + 1e-3)),
+    "eps as a bound": lambda: spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp(min=1e-5))),
+    "var": lambda: spelt(lambda x: (x - x.mean(-1, keepdim=True))
                          / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)),
 }
 HOST_SCALED = {
     "RMSNorm": lambda: torch.nn.RMSNorm(WIDTH, eps=EPSILON),
-    "F.rms_norm": lambda: Spelt(lambda x: functional.rms_norm(x, (WIDTH,), eps=EPSILON)),
+    "F.rms_norm": lambda: spelt(lambda x: functional.rms_norm(x, (WIDTH,), eps=EPSILON)),
     "timm RmsNorm": timm_norm("RmsNorm"),
 }
 
@@ -168,13 +158,13 @@ def test_what_the_frontend_divides_by_its_maximum_is_left_alone(name):
 
 
 def test_normalize_keeps_its_stable_norm():
-    built = converted(Spelt(lambda x: x / x.norm(dim=-1, keepdim=True)))
+    built = converted(spelt(lambda x: x / x.norm(dim=-1, keepdim=True)))
     (miss,) = find(rule(), built).near_misses
     assert miss.note == "reduce_l2_norm squares inside, which is reported to stay stable"
 
 
 def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
-    built = converted(Spelt(lambda x: functional.layer_norm(torch.cat([x, -x], -1), (2 * WIDTH,))[..., :WIDTH]))
+    built = converted(spelt(lambda x: functional.layer_norm(torch.cat([x, -x], -1), (2 * WIDTH,))[..., :WIDTH]))
     trace = find(rule(), built)
     assert not trace.fired and not trace.near_misses
 
