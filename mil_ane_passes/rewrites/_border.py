@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..core.build import Names, RewriteBuilder
 from ..core.edit import BlockEditor
+from ..core.ranges import Range
+from ._halves import LARGEST, SMALLEST
 
-__all__ = ["narrow_input", "narrow_output"]
+__all__ = ["bare", "lost", "narrow_input", "narrow_output"]
+
+
+def bare(var: Var) -> bool:
+    """Whether the inside reads the input `var` as fp16 only, or makes the output `var` from fp16."""
+    if var.op is None:
+        return all(map(_narrows, var.child_ops))
+    return bool(var.op.op_type == "cast" and var.op.x.dtype == types.fp16)
+
+
+def lost(var: Var, seen: Mapping[Var, Range]) -> str:
+    """What fp16 cannot hold of an input or output that the inside reads or makes in fp32, empty when it can."""
+    if var not in seen or bare(var):
+        return ""
+    largest = seen[var].largest
+    if largest > LARGEST:
+        return f"'{var.name}' reaches {largest:.2g}, fp16 ends at {LARGEST:.0f}"
+    if 0 < largest < SMALLEST:
+        return f"'{var.name}' ends at {largest:.2g}, below what fp16 holds ({SMALLEST:.1e})"
+    return ""
 
 
 def narrow_input(function: Function, var: Var) -> None:

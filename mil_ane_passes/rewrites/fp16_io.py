@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import coremltools as ct
-from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 
 from ..core.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ..core.errors import InputError, nearest
 from ..core.examples import program
-from ._border import narrow_input, narrow_output
+from ._border import bare, lost, narrow_input, narrow_output
 
 
 class Fp16Io(ProgramRewrite):
@@ -20,7 +21,8 @@ class Fp16Io(ProgramRewrite):
     why     Each fp32 input and output costs a cast at the border, which is a pass over the data off the ANE.
     when    fp32 tensors of a function for iOS16 and later; images, states, what a classifier gives and an input that is
             returned as it is stay. Where a program computes in fp32 at the border, a cast moves to the other side of
-            it: the note says so. This changes the model's interface: callers have to hand over and take fp16.
+            it: the note says so; there what is beyond fp16 in the runs (--feeds, --ranges) stays, but is not looked
+            for without them. This changes the model's interface: callers have to hand over and take fp16.
     exact   bitwise for inputs that fp16 holds; outputs are those of before, rounded to fp16.
 
     before
@@ -36,6 +38,7 @@ class Fp16Io(ProgramRewrite):
     exactness = Exactness.BITWISE
     preset = "named"
     interface = True
+    measures = True
     evidence = (
         Vendor("from iOS16 and macOS13 on inputs and outputs may be fp16: no casts at the border",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
@@ -60,7 +63,7 @@ class Fp16Io(ProgramRewrite):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
-                reason = _reason(function, var)
+                reason = _reason(function, var) or lost(var, self.measured or {})
                 yield Miss(op, reason) if reason else Hit(op, note=_note(var), function=name, end=var.name)
 
     def rewrite_program(self, hits: list[Hit], program: Program) -> None:
@@ -90,6 +93,8 @@ class Fp16Io(ProgramRewrite):
                       reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
         yield Example("returned as it is", _returned, options={"names": "x"},
                       reason="input 'x' is returned as it is and has to keep its type")
+        yield Example("beyond fp16", _large, options={"inputs": False},
+                      reason="'y' reaches 1.2e+05, fp16 ends at 65504")
         yield Example("fp16 already", lambda: _plain(ct.target.iOS17, types.fp16), reason="")
 
 
@@ -113,14 +118,9 @@ def _images(function: Function) -> set[str]:
 
 
 def _note(var: Var) -> str:
-    def narrows(op: Operation) -> bool:
-        return bool(op.op_type == "cast" and op.outputs[0].dtype == types.fp16)
-
-    if var.op is None:
-        free = all(map(narrows, var.child_ops))
-        return f"input '{var.name}' in fp16; " + ("its cast is gone" if free else "cast to fp32 where it is read so")
-    free = var.op.op_type == "cast" and var.op.x.dtype == types.fp16
-    return f"output '{var.name}' in fp16; " + ("its cast is gone" if free else "it is computed in fp32 and cast")
+    end, left = (("input", "cast to fp32 where it is read so") if var.op is None
+                 else ("output", "it is computed in fp32 and cast"))
+    return f"{end} '{var.name}' in fp16; {'its cast is gone' if bare(var) else left}"
 
 
 def _border() -> Program:
@@ -132,6 +132,10 @@ def _border() -> Program:
 
 def _plain(opset: Any, dtype: Any = types.fp32) -> Program:
     return program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
+
+
+def _large() -> Program:
+    return program(lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), dtype=types.fp32, x=(1, 8))
 
 
 def _two() -> Program:

@@ -220,3 +220,14 @@ def test_other_changes_of_the_interface_are_refused_when_saved(source, tmp_path)
     package.program.functions["main"].inputs["x"]._sym_type = types.tensor(types.int32, (1, 8, 16, 16))
     with pytest.raises(ane.InputError, match="the interface of a package cannot be changed"):
         ane.save(package, tmp_path / "a.mlpackage")
+
+
+def test_what_the_runs_show_beyond_fp16_stays_in_fp32():
+    built = program(lambda x: mb.square(x=x, name="y"), dtype=types.fp32, x=(2, 8))
+    report = ane.rewrite(built, passes="fp16_io", ranges={"x": (-300, 300)})
+    assert [hit.note for hit in report.traces[0].fired] == ["input 'x' in fp16; cast to fp32 where it is read so"]
+    assert [miss.note for miss in report.traces[0].near_misses] == ["'y' reaches 9e+04, fp16 ends at 65504"]
+    tiny = ane.rewrite(built, passes="fp16_io", ranges={"x": (1e-5, 1e-5)})
+    assert [miss.note for miss in tiny.traces[0].near_misses] == [
+        "'y' ends at 1e-10, below what fp16 holds (6.0e-08)"]
+    assert not ane.rewrite(built, passes="fp16_io", ranges={"x": (0, 10)}).traces[0].near_misses
