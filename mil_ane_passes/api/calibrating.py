@@ -39,7 +39,7 @@ def calibrate(
 
     rules = [rule for rule in all_rules().values() if _about_values(rule)]
     found = calibrated(model.program, make, rules, target=target, progress=progress)
-    return CalibrateReport(model.name, target, len(make(model.program)), found, worst)
+    return CalibrateReport(model.name, target, found.runs, found, worst)
 
 
 def _about_values(rule: type[Rule]) -> bool:

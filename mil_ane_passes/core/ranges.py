@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from coremltools.converters.mil.mil import Program, Var
 
@@ -37,12 +38,13 @@ class Seen(dict[Var, Range]):
 
     `error` runs another program with the same interface as its types say (float16) and gives how far its outputs are
     off, as a share of each output's largest value: the largest of them, infinite where numbers are lost or integers
-    differ.
+    differ. `runs` says which runs these were.
     """
 
-    def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float]) -> None:
+    def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float], runs: Sequence[Any] = ()
+                 ) -> None:
         super().__init__(ranges)
-        self.error = error
+        self.error, self.runs = error, runs
 
 
 Measure = Callable[[Program], Mapping[Var, Range]]

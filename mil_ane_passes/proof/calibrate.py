@@ -68,9 +68,11 @@ class CalibratedRow:
 
 @dataclass
 class Calibrated:
-    """All rows of a program in the order of computation, the rules that fire, and the first op beyond fp16 as MIL."""
+    """All rows of a program in the order of computation, from how many runs they are, the rules that fire, and the
+    first op beyond fp16 as MIL."""
 
     rows: list[CalibratedRow]
+    runs: int
     fires: dict[str, int] = field(default_factory=dict)
     first: str = ""
 
@@ -83,10 +85,10 @@ def calibrated(
     from ..core.printer import op_text
     from .measure import measured
 
-    collector = _collected(program, make(program))
     ranges = measured(program, make(program), progress)
+    collector = _collected(program, ranges.runs)
     rows = {var: CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()}
-    found = Calibrated(list(rows.values()), first=op_text(collector.first) if collector.first else "")
+    found = Calibrated(list(rows.values()), len(ranges.runs), first=op_text(collector.first) if collector.first else "")
     by_name = {(row.function, row.trace.value): row for row in found.rows}
 
     def known(asked: Program) -> Mapping[Var, Range]:
@@ -115,7 +117,8 @@ def _beyond_after(
 
     after = clone(program)
     run(rule, after, target=target, measure=measure)
-    collector, ranges = _collected(after, make(after)), measured(after, make(after))
+    ranges = measured(after, make(after))
+    collector = _collected(after, ranges.runs)
     rows = [CalibratedRow(row, _partial(ranges, var)) for var, row in collector.rows.items()]
     return {(row.function, row.trace.value): bool(row.beyond) for row in rows}
 

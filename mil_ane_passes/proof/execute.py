@@ -31,6 +31,8 @@ class Plan:
     state: dict[str, Array] = field(default_factory=dict)
     error: str = ""
     typed: bool = True
+    asked: bool = False
+    "Whether the user says that the model takes these feeds: where it does not, the user is told."
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Given:
         for number, sample in enumerate(self.feeds, 1):
             (plan,) = plans(program, 1, describe, sample)
             label = GIVEN if len(self.feeds) == 1 else f"{GIVEN} {number}"
-            made.append(Plan(plan.function, label, plan.feeds, plan.state))
+            made.append(Plan(plan.function, label, plan.feeds, plan.state, asked=True))
         if self.ranges:
             self._check(program)
             for name, function in program.functions.items():
@@ -84,7 +84,8 @@ class Given:
                     drawn = feeds if each in feeds else state
                     if each in drawn:
                         drawn[each] = _within(random, function.inputs[each], drawn[each].shape, ends, number)
-                yield Plan(name, f"ranges, draw {number}, {choice.label} shapes", feeds, state)
+                label = f"ranges, draw {number}, {choice.label} shapes"
+                yield Plan(name, label, feeds, state, asked=choice.label == "default")
 
 
 def _within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Program, Var
 
+from ..core.errors import InputError, NotSupported
 from ..core.ranges import Measure, Range, Seen
-from .errors import largest_error, outputs
+from .errors import Results, largest_error, outputs
 from .execute import Plan
 
 __all__ = ["measured", "measurer"]
@@ -22,13 +23,32 @@ def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda
 
     What it gives also says how far off another program's outputs are in these runs.
 
+    Feeds that nobody asked for and the program cannot run on (a size it does not take) are left out, unless all are.
     Raises InputError for feeds that do not fit and NotSupported for an op the runtime lacks.
     """
+    found: dict[Var, Range] = {}
+    runs: list[tuple[Plan, Results]] = []
+    for number, plan in enumerate(made, 1):
+        progress(f"measuring run {number} of {len(made)}: {plan.function}, {plan.label}")
+        try:
+            seen, right = _one(program, plan)
+        except NotSupported:
+            raise
+        except InputError:
+            if plan.asked or (number == len(made) and not runs):
+                raise
+            continue
+        found |= {var: _joined(found.get(var), each) for var, each in seen.items()}
+        runs.append((plan, right))
+    return Seen(found, lambda after: largest_error(after, runs), [plan for plan, _ in runs])
+
+
+def _one(program: Program, plan: Plan) -> tuple[dict[Var, Range], Results]:
+    """The ranges of one run, and its outputs."""
     from ..runtime import Runtime
 
     found: dict[Var, Range] = {}
     sums: dict[Operation, float] = {}
-    runs = []
 
     def sum_seen(op: Operation, bound: float) -> None:
         sums[op] = max(sums.get(op, 0.0), bound)
@@ -37,14 +57,11 @@ def measured(program: Program, made: Sequence[Plan], progress: Progress = lambda
         if hasattr(value, "numpy"):
             found[var] = _joined(found.get(var), _range(value.numpy(), sums.get(op)))
 
-    for number, plan in enumerate(made, 1):
-        progress(f"measuring run {number} of {len(made)}: {plan.function}, {plan.label}")
-        runtime = Runtime(program, function=plan.function, precision="float32", observer=seen, partial_sums=sum_seen)
-        for name, var in program.functions[plan.function].inputs.items():
-            if name in plan.feeds:
-                found[var] = _joined(found.get(var), _range(np.asarray(plan.feeds[name]), None))
-        runs.append((plan, outputs(runtime, plan)))
-    return Seen(found, lambda after: largest_error(after, runs))
+    runtime = Runtime(program, function=plan.function, precision="float32", observer=seen, partial_sums=sum_seen)
+    for name, var in program.functions[plan.function].inputs.items():
+        if name in plan.feeds:
+            found[var] = _range(np.asarray(plan.feeds[name]), None)
+    return found, outputs(runtime, plan)
 
 
 def measurer(make: Callable[[Program], Sequence[Plan]], progress: Progress = lambda text: None) -> Measure:

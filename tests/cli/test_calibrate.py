@@ -8,7 +8,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
@@ -143,6 +143,20 @@ def test_ranges_that_an_input_cannot_hold_are_refused(ranges, said):
 def test_feeds_that_are_none_are_refused(feeds):
     with pytest.raises(ane.InputError, match="expected a mapping from input name to array, or a list of such"):
         ane.calibrate(integers(), feeds=feeds)
+
+
+def test_sizes_that_a_model_does_not_take_are_left_out():
+    size = get_new_symbol()
+    built = program(lambda x: mb.exp(x=mb.reshape(x=x, shape=(-1, 8)), name="y"), dtype=types.fp32, x=(size,))
+    report = ane.calibrate(built, ranges={"x": (-1, 1)})
+    assert report.runs == 6 and len(report.found.rows) == 2  # of 16 elements, not of 41
+    assert ane.rewrite(built, passes="fp16_compute", ranges={"x": (-1, 1)}).changed
+    assert ane.rewrite(built, passes="fp16_compute").changed
+
+
+def test_numbers_that_a_model_does_not_take_are_the_users_to_mend():
+    with pytest.raises(ane.InputError, match="found indices"):
+        ane.calibrate(integers(), ranges={"ids": (0, 200000)})
 
 
 def test_ranges_are_of_states_too():
