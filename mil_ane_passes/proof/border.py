@@ -28,6 +28,14 @@ class Border:
         return {name: _rounded(np.asarray(value), self.inputs[name]) if name in self.inputs else value
                 for name, value in feeds.items()}
 
+    def loss(self, outputs: Mapping[str, Array]) -> str:
+        """The first of `outputs` that reaches beyond its type in the second program, in words; or an empty string."""
+        for name, dtype in self.outputs.items():
+            sizes = np.abs(outputs[name][np.isfinite(outputs[name])]) if name in outputs else np.zeros(0)
+            if sizes.size and float(sizes.max()) > float(np.finfo(dtype).max):
+                return f"output '{name}' reaches {float(sizes.max()):.4g}, which {dtype} does not hold"
+        return ""
+
     def give(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         """The first program's `outputs` as the second gives them; results at full precision are left alone."""
         return {name: value.astype(self.outputs[name]) if name in self.outputs and value.dtype.itemsize < 8 else value
@@ -51,13 +59,19 @@ def fed(plan: Plan, across: Mapping[str, Border]) -> Plan:
     return plan if border is None else replace(plan, feeds=border.round(plan.feeds))
 
 
-def crossed(found: Execution, across: Mapping[str, Border]) -> None:
-    """Let the runs of the first program give what the second would, if they are to be the same."""
+def crossed(found: Execution, across: Mapping[str, Border]) -> str:
+    """Let the runs of the first program give what the second would, if they are to be the same.
+
+    Returns what is lost by that, a finite number that the narrower type has not, or an empty string.
+    """
+    lost = ""
     for run in found.runs:
         border = across.get(run.plan.function)
         if border is not None:
+            lost = lost or border.loss(run.results.get("float64", {}))
             run.results = {precision: border.give(results) if precision == "float16" else results
                            for precision, results in run.results.items()}
+    return lost
 
 
 def _widths(old: Iterable[Var], new: Iterable[Var]) -> dict[str, np.dtype[Any]]:

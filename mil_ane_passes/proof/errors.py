@@ -29,8 +29,9 @@ def outputs(runtime: Any, plan: Plan) -> Results:
 def largest_error(program: Program, runs: Sequence[tuple[Plan, Results]], precision: str = "float16") -> float:
     """The largest error of `program`'s outputs over runs whose right outputs are known.
 
-    Of each output it is the worst element's, as a share of the output's largest magnitude. Infinite when a number is
-    lost (infinite or NaN where it was not), when integers or shapes differ, and when the program cannot run.
+    Of each output it is the worst element's, as a share of the output's largest magnitude; of integers, such as the
+    classes that an argmax picks, the share that changed. Infinite when a number is lost (infinite or NaN where it was
+    not), when labels or shapes differ, and when the program cannot run.
     """
     from ..runtime import Runtime
 
@@ -49,6 +50,8 @@ def largest_error(program: Program, runs: Sequence[tuple[Plan, Results]], precis
 def _error(right: Array, found: Array | None) -> float:
     if found is None or found.shape != right.shape or found.dtype.kind != right.dtype.kind:
         return math.inf
+    if right.dtype.kind in "iub":
+        return float(np.mean(found != right)) if right.size else 0.0
     if right.dtype.kind != "f":
         return 0.0 if np.array_equal(found, right) else math.inf
     known = np.isfinite(right)

@@ -153,7 +153,7 @@ def compare_programs(
     drawn = [replace(plan, typed=plan.function not in given) for plan in plans(before, seeds, describe, feeds)]
     made = [fed(plan, across) for plan in (*further, *drawn)]
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
-    crossed(old, across)
+    lost = crossed(old, across)
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
     new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, new, precisions)
@@ -161,9 +161,10 @@ def compare_programs(
     report.quirks = tuple(quirks)
     report.notes += [ACROSS] * bool(across) + [DEFINED] * defined
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
-    if report.equal and unseen:
-        report.status = "not proved"
-        report.reason = f"what was run never entered {unseen[0]}, in which the programs differ"
+    if unseen:
+        lost = lost or f"what was run never entered {unseen[0]}, in which the programs differ"
+    if report.equal and lost:
+        report.status, report.reason = "not proved", lost
     if report.status == "different":
         progress("looking for the first difference")
         _find_first(report, made, lambda plan, case: first_difference(

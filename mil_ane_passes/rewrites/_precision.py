@@ -73,8 +73,9 @@ def decide(program: Program, wish: Wish, measured: Mapping[Var, Range] | None) -
 
 def _off(error: float, most: float) -> str:
     if math.isinf(error):
-        return "with it in fp16 an output loses numbers (infinite, NaN, or all zeros), or integers in it change"
-    return f"with it in fp16 the outputs are off by {error:.1e} of their largest value, more than {most:g}"
+        return "with it in fp16 an output loses numbers (infinite, NaN, or all zeros), or a label changes"
+    return (f"with it in fp16 the outputs are off by {error:.1e} of their largest value (of integers, that share "
+            f"changes), more than {most:g}")
 
 
 def with_weights(chosen: Iterable[Operation]) -> set[Operation]:

@@ -22,8 +22,8 @@ class Fp16Compute(ProgramRewrite):
             An op stays in fp32 when a constant or a value seen in the runs is beyond fp16, or below it, or when the
             outputs lose more than `max_error` with it; each is listed with its numbers. Without runs only constants
             are judged. A program that computes in fp16 in part is left as it was made, unless mixed=true.
-    exact   approximate: every value is rounded to 11 bits. The largest error of the runs is reported, and the proof
-            holds the result to `max_error`.
+    exact   approximate: every value is rounded to 11 bits. The largest error of the runs is reported (of integers, such
+            as the classes of an argmax, the share that changes), and the proof holds the result to `max_error`.
 
     before
         %0: fp32[1, 4] = linear(x=%x, weight=<fp32[4, 8]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
