@@ -21,7 +21,7 @@ def squares(factor=100):
     def body(x):
         scaled = mb.mul(x=x, y=np.float16(factor), name="scaled")
         mean = mb.reduce_mean(x=mb.mul(x=scaled, y=scaled, name="squares"), axes=[-1], keep_dims=True, name="mean")
-        root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5)), epsilon=np.float16(1e-12), name="root")
+        root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5), name="sum"), epsilon=np.float16(1e-12), name="root")
         return mb.mul(x=scaled, y=root, name="normed")
 
     return program(body, x=(2, 8))

@@ -14,7 +14,7 @@ from tests.models.more import EVERY  # noqa: E402
 
 RECORDED = fired.recorded()
 BY_NAME = {each.name: each for each in EVERY}
-QUICK = ("BERT, classic mask", "SqueezeNet")
+QUICK = ("BERT, classic mask", "U-Net")
 LAYERS = 3  # of the language models, where nothing else is said
 
 SAFE: dict[str, dict[str, int]] = {
@@ -109,16 +109,16 @@ def test_full_fires_where_safe_does():
 
 def test_the_command_prints_the_table(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(fired, "RECORD", tmp_path / "fired.json")
-    assert fired.main(["SqueezeNet", "--record"]) == 0
+    assert fired.main(["U-Net", "--record"]) == 0
     printed = capsys.readouterr().out
-    assert "| SqueezeNet | host |" in printed
+    assert "| U-Net | host |" in printed
     assert "| nothing fired |" in printed
-    assert list(fired.recorded()["safe"]) == ["SqueezeNet"]
+    assert list(fired.recorded()["safe"]) == ["U-Net"]
 
 
 def test_an_unknown_name_is_said(capsys):
-    assert fired.main(["SqueezeNets"]) == 1
-    assert "SqueezeNets: unknown" in capsys.readouterr().err
+    assert fired.main(["U-Nets"]) == 1
+    assert "U-Nets: unknown" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("changes, right", [
