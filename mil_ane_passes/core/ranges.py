@@ -37,8 +37,8 @@ class Seen(dict[Var, Range]):
     """The ranges of a program's values, and the runs they come from.
 
     `error` runs another program with the same interface as its types say (float16) and gives how far its outputs are
-    off, as a share of each output's largest value: the largest of them, infinite where numbers are lost or integers
-    differ. `runs` says which runs these were.
+    off, as a share of each output's largest value (of integers, the share that differs): the largest of them, infinite
+    where numbers are lost. `runs` says which runs these were.
     """
 
     def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float], runs: Sequence[Any] = ()
