@@ -12,7 +12,7 @@ Invariants that every rewrite keeps, and that the engine checks or provides:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -21,15 +21,19 @@ from coremltools.converters.mil.mil import Block, Operation, Program, Var
 
 from .options import Option, options_of, with_options
 from .ranges import Range
-from .targets import ALL, Gate
+from .targets import ALL, GENERATIONS, Gate, Generation
 
 if TYPE_CHECKING:
     from .build import RewriteBuilder
+    from .plan import Plan
 
 __all__ = [
-    "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding", "Hit",
-    "Measured", "Miss", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
+    "ANY_OP", "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding", "Hit",
+    "Measured", "Miss", "PlanRule", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
 ]
+
+ANY_OP = "*"
+"""In a rule's `roots`: every op but const."""
 
 STAGES = ("precision", "numerics", "decompose", "layout", "cleanup")
 """The order of stages in a pipeline; within a stage `after` and then the name decide."""
@@ -88,13 +92,22 @@ class Hit:
     """A place where a rule applies. Keyword facts found by `match` are attributes: everything `rewrite` needs.
 
     `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides the
-    rewrite's own where one of its forms promises more.
+    rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form lies
+    between what was measured to pass and what was measured to fail; `message` is what Core ML itself says of such
+    an op, word for word, where that was measured; `covers` are all ops that one finding stands for, where they are more
+    than `op`.
     """
 
-    def __init__(self, op: Operation, *, note: str = "", exactness: Exactness | None = None, **facts: Any) -> None:
+    def __init__(
+        self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
+        message: str | None = None, covers: Sequence[Operation] = (), **facts: Any,
+    ) -> None:
         self.op = op
         self.note = note
         self.exactness = exactness
+        self.sure = sure
+        self.message = message
+        self.covers = tuple(covers) or (op,)
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
@@ -165,11 +178,27 @@ class Rule:
     "Op types `match` is asked about."
     targets: ClassVar[Gate] = ALL
     evidence: ClassVar[tuple[Evidence, ...]] = ()
+    refuses: ClassVar[bool] = False
+    "Whether a hit means that the ANE does not take the op (on some generation of the target)."
+    confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
+    "high: Apple's word, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
+    level: ClassVar[Literal["warning", "note"]] = "warning"
+    "A note is worth knowing and fails no gate."
+    advice: ClassVar[str] = ""
+    "What the user can do, in one sentence; where a rewrite mends it, that is named beside."
+    mended_by: ClassVar[tuple[str, ...]] = ()
+    "Names of rewrites that mend what this rule finds, the first one first; a rewrite's own findings it mends itself."
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
     drawn: ClassVar[bool] = False
     "Whether seeded draws will do for that when the user gives neither feeds nor ranges."
     _measured: Mapping[Var, Range] | None = None
+    _generations: tuple[Generation, ...] = GENERATIONS
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The generations that are looked at: limits are those of the strictest among them."""
+        return self._generations
 
     @property
     def measured(self) -> Mapping[Var, Range] | None:
@@ -224,6 +253,13 @@ class BlockRule(Rule):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         raise AssertionError(f"{type(self).__name__} must define match_block()")
+
+
+class PlanRule(Rule):
+    """A rule about the whole model as it is predicted to run: its segments, its sizes, its weights."""
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        raise AssertionError(f"{type(self).__name__} must define match_plan()")
 
 
 class BlockRewrite(Rewrite, BlockRule):

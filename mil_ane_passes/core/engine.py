@@ -5,81 +5,62 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from .build import Names, RewriteBuilder
 from .collector import collector_off
-from .contract import BlockRewrite, BlockRule, Exactness, Finding, Hit, Miss, ProgramRewrite, Rewrite, Rule
+from .contract import (
+    ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule,
+)
 from .edit import BlockEditor
 from .errors import RuleError
 from .order import check_order
+from .pass_trace import PassTrace, note
 from .query import all_blocks, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
-from .targets import applies
+from .targets import applies, parse_target
 
-__all__ = ["MAX_ROUNDS", "PassTrace", "find", "run"]
+__all__ = ["MAX_ROUNDS", "PassTrace", "answers", "find", "run"]
 
 MAX_ROUNDS = 16
 "How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
 
 
-@dataclass
-class PassTrace:
-    """What one rule did to one program. `strength` is the weakest exactness among the forms that fired."""
-
-    rule: str
-    fired: list[Finding] = field(default_factory=list)
-    near_misses: list[Finding] = field(default_factory=list)
-    strength: Exactness | None = None
-    mends: bool = False
-    "Whether a form fired that may make finite what was infinite or NaN."
-    moves: float = 0.0
-    "How far outputs may move at full precision, as a share of an output's largest value, besides rounding."
-    replaced: dict[str, str] = field(default_factory=dict)
-    "Names of values that are gone, and of the ones that were there already and took their place."
-    rounds: int = 0
-    ops_before: int = 0
-    ops_after: int = 0
-    seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "pass": self.rule,
-            "fired": [finding.to_dict() for finding in self.fired],
-            "near_misses": [finding.to_dict() for finding in self.near_misses],
-            "exactness": self.strength.value if self.strength else None,
-            "mends": self.mends,
-            "moves": self.moves,
-            "rounds": self.rounds,
-            "ops_before": self.ops_before,
-            "ops_after": self.ops_after,
-            "seconds": round(self.seconds, 6),
-        }
-
-
 def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
-    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `run`."""
+    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `run`.
+
+    A `PlanRule` is about a prediction, not about a program, and finds nothing here.
+    """
     trace = PassTrace(rule.name)
-    if not applies(rule.targets, target):
-        return trace
-    _measure(rule, program, measure)
-    if isinstance(rule, ProgramRewrite):
-        for answer in rule.match_program(program):
-            _note(trace, rule, function_name(program, answer.op), answer)
-        return trace
-    for function, block in all_blocks(program):
-        answers = (
-            rule.match_block(block) if isinstance(rule, BlockRule)
-            else (rule.match(op) for op in block.operations if op.op_type in rule.roots and not is_opaque(op))
-        )
-        for answer in answers:
-            _note(trace, rule, function, answer)
+    for function, answer in answers(rule, program, target=target, measure=measure):
+        note(trace, rule, function, answer)
     return trace
+
+
+def answers(
+    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None,
+) -> Iterator[tuple[str, Hit | Miss]]:
+    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`."""
+    if isinstance(rule, PlanRule) or not applies(rule.targets, target):
+        return
+    _prepare(rule, program, target, measure)
+    if isinstance(rule, ProgramRewrite):
+        yield from ((function_name(program, answer.op), answer) for answer in rule.match_program(program))
+        return
+    for function, block in all_blocks(program):
+        if isinstance(rule, BlockRule):
+            yield from ((function, answer) for answer in rule.match_block(block))
+        else:
+            yield from ((function, rule.match(op)) for op in block.operations if _asked(rule, op))
+
+
+def _asked(rule: Rule, op: Operation) -> bool:
+    """Whether `rule` is asked about `op`."""
+    return (op.op_type in rule.roots or (ANY_OP in rule.roots and op.op_type != "const")) and not is_opaque(op)
 
 
 def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
@@ -90,7 +71,7 @@ def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measur
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
-        _measure(rule, program, measure)
+        _prepare(rule, program, target, measure)
         with collector_off():
             if isinstance(rule, ProgramRewrite):
                 _whole(rule, program, trace)
@@ -102,17 +83,18 @@ def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measur
     return trace
 
 
-def _measure(rule: Rule, program: Program, measure: Measure | None) -> None:
+def _prepare(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
+    rule._generations = parse_target(target)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 
 
 def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace) -> None:
     """One rule over the whole program."""
     before = {name: _signature(function) for name, function in program.functions.items()}
-    answers = list(rule.match_program(program))
-    for answer in answers:
-        _note(trace, rule, function_name(program, answer.op), answer)
-    hits = [answer for answer in answers if isinstance(answer, Hit)]
+    found = list(rule.match_program(program))
+    for answer in found:
+        note(trace, rule, function_name(program, answer.op), answer)
+    hits = [answer for answer in found if isinstance(answer, Hit)]
     if not hits:
         return
     rule.rewrite_program(hits, program)
@@ -126,23 +108,6 @@ def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) 
     if not rule.interface and _signature(function) != before:
         raise RuleError(f"{_where(rule)} changed the inputs or outputs of function '{name}': "
                         f"found {_signature(function)}, expected {before}")
-
-
-def _note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
-    op = answer.op
-    value = op.outputs[0].name if op.outputs else op.name
-    if isinstance(answer, Hit):
-        trace.fired.append(Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.note))
-        if isinstance(rule, Rewrite):
-            strength = answer.exactness or rule.exactness
-            order = list(Exactness)
-            if trace.strength is None or order.index(strength) > order.index(trace.strength):
-                trace.strength = strength
-            trace.mends |= rule.mends
-            trace.moves = max(trace.moves, answer.facts.get("moves", rule.moves))
-    elif answer.near:
-        trace.near_misses.append(
-            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True))
 
 
 class _Walk:
@@ -184,7 +149,7 @@ class _Walk:
                     continue
                 answer = self.rule.match(op)
                 if isinstance(answer, Hit) or not depth:  # a rule finds no fault with what it has just made
-                    _note(self.trace, self.rule, self.name, answer)
+                    note(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
                 if mb is None:  # entering a block costs a walk over it, so only where something fires, and once
@@ -216,11 +181,11 @@ class _Walk:
 
     def _block_rounds(self, rule: BlockRewrite, block: Block) -> None:
         for depth in range(MAX_ROUNDS + 1):
-            answers = list(rule.match_block(block))
-            hits = [answer for answer in answers if isinstance(answer, Hit)]
-            for answer in answers:
+            found = list(rule.match_block(block))
+            hits = [answer for answer in found if isinstance(answer, Hit)]
+            for answer in found:
                 if isinstance(answer, Hit) or not hits:
-                    _note(self.trace, rule, self.name, answer)
+                    note(self.trace, rule, self.name, answer)
             if not hits:
                 return
             self._bound(depth + 1, hits[0].op)

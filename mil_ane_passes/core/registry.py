@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
-from .contract import BlockRewrite, BlockRule, ProgramRewrite, Rewrite, Rule
+from .contract import BlockRewrite, BlockRule, PlanRule, ProgramRewrite, Rewrite, Rule
 from .errors import InputError, RuleError, nearest
 
 __all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "refresh", "rewrites"]
 
 ENTRY_POINTS = "mil_ane_passes.rules"
 _FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
-_BASES = (Rule, Rewrite, BlockRule, BlockRewrite, ProgramRewrite)
+_BASES = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 
 
 def all_rules() -> dict[str, type[Rule]]:

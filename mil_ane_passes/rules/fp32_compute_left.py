@@ -29,6 +29,8 @@ class Fp32ComputeLeft(BlockRule):
     """
 
     code, slug = "ANE502", "fp32-compute-left"
+    refuses, confidence = True, "high"
+    mended_by = ("fp16_compute",)
     evidence = (
         Vendor("the ANE does not support FLOAT32", date="2022-12",
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
@@ -51,7 +53,7 @@ class Fp32ComputeLeft(BlockRule):
         for op, members in island.items():
             if id(members) not in reported:
                 reported.add(id(members))
-                yield Hit(op, note=_note(members))
+                yield Hit(op, note=_note(members), covers=members)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one island", lambda: _chain(types.fp32, False))

@@ -16,8 +16,8 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.clone import clone
-from ..core.contract import BlockRewrite, BlockRule, Exactness, Example, Miss, ProgramRewrite, Rewrite, Rule
-from ..core.engine import PassTrace, find, run
+from ..core.contract import BlockRewrite, Exactness, Example, ProgramRewrite, Rewrite, Rule
+from ..core.engine import PassTrace, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_blocks, all_ops
 from ..core.ranges import Measure
@@ -29,6 +29,7 @@ from ..proof.feeds import make_state
 from ..proof.measure import measurer
 from ..runtime import Runtime
 from . import variants
+from .finding import found_by, reasons_of
 
 __all__ = ["CHECKS", "Check"]
 
@@ -84,28 +85,18 @@ def examples_fire_or_say_why_not(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _examples(rule):
         program = example.build()
         if example.reason is None:
-            assert find(configured, program, measure=_measure(example)).fired, f"example '{example.name}' does not fire"
+            assert found_by(configured, program, _measure(example)).fired, f"example '{example.name}' does not fire"
         else:
-            assert not find(configured, program, measure=_measure(example)).fired, f"near miss '{example.name}' fires"
-            reasons = _reasons(configured, program)
+            assert not found_by(configured, program, _measure(example)).fired, f"near miss '{example.name}' fires"
+            reasons = reasons_of(configured, program, _measure(example))
             assert (example.reason in reasons) if example.reason else not reasons, (example.name, reasons)
-
-
-def _reasons(rule: Rule, program: Program) -> list[str]:
-    answers: list[Any] = list(rule.match_program(program)) if isinstance(rule, ProgramRewrite) else []
-    for _, block in all_blocks(program):
-        if isinstance(rule, BlockRule):
-            answers += rule.match_block(block)
-        elif not isinstance(rule, ProgramRewrite):
-            answers += [rule.match(op) for op in block.operations if op.op_type in rule.roots]
-    return [answer.reason for answer in answers if isinstance(answer, Miss)]
 
 
 def finding_and_fixing_agree(rule: type[Rule], tmp_path: Path) -> None:
     """What `find` reports is where `run` acts first."""
     for configured, example in _firing(rule):
         program = example.build()
-        found = {hit.value for hit in find(configured, program, measure=_measure(example)).fired}
+        found = {hit.value for hit in found_by(configured, program, _measure(example)).fired}
         acted = {hit.value for hit in _ran(configured, example, program).fired}
         assert found <= acted, (example.name, found, acted)
 

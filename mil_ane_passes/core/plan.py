@@ -1,0 +1,89 @@
+"""How a program is predicted to run: each op with the ANE's answer, its estimated cost and its place; the segments.
+
+All of it is predicted. The costs are what Core ML's segmenter is predicted to estimate on an M4, not run times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coremltools.converters.mil.mil import Operation, Program
+
+from .targets import Generation
+
+__all__ = ["Answer", "Backend", "Cost", "Engine", "Plan", "Row", "Segment"]
+
+Answer = Literal["yes", "no", "unknown"]
+Backend = Literal["ane", "cpu"]
+Engine = Literal["ane", "bnns", "classic_cpu"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimates in milliseconds; None where the backend does not take the op. `guess`: no measured row stands for it."""
+
+    ane: float | None
+    bnns: float
+    classic: float
+    guess: bool = False
+
+    @property
+    def cpu(self) -> float:
+        """The cheaper of both CPU backends."""
+        return min(self.bnns, self.classic)
+
+    def of(self, engine: Engine) -> float:
+        found = {"ane": self.ane, "bnns": self.bnns, "classic_cpu": self.classic}[engine]
+        return float("inf") if found is None else found
+
+
+@dataclass
+class Row:
+    """One op that is no const. `index` counts those of its function in program order, nested blocks included.
+
+    `takes` is what the prediction goes by: "unknown" is read as the answer that the nearest evidence suggests.
+    """
+
+    function: str
+    index: int
+    op: Operation
+    depth: int
+    ane: Answer
+    takes: bool
+    cost: Cost
+    reason: str = ""
+    backend: Backend = "cpu"
+    engine: Engine = "bnns"
+    codes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of ops of one function, first and last row index included, on one backend."""
+
+    function: str
+    backend: Backend
+    first: int
+    last: int
+    milliseconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"function": self.function, "backend": self.backend, "first": self.first, "last": self.last,
+                "ops": self.last - self.first + 1, "est_ms": self.milliseconds}
+
+
+@dataclass
+class Plan:
+    """A program as it is predicted to run on `generations`; `package` is the package it came from, if any."""
+
+    program: Program
+    generations: Sequence[Generation]
+    rows: list[Row]
+    segments: list[Segment]
+    package: Any = None
+
+    def of(self, function: str) -> list[Row]:
+        """The rows of one function, by index."""
+        return [row for row in self.rows if row.function == function]

@@ -1,0 +1,51 @@
+"""Where in the source model an op came from, by the scopes that coremltools' frontends leave on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil.scope import ScopeSource
+
+__all__ = ["Origin", "origin"]
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
+_INSIDE_TORCH = ("/torch/", "\\torch\\")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The PyTorch module and op behind a MIL op. What the frontend did not note is None.
+
+    `module` is the path as in `model.get_submodule`, `module_type` its class, `op` the torch op of a traced model,
+    `source` the file, line and text of an exported one.
+    """
+
+    module: str | None = None
+    module_type: str | None = None
+    op: str | None = None
+    source: str | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        return {"module": self.module, "module_type": self.module_type, "op": self.op, "source": self.source}
+
+    def __str__(self) -> str:
+        named = self.module and f"{self.module} ({self.module_type})" if self.module_type else self.module
+        return ", ".join(part for part in (named, self.op and f"aten op {self.op}", self.source) if part)
+
+
+def origin(op: Operation) -> Origin | None:
+    """Where `op` came from, or None: only what was converted in this process carries scopes, a package does not."""
+    scopes = op.scopes
+    names = [str(name) for name in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME, ())]
+    kinds = [str(kind) for kind in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_TYPE, ())]
+    if names and kinds:  # the last of both is the torch op itself: its number in the graph, and its kind
+        return Origin(".".join(names[:-1]) or None, kinds[-2] if len(kinds) > 1 else None, kinds[-1])
+    frames = [frame for trace in scopes.get(ScopeSource.EXIR_STACK_TRACE, ()) if trace
+              for frame in _FRAME.findall(str(trace))]
+    own = [frame for frame in frames if not any(part in frame[0] for part in _INSIDE_TORCH)] or frames
+    if not own:
+        return None
+    file, line, _, text = own[-1]
+    return Origin(source=f"{file}:{line}: {text.strip()}")

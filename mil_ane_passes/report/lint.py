@@ -1,0 +1,113 @@
+"""What `lint` found, as data and as JSON. Everything about places and times in it is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._version import __version__
+from ..core.plan import Plan, Row
+from ..core.printer import op_text
+from ..residency.buffers import Buffer, buffers
+from ..residency.predict import Found
+from .lint_finding import LintFinding, finding_of, kind
+from .lint_text import text
+
+__all__ = ["LintReport"]
+
+
+@dataclass
+class LintReport:
+    """What leaves the ANE of `target`, why, and what fixes it; see `to_dict` for the parts.
+
+    `findings` are the hits, worst first; `near_misses` what almost was one. `plan` and `program` hold the program
+    itself and are no part of the JSON.
+    """
+
+    model: str
+    target: str
+    plan: Plan
+    findings: list[LintFinding] = field(default_factory=list)
+    near_misses: list[LintFinding] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: str, target: str, plan: Plan, found: list[Found]) -> LintReport:
+        places = {row.op: row.index for row in plan.rows}
+        listed = [finding_of(item, places) for item in found]
+        return cls(model, target, plan, [item for item in listed if not item.near_miss],
+                   [item for item in listed if item.near_miss], buffers(plan.program))
+
+    @property
+    def on_ane(self) -> int:
+        return sum(row.backend == "ane" for row in self.plan.rows)
+
+    @property
+    def share(self) -> float:
+        """Percent of ops that are predicted to run on the ANE; 100 of a program without ops."""
+        return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
+
+    @property
+    def warnings(self) -> list[LintFinding]:
+        """The findings that fail a gate."""
+        return [item for item in self.findings if item.level != "note"]
+
+    def summary(self) -> dict[str, Any]:
+        segments = self.plan.segments
+        return {
+            "ops": len(self.plan.rows),
+            "ane_supported": sum(row.ane == "yes" for row in self.plan.rows),
+            "predicted_on_ane": self.on_ane,
+            "switches": sum(one.function == other.function for one, other in zip(segments, segments[1:])),
+            "padded_bytes": sum(item.padded for item in self.buffers),
+            "dense_bytes": sum(item.dense for item in self.buffers),
+            "ane_unknown": sum(row.ane == "unknown" for row in self.plan.rows),
+            "predicted_share": round(self.share, 2),
+            "predicted_time_share": round(self.time_share, 2),
+            "est_ms": sum(row.cost.of(row.engine) for row in self.plan.rows),
+        }
+
+    @property
+    def time_share(self) -> float:
+        """Percent of the predicted time that is spent on the ANE."""
+        spent = {segment.backend: 0.0 for segment in self.plan.segments}
+        for segment in self.plan.segments:
+            spent[segment.backend] += segment.milliseconds
+        total = sum(spent.values())
+        return 100.0 * spent.get("ane", 0.0) / total if total else self.share
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `lint --format json` prints."""
+        fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
+        for item in [*self.findings][::-1]:
+            for index in item.covers:
+                if item.refuses or (item.function, index) not in fixes:
+                    fixes[item.function, index] = item.fix
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
+            "model": self.model, "target": self.target,
+            "ops": [_op(row, fixes.get((row.function, row.index))) for row in self.plan.rows],
+            "findings": [item.to_dict() for item in self.findings],
+            "near_misses": [item.to_dict() for item in self.near_misses],
+            "segments": [segment.to_dict() for segment in self.plan.segments],
+            "buffers": [item.to_dict() for item in self.buffers],
+            "summary": self.summary(),
+        }
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def mil(self, row: Row) -> str:
+        """The op as MIL text, with the program's own names."""
+        return op_text(row.op)
+
+
+def _op(row: Row, fix: dict[str, Any] | None) -> dict[str, Any]:
+    first = row.op.outputs[0] if row.op.outputs else None
+    shape, dtype = kind(first)
+    return {
+        "function": row.function, "index": row.index, "name": row.op.name, "op": row.op.op_type,
+        "output": first.name if first is not None else None, "shape": shape, "dtype": dtype,
+        "ane": row.ane, "predicted_backend": row.backend, "est_ane_ms": row.cost.ane, "est_cpu_ms": row.cost.cpu,
+        "est_is_guess": row.cost.guess, "codes": list(row.codes), "reason": row.reason, "fix": fix,
+    }

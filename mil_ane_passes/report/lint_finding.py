@@ -1,0 +1,94 @@
+"""One finding of `lint`, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.contract import Hit, Rewrite, Rule
+from ..core.query import is_symbolic
+from ..core.registry import rewrites
+from ..core.scopes import Origin, origin
+from ..residency.predict import Found
+
+__all__ = ["LintFinding", "finding_of", "kind"]
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """One hit or near miss of one rule. `index` is None where the op is none of the counted ones (a const).
+
+    `covers` has the indices of all ops it stands for. `refuses`: the ANE does not take the op (`sure` False: that is not known); `message`: Core ML's own words.
+    """
+
+    rule: type[Rule]
+    function: str
+    index: int | None
+    op: str
+    value: str
+    reason: str
+    near_miss: bool
+    refuses: bool
+    sure: bool
+    message: str | None
+    origin: Origin | None
+    covers: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> str:
+        """ "warning" fails a gate. A note does not: near misses, and rewrites that run only when asked for by name."""
+        asked = issubclass(self.rule, Rewrite) and self.rule.preset == "named" and not self.rule.refuses
+        return "note" if self.near_miss or asked else self.rule.level
+
+    @property
+    def fix(self) -> dict[str, Any] | None:
+        """The pass that mends it, or what the user can do; None for neither."""
+        known = rewrites()
+        names = [self.rule.name] if issubclass(self.rule, Rewrite) else [n for n in self.rule.mended_by if n in known]
+        if names:
+            fix = known[names[0]]
+            return {"pass": f"ane::{fix.name}", "exactness": fix.exactness.value, "preset": fix.preset,
+                    "advice": self.rule.advice or None}
+        if self.rule.advice:
+            return {"pass": None, "exactness": None, "preset": None, "advice": self.rule.advice}
+        return None
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes a finding the same one in a baseline: its rule and its place, not its words."""
+        return self.rule.code, self.function, self.op, self.value
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "code": self.rule.code, "slug": self.rule.slug, "rule": self.rule.name, "summary": self.rule.summary(),
+            "level": self.level, "function": self.function, "index": self.index,
+            "covers": list(self.covers), "op": self.op, "value": self.value,
+            "reason": self.reason, "near_miss": self.near_miss, "refuses": self.refuses, "sure": self.sure,
+            "message": self.message, "confidence": self.rule.confidence, "fix": self.fix,
+            "origin": self.origin.to_dict() if self.origin else None,
+            "evidence": [source.to_dict() for source in self.rule.evidence],
+        }
+
+
+def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
+    """`item` as data; `places` has the index of each counted op."""
+    rule, answer = item.rule, item.answer
+    op = answer.op
+    hit = isinstance(answer, Hit)
+    covered = answer.covers if isinstance(answer, Hit) else (op,)
+    return LintFinding(
+        type(rule), item.function, places.get(op), op.op_type, op.outputs[0].name if op.outputs else op.name,
+        answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
+        answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
+        origin(op), tuple(places[one] for one in covered if one in places))
+
+
+def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:
+    """Shape (symbolic dimensions as text) and dtype of a value; None for both where it is no tensor."""
+    if var is None or types.is_list(var.sym_type):
+        return None, None
+    shape = [str(extent) if is_symbolic(extent) else int(extent) for extent in var.shape]
+    return shape, str(types.builtin_to_string(var.dtype))

@@ -1,0 +1,122 @@
+"""The prediction as a whole: rules are asked, ops get answer, cost and place, and the plan's own rules are asked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from coremltools.converters.mil.mil import Block, Operation, Program
+
+from ..core.contract import Hit, Miss, PlanRule, Rule
+from ..core.engine import answers
+from ..core.plan import Cost, Plan, Row, Segment
+from ..core.query import all_ops, consumers
+from ..core.targets import applies, parse_target
+from .cost import cost
+from .segments import partition
+from .support import Support, support
+
+__all__ = ["Found", "predict"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One answer of one rule: a hit or a near miss, and the function it is in."""
+
+    rule: Rule
+    answer: Hit | Miss
+    function: str
+
+
+def predict(
+    program: Program, rules: Iterable[Rule], *, target: str = "all", package: Any = None,
+) -> tuple[Plan, list[Found]]:
+    """Where each op is predicted to run, and what `rules` find, in the order of rules. Nothing is changed.
+
+    Raises InputError for an unknown target.
+    """
+    generations = parse_target(target)
+    rules = list(rules)
+    found = list(_asked(rules, program, target))
+    refusals: dict[Operation, list[tuple[Rule, Hit]]] = defaultdict(list)
+    for item in found:
+        if isinstance(item.answer, Hit) and item.rule.refuses:
+            for op in item.answer.covers:
+                refusals[op].append((item.rule, item.answer))
+    rows = list(_rows(program, refusals, generations))
+    segments = list(_placed(program, rows))
+    plan = Plan(program, generations, rows, segments, package)
+    for rule in rules:
+        if isinstance(rule, PlanRule) and applies(rule.targets, target):
+            rule._generations = generations
+            where = {row.op: row.function for row in rows}
+            found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
+    _mark(rows, found)
+    return plan, found
+
+
+def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:
+    """All answers of rules about ops, blocks and programs. Rules that would find no op of theirs are not asked."""
+    present = {op.op_type for _, op in all_ops(program)}
+    for rule in rules:
+        if rule.roots and "*" not in rule.roots and present.isdisjoint(rule.roots):
+            continue
+        for function, answer in answers(rule, program, target=target):
+            yield Found(rule, answer, function)
+
+
+def _in_order(block: Block, depth: int = 0) -> Iterator[tuple[Operation, int]]:
+    for op in block.operations:
+        if op.op_type != "const":
+            yield op, depth
+        for inner in op.blocks:
+            yield from _in_order(inner, depth + 1)
+
+
+def _rows(program: Program, refusals: Any, generations: Any) -> Iterator[Row]:
+    for name, function in program.functions.items():
+        for index, (op, depth) in enumerate(_in_order(function)):
+            told = support(op, refusals.get(op, ()), generations)
+            if depth and told.takes:
+                told = Support(told.ane, False, f"inside a {_outer(op)}, which runs on the CPU")
+            spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else cost(op, takes=told.takes)
+            yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)
+
+
+def _outer(op: Operation) -> str:
+    return str(op.enclosing_block.outer_op.op_type)
+
+
+def _placed(program: Program, rows: list[Row]) -> Iterator[Segment]:
+    """Gives each row its backend, and yields the segments."""
+    for name, group in groupby(rows, key=lambda row: row.function):
+        mine = list(group)
+        weights = [row for row in mine if row.op.op_type.startswith("constexpr_")]
+        placed = [row for row in mine if not row.op.op_type.startswith("constexpr_")]
+        ends = set(program.functions[name].outputs)
+        made = [sum(var in ends for var in row.op.outputs) for row in placed]
+        engines, _ = partition([row.cost for row in placed], made)
+        where = {}
+        for row, engine in zip(placed, engines):
+            row.engine, row.backend = engine, "ane" if engine == "ane" else "cpu"
+            where[row.op] = row
+        for row in weights:
+            readers = [where[reader] for reader in consumers(row.op.outputs[0]) if reader in where]
+            if readers:
+                row.engine, row.backend = readers[0].engine, readers[0].backend
+        for backend, run in groupby(placed, key=lambda row: row.backend):
+            members = list(run)
+            yield Segment(name, backend, members[0].index, members[-1].index,
+                          sum(row.cost.of(row.engine) for row in members))
+
+
+def _mark(rows: list[Row], found: list[Found]) -> None:
+    at = {row.op: row for row in rows}
+    for item in found:
+        for op in item.answer.covers if isinstance(item.answer, Hit) else ():
+            row = at.get(op)
+            if row is not None and item.rule.code not in row.codes:
+                row.codes.append(item.rule.code)
