@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..core.clone import clone
 from ..core.errors import InputError
+from ..core.scopes import lend_scopes
 from ..package import Package, load, package_of_mlmodel
 
 __all__ = ["Array", "Opened", "Progress", "copied", "opened", "quiet"]
@@ -47,6 +48,9 @@ def opened(source: Any) -> Opened:
         return Opened(package.program, package, fspath(source))
     if hasattr(source, "get_spec"):
         package = package_of_mlmodel(source)
+        converted = getattr(source, "_mil_program", None)
+        if isinstance(converted, Program):
+            lend_scopes(converted, package.program)
         return Opened(package.program, package, str(package.path))
     raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
                      "or a mil.Program")

@@ -21,6 +21,7 @@ from coremltools.converters.mil.mil import Block, Operation, Program, Var
 
 from .options import Option, options_of, with_options
 from .ranges import Range
+from .scopes import Origin
 from .targets import ALL, GENERATIONS, Gate, Generation
 
 if TYPE_CHECKING:
@@ -138,10 +139,13 @@ class Finding:
     value: str
     note: str
     near_miss: bool = False
+    origin: Origin | None = None
+    "Where in the source model the op came from, where the frontend noted it."
 
     def to_dict(self) -> dict[str, Any]:
         return {"pass": self.rule, "code": self.code, "slug": self.slug, "function": self.function,
-                "op_type": self.op_type, "value": self.value, "note": self.note}
+                "op_type": self.op_type, "value": self.value, "note": self.note,
+                "origin": self.origin.to_dict() if self.origin else None}
 
 
 @dataclass(frozen=True)

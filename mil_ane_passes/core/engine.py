@@ -13,9 +13,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 
 from .build import Names, RewriteBuilder
 from .collector import collector_off
-from .contract import (
-    ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule,
-)
+from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
 from .order import check_order

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .contract import Exactness, Finding, Hit, Miss, Rewrite, Rule
+from .scopes import origin
 
 __all__ = ["PassTrace", "note"]
 
@@ -48,8 +49,10 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
     """Add an answer of `rule` to its trace."""
     op = answer.op
     value = op.outputs[0].name if op.outputs else op.name
+    where = origin(op)
     if isinstance(answer, Hit):
-        trace.fired.append(Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.note))
+        trace.fired.append(
+            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.note, origin=where))
         if isinstance(rule, Rewrite):
             strength = answer.exactness or rule.exactness
             order = list(Exactness)
@@ -59,4 +62,5 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
             trace.moves = max(trace.moves, answer.facts.get("moves", rule.moves))
     elif answer.near:
         trace.near_misses.append(
-            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True))
+            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True,
+                    origin=where))

@@ -166,7 +166,8 @@ def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     def apply(self: Any, prog: Program) -> None:
         trace = run(_configured(rule, self.settings), prog, target=self.target, measure=self.measure)
         for finding in trace.fired:
-            _log.info("ane::%s at %s: %s", name, finding.value, finding.note)
+            where = f" ({finding.origin})" if finding.origin else ""
+            _log.info("ane::%s at %s%s: %s", name, finding.value, where, finding.note)
 
     members = {"__init__": __init__, "set_options": set_options, "apply": apply, "__doc__": rule.__doc__,
                "__module__": rule.__module__}

@@ -22,7 +22,7 @@ Engine = Literal["ane", "bnns", "classic_cpu"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimates in milliseconds; None where the backend does not take the op. `guess`: no measured row stands for it."""
+    """Estimates in milliseconds; None where a backend does not take the op. `guess`: no measured row stands for it."""
 
     ane: float | None
     bnns: float

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil import Operation, Program
 from coremltools.converters.mil.mil.scope import ScopeSource
 
-__all__ = ["Origin", "origin"]
+from .query import all_ops
+
+__all__ = ["Origin", "lend_scopes", "origin"]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 _INSIDE_TORCH = ("/torch/", "\\torch\\")
@@ -18,8 +20,9 @@ _INSIDE_TORCH = ("/torch/", "\\torch\\")
 class Origin:
     """The PyTorch module and op behind a MIL op. What the frontend did not note is None.
 
-    `module` is the path as in `model.get_submodule`, `module_type` its class, `op` the torch op of a traced model,
-    `source` the file, line and text of an exported one.
+    `module` is the path of the module in a traced model, `module_type` its class, `op` the torch op; `source` the file,
+    line and text in an exported one. coremltools leaves containers out of the path that are not called themselves:
+    `ups.0.conv` of a ModuleList `ups` arrives as `0.conv`.
     """
 
     module: str | None = None
@@ -49,3 +52,14 @@ def origin(op: Operation) -> Origin | None:
         return None
     file, line, _, text = own[-1]
     return Origin(source=f"{file}:{line}: {text.strip()}")
+
+
+def lend_scopes(source: Program, program: Program) -> None:
+    """Give the ops of `program`, which was read from a package, the scopes of the ops of `source` that make the same
+    values: `source` is what the host converted, before it was written out and lost its scopes."""
+    known = {(function, var.name): op.scopes for function, op in all_ops(source) for var in op.outputs}
+    for function, op in all_ops(program):
+        for var in op.outputs:
+            scopes = known.get((function, var.name))
+            if scopes:
+                op.scopes = dict(scopes)

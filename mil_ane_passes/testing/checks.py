@@ -19,7 +19,7 @@ from ..core.clone import clone
 from ..core.contract import BlockRewrite, Exactness, Example, ProgramRewrite, Rewrite, Rule
 from ..core.engine import PassTrace, run
 from ..core.printer import body_text, program_text
-from ..core.query import all_blocks, all_ops
+from ..core.query import all_ops
 from ..core.ranges import Measure
 from ..package import load, save
 from ..proof.border import Border, borders

@@ -122,7 +122,7 @@ def test_json_is_the_reports_dictionary(source, tmp_path, capsys):
         "seconds",
     ]
     lifted = next(trace for trace in data["traces"] if trace["fired"])
-    assert set(lifted["fired"][0]) == {"pass", "code", "slug", "function", "op_type", "value", "note"}
+    assert set(lifted["fired"][0]) == {"pass", "code", "slug", "function", "op_type", "value", "note", "origin"}
     assert data["verify"]["equal_bits"] is True and data["diff"] is None and data["proved"] is True
 
 

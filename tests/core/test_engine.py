@@ -41,7 +41,8 @@ def rule(rewrite, *, roots=("relu",), match=None, base=Rewrite, **fields) -> Rew
         "rewrite": lambda self, hit, mb: rewrite(hit, mb),
         "match": lambda self, op: match(op) if match else Hit(op),
         **fields,
-    }
+            "origin": None,
+        }
     return type("Mine", (base,), body)()
 
 
