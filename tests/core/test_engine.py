@@ -41,8 +41,7 @@ def rule(rewrite, *, roots=("relu",), match=None, base=Rewrite, **fields) -> Rew
         "rewrite": lambda self, hit, mb: rewrite(hit, mb),
         "match": lambda self, op: match(op) if match else Hit(op),
         **fields,
-            "origin": None,
-        }
+    }
     return type("Mine", (base,), body)()
 
 
@@ -233,6 +232,7 @@ def test_hits_and_near_misses_are_in_the_trace():
             "op_type": "relu",
             "value": "a",
             "note": "first",
+            "origin": None,
         }
     ]
     assert [(finding.value, finding.note) for finding in trace.near_misses] == [("near", "too late")]
