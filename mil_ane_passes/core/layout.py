@@ -2,7 +2,8 @@
 
 Source: Apple, coreai-models `neural_engine_rules.md` (the last axis of inputs and outputs is contiguous and aligned to
 64 bytes; a singleton last axis costs 32x at fp16) and eiln/ane (M1 Linux driver: row and plane strides are multiples
-of 64 bytes). Shapes of lower rank are taken as left-padded with ones to N, C, H, W. Computed, not measured.
+of 64 bytes). Shapes of lower rank are taken as left-padded with ones to N, C, H, W; of those of higher rank no source
+says how they are laid out, and all leading extents count as the batch. Computed, not measured.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-__all__ = ["ROW_BYTES", "padded_bytes", "size_text"]
+__all__ = ["ROW_BYTES", "TILE_BYTES", "buffer_bytes", "padded_bytes", "size_text"]
 
 ROW_BYTES = 64
+TILE_BYTES = 16384
+"What a whole buffer is rounded up to, by the driver of eiln/ane for an M1."
 
 
 def padded_bytes(shape: Sequence[int], itemsize: int) -> int:
@@ -21,6 +24,11 @@ def padded_bytes(shape: Sequence[int], itemsize: int) -> int:
         return ROW_BYTES
     row = -(-shape[-1] * itemsize // ROW_BYTES) * ROW_BYTES
     return prod(shape[:-1]) * row
+
+
+def buffer_bytes(shape: Sequence[int], itemsize: int) -> int:
+    """Bytes of a whole buffer of `shape`: `padded_bytes`, rounded up to 16 KiB."""
+    return -(-padded_bytes(shape, itemsize) // TILE_BYTES) * TILE_BYTES
 
 
 def size_text(count: int) -> str:

@@ -13,7 +13,10 @@ from coremltools.converters.mil.mil import Operation, Program
 
 from .targets import Generation
 
-__all__ = ["Answer", "Backend", "Cost", "Engine", "Plan", "Row", "Segment"]
+__all__ = ["CHANGE", "ENTER", "OUTPUT", "Answer", "Backend", "Cost", "Engine", "Plan", "Row", "Segment"]
+
+ENTER, CHANGE, OUTPUT = 0.125, 0.125, 0.125
+"""Milliseconds: to enter an ANE segment, for each change of backend, for each graph output on the ANE."""
 
 Answer = Literal["yes", "no", "unknown"]
 Backend = Literal["ane", "cpu"]

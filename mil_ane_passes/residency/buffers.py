@@ -1,4 +1,8 @@
-"""Bytes that values take on the ANE, by the layout that Apple and a driver's author describe."""
+"""Bytes that values take on the ANE, by the layout that Apple and a driver's author describe.
+
+Rows are padded to 64 bytes and whole buffers rounded up to 16 KiB; `core.layout` says by whose word, and how shapes of
+other ranks than 4 are taken. Computed, not measured.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,92 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from coremltools.converters.mil.mil import Program, Var, types
+from coremltools.converters.mil.mil import Block, Program, Var, types
 
-from ..core.query import all_ops, itemsize, static_shape
+from ..core.layout import buffer_bytes, padded_bytes
+from ..core.query import itemsize, static_shape
 
-__all__ = ["Buffer", "buffers"]
+__all__ = ["Buffer", "Survey", "buffer", "buffers", "survey"]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """The bytes of one value: `dense` without padding, `padded` as laid out."""
+    """The bytes of one value: `dense` without padding, `rows` with each row padded, `padded` as laid out."""
 
     function: str
     value: str
     shape: tuple[int, ...]
     dense: int
     padded: int
+    rows: int = 0
+
+    @property
+    def waste(self) -> float:
+        """How many times its own bytes the padded rows take; 1.0 is no waste. The rounding to 16 KiB is left out."""
+        return self.rows / self.dense if self.dense else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return {"function": self.function, "value": self.value, "shape": list(self.shape), "dense_bytes": self.dense,
-                "padded_bytes": self.padded}
+                "padded_bytes": self.padded, "row_waste": round(self.waste, 4)}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All values of a program: their buffers, and how many are left out because a dimension is not fixed."""
+
+    buffers: list[Buffer]
+    open: int
+
+
+def survey(program: Program) -> Survey:
+    """One buffer for each input and each value that an op makes, nested ones included; weights are none."""
+    found: list[Buffer] = []
+    unsized = 0
+    for name, function in program.functions.items():
+        for var in [*function.inputs.values(), *_made(function)]:
+            if not _is_array(var):
+                continue
+            one = buffer(name, var)
+            if one is None:
+                unsized += 1
+            else:
+                found.append(one)
+    return Survey(found, unsized)
 
 
 def buffers(program: Program) -> list[Buffer]:
-    """One for each input and each value that an op makes, where the shape is static; weights are none."""
-    found = []
-    for name, function in program.functions.items():
-        values = [*function.inputs.values()]
-        values += [var for owner, op in all_ops(program) if owner == name and op.op_type != "const"
-                   and not op.op_type.startswith("constexpr_") for var in op.outputs]
-        found += [made for var in values if (made := _buffer(name, var)) is not None]
-    return found
+    """Those of `survey`."""
+    return survey(program).buffers
 
 
-def _buffer(function: str, var: Var) -> Buffer | None:
-    if types.is_list(var.sym_type) or types.is_str(var.dtype):
-        return None
-    shape = static_shape(var)
+def buffer(function: str, var: Var) -> Buffer | None:
+    """That of one value; None where a dimension is not fixed, and for what is no array of numbers."""
+    shape = static_shape(var) if _is_array(var) else None
     if shape is None:
         return None
     size = itemsize(var)
-    *outer, width = (1, *shape)
-    row = -(-width * size // 64) * 64
-    padded = -(-math.prod(outer) * row // 16384) * 16384
-    return Buffer(function, var.name, shape, math.prod(shape) * size, padded)
+    return Buffer(function, var.name, shape, math.prod(shape) * size, buffer_bytes(shape, size),
+                  padded_bytes(shape, size))
+
+
+def _made(function: Block) -> list[Var]:
+    """What the ops of a block and of those nested in it make, in program order."""
+    found: list[Var] = []
+    pending = [iter(function.operations)]
+    while pending:
+        op = next(pending[-1], None)
+        if op is None:
+            pending.pop()
+            continue
+        if op.op_type != "const" and not op.op_type.startswith("constexpr_"):
+            found.extend(op.outputs)
+        pending.extend(iter(inner.operations) for inner in reversed(op.blocks))
+    return found
+
+
+def _is_array(var: Var) -> bool:
+    """Whether `var` is an array or a single number; lists, texts and dictionaries are neither."""
+    kind = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
+    if not (types.is_tensor(kind) or types.is_scalar(kind)):
+        return False
+    return not types.is_str(var.dtype)

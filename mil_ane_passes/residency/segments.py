@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.plan import Cost, Engine
+from ..core.plan import CHANGE, ENTER, OUTPUT, Cost, Engine
 
 __all__ = ["CHANGE", "ENTER", "ENGINES", "OUTPUT", "partition"]
 
-ENTER, CHANGE, OUTPUT = 0.125, 0.125, 0.125
-"""Milliseconds: to enter an ANE segment, for each change of backend, for each graph output on the ANE."""
 ENGINES: tuple[Engine, ...] = ("ane", "bnns", "classic_cpu")
 
 

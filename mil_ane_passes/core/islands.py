@@ -1,0 +1,97 @@
+"""What of a plan lies on the CPU between stretches on the ANE, and why: who is refused there, and who is dragged along.
+
+Weights that are only unpacked (`constexpr_*`) go where their readers go and are no part of an island.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from coremltools.converters.mil.mil import Var
+
+from .plan import CHANGE, ENTER, OUTPUT, Plan, Row
+
+__all__ = ["Island", "Stretch", "by_function", "islands", "islands_of", "stretches_of"]
+
+
+@dataclass(frozen=True)
+class Island:
+    """Rows of one function, in order and without a gap, that are predicted on the CPU. `first`, `last`: whether it
+    stands at the function's start, at its end."""
+
+    rows: tuple[Row, ...]
+    first: bool
+    last: bool
+
+    @property
+    def refused(self) -> list[Row]:
+        """The cause: ops that the ANE does not take, or is not known to. What is nested in one is no cause itself."""
+        return [row for row in self.rows if not row.takes and not row.depth]
+
+    @property
+    def dragged(self) -> list[Row]:
+        """Ops that the ANE takes and that are predicted on the CPU all the same: leaving it costs less."""
+        return [row for row in self.rows if row.takes]
+
+    @property
+    def milliseconds(self) -> float:
+        return sum(row.cost.of(row.engine) for row in self.rows)
+
+    @property
+    def inner(self) -> bool:
+        """Whether the ANE is left for it and entered again."""
+        return not self.first and not self.last
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbours that the ANE takes and that are predicted on the CPU: what the ANE would save on them, what it costs
+    to get there and back."""
+
+    rows: tuple[Row, ...]
+    saves: float
+    needs: float
+
+
+def by_function(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
+    """(function name, its rows in order), weights left out; functions without rows are no part."""
+    for name, rows in groupby(plan.rows, key=lambda row: row.function):
+        placed = [row for row in rows if not row.op.op_type.startswith("constexpr_")]
+        if placed:
+            yield name, placed
+
+
+def islands(plan: Plan) -> list[Island]:
+    """All of a plan, functions in order."""
+    return [island for _, rows in by_function(plan) for island in islands_of(rows)]
+
+
+def islands_of(rows: list[Row]) -> list[Island]:
+    """Those of one function, given its rows in order."""
+    found, at = [], 0
+    for backend, run in groupby(rows, key=lambda row: row.backend):
+        members = tuple(run)
+        if backend == "cpu":
+            found.append(Island(members, at == 0, at + len(members) == len(rows)))
+        at += len(members)
+    return found
+
+
+def stretches_of(rows: list[Row], outputs: frozenset[Var] = frozenset()) -> list[Stretch]:
+    """The stretches of one function, given its rows in order and its outputs."""
+    found, at = [], 0
+    for (backend, takes), run in groupby(rows, key=lambda row: (row.backend, row.takes)):
+        members = tuple(run)
+        end = at + len(members)
+        if backend == "cpu" and takes:
+            beside = [other.backend for other in (*rows[at - 1:at], *rows[end:end + 1])]
+            changes = beside.count("cpu") - beside.count("ane")
+            entries = 1 - beside.count("ane")  # beside one segment it only grows, between two it joins them
+            made = sum(var in outputs for row in members for var in row.op.outputs)
+            needs = changes * CHANGE + entries * ENTER + made * OUTPUT
+            saves = sum(row.cost.of(row.engine) - row.cost.of("ane") for row in members)
+            found.append(Stretch(members, saves, needs))
+        at = end
+    return found
