@@ -13,7 +13,7 @@ HELP = "where fp16 overflows on your feeds, and what cures it"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     add_given(parser)
-    parser.add_argument("--target", default="all", help="chip to look at, a11 to m4 (default: all)")
+    parser.add_argument("--target", default="all", help="chip or device to look at (default: all)")
     parser.add_argument("--worst", type=at_least_one, metavar="N", help="show only the N values with the least room")
     add_format(parser)
     parser.set_defaults(run=run)

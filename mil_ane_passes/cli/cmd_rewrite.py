@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="safe", help="safe (default) or full")
     parser.add_argument("--passes", metavar="LIST", help="exactly these, e.g. 'safe,split_conv_transpose_bias' or "
                                                          "'lift_conv_transpose_1d{axis=2}'")
-    parser.add_argument("--target", default="all", help="chip to rewrite for, a11 to m4 (default: all)")
+    parser.add_argument("--target", default="all", help="chip or device to rewrite for (default: all)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True,
                         help="prove before writing (default), or do not")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")

@@ -2,16 +2,21 @@
 
 `all`, the default target, stands for every generation Core ML still runs on: a rule that applies to any of them
 applies. Sources: the device list of hollance/neural-engine, the generations of sbryngelson/ANEForge
-`docs/cross-chip.md`, and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4.
+`docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Which iPhone
+chip has the ANE of which Mac chip Apple does not say; A17 is put with the older one of those it may go with. A chip's
+Pro, Max and Ultra have more cores, not other limits (the same source).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
+from .devices import EXAMPLES, chip_of, device_names
 from .errors import InputError, nearest
 
-__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "parse_target"]
+__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "listed", "parse_target"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,9 @@ class Generation:
     name: str
     chips: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return "/".join(chip.upper() for chip in self.chips)
+
 
 GENERATIONS = (
     Generation("a12", ("a11", "a12")),
@@ -29,37 +37,61 @@ GENERATIONS = (
     Generation("a15", ("a15", "m2")),
     Generation("a16", ("a16", "a17", "m3")),
     Generation("a18", ("a18", "m4")),
+    Generation("a19", ("a19", "m5")),
+    Generation("m6", ("m6",)),
 )
+CHIPS = tuple(chip for generation in GENERATIONS for chip in generation.chips)
+
 
 @dataclass(frozen=True)
 class Gate:
-    """The generations a rule applies to: from `first` to `last`, both included, by the name of any of their chips."""
+    """The generations a rule applies to: from `first` to `last`, both included, by the name of any of their chips.
 
-    first: str = "a11"
-    last: str = "m4"
+    A bound that is left empty is none.
+    """
+
+    first: str = ""
+    last: str = ""
 
     def admits(self, generation: Generation) -> bool:
-        bounds = [parse_target(name)[0] for name in (self.first, self.last)]
-        return GENERATIONS.index(bounds[0]) <= GENERATIONS.index(generation) <= GENERATIONS.index(bounds[1])
+        return generation in between(self.first, self.last)
 
 
 ALL = Gate()
 """Applies to every generation (also where the evidence does not state the chip)."""
 
 
+@cache
+def between(first: str = "", last: str = "") -> tuple[Generation, ...]:
+    """The generations from one chip's to another's, both included; an empty name is no bound."""
+    start = GENERATIONS.index(parse_target(first)[0]) if first else 0
+    end = GENERATIONS.index(parse_target(last)[0]) if last else len(GENERATIONS) - 1
+    return GENERATIONS[start:end + 1]
+
+
+@cache
 def parse_target(name: str) -> tuple[Generation, ...]:
-    """The generations a target name stands for. Raises InputError for an unknown one."""
-    wanted = name.strip().lower().replace("·", "").replace(" ", "")
-    if wanted == "all":
+    """The generations a target name stands for: `all`, a chip (m1, A17 Pro), a device (iPhone 15 Pro, Mac16,12).
+
+    Raises InputError for an unknown one, and for a device without an ANE that Core ML uses.
+    """
+    if name.strip().lower() == "all":
         return GENERATIONS
+    chip = chip_of(name, CHIPS)
     for generation in GENERATIONS:
-        if wanted in generation.chips:
+        if chip in generation.chips:
             return (generation,)
-    chips = [chip for generation in GENERATIONS for chip in generation.chips]
-    near = nearest(wanted, [*chips, "all"])
-    raise InputError(f"target '{name}' is not known; expected all, {', '.join(chips)}{near}")
+    near = nearest(name.strip().lower(), [*CHIPS, "all"]) or nearest(name.strip().lower(), device_names())
+    raise InputError(f"target '{name}' is not known; expected all, {', '.join(CHIPS)}, or a device such as "
+                     f"{EXAMPLES}{near}")
 
 
 def applies(gate: Gate, target: str) -> bool:
     """Whether a rule behind `gate` applies to any generation of `target`."""
     return any(gate.admits(generation) for generation in parse_target(target))
+
+
+def listed(generations: Iterable[Generation]) -> str:
+    """Generations by the chip they are best known for, in words: "M1, M2 and M4"."""
+    names = [generation.chips[-1].upper() for generation in generations]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
