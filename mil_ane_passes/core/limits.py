@@ -1,0 +1,173 @@
+"""Limits of the ANE by generation: one table, read by rules. What is not here nobody stated.
+
+A bound that is not `sure` is carried over from a neighbouring generation by its source or by us, or disputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .contract import Community, Evidence, Measured, Vendor
+from .targets import Generation, between, listed
+
+__all__ = ["LIMITS", "Bound", "Over", "evidence_of", "limit", "over"]
+
+_STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
+_TARGETS = "sbryngelson/ANEForge aneforge/_targets.py"
+
+
+def _m4(says: str) -> Evidence:
+    return Measured(says, chip="M4", os="macOS 27.0.1", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
+
+
+def _m6(says: str) -> Evidence:
+    return Community(says, chip="M6", date="2026", source=f"{_STUDY} notes/defects.md")
+
+
+def _private(says: str, chip: str | None = None, source: str = _TARGETS) -> Evidence:
+    return Community(f"{says} (private route)", chip=chip, date="2026", source=source)
+
+
+def _log(says: str, number: int = 2) -> Evidence:
+    return Community(f"{says} (a log of Core ML's; NeuralNetwork format)", date="2020-07",
+                     source=f"https://github.com/hollance/neural-engine/issues/{number}")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest value that the generations from `first` to `last` take; `says` are the sources."""
+
+    first: str
+    last: str
+    most: int
+    says: tuple[Evidence, ...]
+    sure: bool = True
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        return between(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class Over:
+    """What is too large for some generations: `sure` where one of them is stated, not assumed, to refuse it."""
+
+    most: int
+    sure: bool
+    words: str
+
+
+_WIDTH_13 = _private("conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be alike", "M1")
+_WIDTH_15 = _m4("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are refused")
+_DIM_16384 = _private("width, height and the inner dimension of products end at 16384, channels at 65536", "M1 and M2")
+_SMALL_2020 = "the device is not stated; the newest of that day was A13"
+_KMEM = _m4("a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is refused: 2 bytes each do not fit 65536")
+_DIM_65536 = _m4("65536 is accepted, 65537 refused, whichever of N, D, C, H and W it is")
+_SAME_M6 = Community("the size limits measured on M4 hold when the same models are compiled for the M6 family",
+                     chip="M6", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
+_M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 Ultra", os="macOS 26.3.1",
+                      date="2026-03-20", source="https://github.com/ncdrone/rustane/issues/13")
+
+LIMITS: dict[str, tuple[Bound, ...]] = {
+    "conv-kernel-width": (
+        Bound("a12", "a13", 13, (_WIDTH_13,), sure=False),
+        Bound("a14", "a14", 13, (_WIDTH_13,)),
+        Bound("a15", "m3", 13, (_WIDTH_13,), sure=False),
+        Bound("m4", "m4", 15, (_WIDTH_15,)),
+        Bound("m5", "m5", 15, (_private("a kernel 16 wide fails to compile, 15 does not", "M5"),)),
+        Bound("m6", "m6", 15, (_m6("a model with such a conv fails to compile and runs on the CPU as a whole, 4 to 7 "
+                                   "times slower"),)),
+    ),
+    "conv-kernel-height": (
+        Bound("m4", "m4", 31, (_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused"),)),
+        Bound("m6", "m6", 31, (_SAME_M6,)),
+    ),
+    "max-pool-width": (
+        Bound("m4", "m4", 8, (_m4("max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are refused: the kernel's width "
+                                  "must be [1-8] or 32"),)),
+        Bound("m6", "m6", 8, (_SAME_M6,)),
+    ),
+    "pool-kernel": (
+        Bound("a12", "a13", 13, (_log(f"a pool 28 wide is refused: (dilated)kernel width = 28 > 13; {_SMALL_2020}"),)),
+    ),
+    "pool-stride": (Bound("a12", "a13", 2, (_log(f"a pool is refused: stride_x = 4 > 2; {_SMALL_2020}"),)),),
+    "upsampling": (
+        Bound("a12", "a13", 2, (_log(f"only scaling factor of 2 is supported; {_SMALL_2020}"),)),
+    ),
+    "spatial": (
+        Bound("a12", "a13", 16384, (_DIM_16384,), sure=False),
+        Bound("a14", "a15", 16384, (_DIM_16384,)),
+        Bound("a16", "m3", 16384, (_M3_WIDTH,)),
+        Bound("m4", "m4", 65536, (_DIM_65536,)),
+        Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
+        Bound("m6", "m6", 65536, (_SAME_M6,)),
+    ),
+    "channels": (
+        Bound("a12", "a13", 65536, (_DIM_16384,), sure=False),
+        Bound("a14", "a15", 65536, (_DIM_16384,)),
+        Bound("a16", "m3", 65536, (_DIM_16384,), sure=False),
+        Bound("m4", "m4", 65536, (_DIM_65536,)),
+        Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
+        Bound("m6", "m6", 65536, (_SAME_M6,)),
+    ),
+    "matmul-inner": (
+        Bound("a12", "a13", 16384, (_DIM_16384,), sure=False),
+        Bound("a14", "a15", 16384, (_DIM_16384,)),
+        Bound("a16", "m3", 16384, (_DIM_16384,), sure=False),
+        Bound("m4", "m4", 32768, (_KMEM,)),
+        Bound("m5", "m5", 32768, (_private("contradicts it: on M5 the inner dimension ends at 65536", "M5"),),
+              sure=False),
+        Bound("m6", "m6", 32768, (_SAME_M6,)),
+    ),
+    "rank": (
+        Bound("", "", 5, (
+            Vendor("the ANE takes up to 5 dimensions", date="2026",
+                   source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+            _private("rank 5 is the highest", source="sbryngelson/ANEForge docs/developer/op-quirks.md"))),
+    ),
+    "convs": (
+        Bound("m6", "m6", 386, (_m6("a chain of 386 conv layers compiles, 387 overflow the compiler's stack: all of "
+                                    "the model on the CPU, or it hangs"),)),
+    ),
+    "weight-bytes-phone": (
+        Bound("", "a19", 10 ** 9, (
+            Vendor("models of more than 1 GB of weights may not load on an iPhone; bisect_model splits them",
+                   source="https://apple.github.io/coremltools/docs-guides/source/mlmodel-utilities.html"),)),
+    ),
+    "weight-bytes-mac": (
+        Bound("m1", "m1", 3 * 10 ** 9, (
+            Community("models of about 3 to 3.75 GB no longer load on the ANE", chip="M1",
+                      source="smpanaro/more-ane-transformers src/experiments/NOTES.md", date="2023"),)),
+    ),
+}
+
+
+def limit(name: str, generations: Sequence[Generation]) -> Bound | None:
+    """The strictest bound called `name` among `generations`, or None where nobody stated one for any of them."""
+    wanted = set(generations)
+    found = [bound for bound in LIMITS[name] if wanted.intersection(bound.generations)]
+    return min(found, key=lambda bound: (bound.most, not bound.sure), default=None)
+
+
+def over(name: str, value: int, generations: Sequence[Generation]) -> Over | None:
+    """Which of `generations` take less than `value`, in words such as "> 15 (M4; 13 on M1)"; None where none does."""
+    wanted = set(generations)
+    broken = [bound for bound in LIMITS[name] if bound.most < value and wanted.intersection(bound.generations)]
+    if not broken:
+        return None
+    parts = []
+    for most in sorted({bound.most for bound in broken}, reverse=True):
+        for sure in (True, False):
+            chips = [chip for bound in broken if bound.most == most and bound.sure is sure
+                     for chip in bound.generations if chip in wanted]
+            if chips:
+                parts.append((most, f"{'' if sure else 'assumed on '}{listed(chips)}"))
+    words = "; ".join(chips if most == parts[0][0] else f"{most} on {chips}".replace("on assumed", "assumed")
+                      for most, chips in parts)
+    return Over(parts[0][0], any(bound.sure for bound in broken), f"> {parts[0][0]} ({words})")
+
+
+def evidence_of(*names: str) -> tuple[Evidence, ...]:
+    """Every source of the bounds called `names`, each once."""
+    return tuple(dict.fromkeys(source for name in names for bound in LIMITS[name] for source in bound.says))
