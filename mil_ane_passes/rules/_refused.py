@@ -1,0 +1,80 @@
+"""What rules about kinds of ops share: a refusal that is sure only where it was seen, and the sources by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.contract import Community, Hit, Measured, Rule
+from ..core.query import is_compressed, is_const
+from ..core.targets import ALL, Gate, Generation
+
+__all__ = [
+    "BEFORE_M4", "M4", "admits", "at_run_time", "chips", "notes", "on_m1", "on_m4", "private", "refusal",
+]
+
+M4 = Gate(first="m4", last="m4")
+BEFORE_M4 = Gate(last="m3")
+_DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
+_ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
+
+
+def on_m4(says: str, *, rows: bool = False) -> Measured:
+    """What Core ML answered on an M4: as published in words, or (`rows`) in the tables beside them."""
+    return Measured(says, source=_ROWS if rows else _DISPATCH, chip="M4", os="macOS 27.0.1", date="2026")
+
+
+def private(says: str, chip: str = "M1 to M5") -> Community:
+    """What the ANE's compiler answered without Core ML."""
+    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
+                     date="2026")
+
+
+def notes(says: str) -> Community:
+    """What one user saw in Xcode's performance reports."""
+    return Community(says, source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d")
+
+
+def on_m1(says: str) -> Community:
+    """What another saw in 2023, on GPT models of their own."""
+    return Community(says, source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro",
+                     date="2023")
+
+
+def refusal(
+    rule: Rule, op: Operation, note: str, *, seen: Gate = ALL, message: str | None = None,
+    covers: Sequence[Operation] = (),
+) -> Hit:
+    """The ANE does not take `op`: that is known for the generations `seen`, and for the others it is not.
+
+    `message` is Core ML's own, as it was measured on an M4.
+    """
+    looked_at = tuple(rule.generations)
+    if admits(seen, looked_at):
+        return Hit(op, note=note, message=message if admits(M4, looked_at) else None, covers=covers)
+    return Hit(op, note=f"{note}: refused elsewhere, not measured on {chips(looked_at)}", sure=False, covers=covers)
+
+
+@functools.cache
+def admits(gate: Gate, generations: tuple[Generation, ...]) -> bool:
+    """Whether `gate` admits one of `generations` at least."""
+    return any(gate.admits(generation) for generation in generations)
+
+
+@functools.cache
+def chips(generations: tuple[Generation, ...]) -> str:
+    """The generations in words, each by its last chip."""
+    return ", ".join(generation.chips[-1].upper() for generation in generations)
+
+
+def at_run_time(op: Operation, *names: str) -> list[str]:
+    """Those of the inputs `names` that are known only when the model runs."""
+    return [name for name in names if _computed(op.inputs.get(name))]
+
+
+def _computed(var: Var | Sequence[Var] | None) -> bool:
+    if isinstance(var, (list, tuple)):
+        return any(_computed(each) for each in var)
+    return var is not None and not is_const(var) and not is_compressed(var)

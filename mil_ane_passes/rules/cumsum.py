@@ -1,0 +1,53 @@
+"""Find cumsum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.query import value
+from ._refused import notes, on_m4, private, refusal
+
+
+class Cumsum(Rule):
+    """The ANE takes no cumsum, and what stands beside a cheap one may leave with it.
+
+    why     Reported on the CPU for static and flexible shapes alike, with the cheap op behind it drawn along; refused
+            by Core ML on an M4. The ANE itself can do it, but not from MIL's op.
+    when    Any cumsum of numbers, whatever axis, direction and length.
+    cure    A matmul with a constant triangle of ones: upper for the last axis, lower with reverse, without its
+            diagonal with exclusive. The same sums in another order. The triangle holds n * n numbers, so sum long axes
+            in blocks first, and the sums must stay below 32768 in fp16.
+    """
+
+    code, slug = "ANE205", "cumsum"
+    roots = ("cumsum",)
+    refuses, confidence = True, "high"
+    advice = "Use a matmul with a constant triangle of ones (same sums, another order); long axes in blocks."
+    evidence = (
+        on_m4("cumsum is refused"),
+        notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),
+        private("MIL's cumsum is not implemented; the ANE does one reached by another way"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "computes on integers", near=False)
+        axis = value(op.axis, 0)
+        extent = op.x.shape[axis] if op.x.rank else 1
+        length = "a length known only at run time" if is_symbolic(extent) else f"{int(extent)} elements"
+        return refusal(self, op, f"the ANE takes no cumsum (axis {axis}, {length})")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("last axis", lambda: program(lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5)))
+        yield Example("backwards", lambda: program(
+            lambda x: Builder.cumsum(x=x, axis=0, reverse=True, exclusive=True, name="y"), x=(4, 2)))
+        yield Example("flexible", lambda: program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(2, None)))
+        yield Example("sum", lambda: program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 5)),
+                      reason="")
+        yield Example("of integers", lambda: program(
+            lambda x: Builder.cumsum(x=x, axis=0, name="y"), dtype=types.int32, x=(4,)), reason="computes on integers")

@@ -1,0 +1,61 @@
+"""Find elementary functions that the ANE has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import on_m4, private, refusal
+
+_SPELT = {
+    "asin": "atan(x / sqrt(1 - x * x)), inexact near -1 and 1",
+    "acos": "pi / 2 - atan(x / sqrt(1 - x * x)), inexact near -1 and 1",
+    "tan": "sin(x) / cos(x)",
+    "sinh": "(exp(x) - exp(-x)) / 2, inexact near 0",
+    "cosh": "(exp(x) + exp(-x)) / 2",
+    "atanh": "log((1 + x) / (1 - x)) / 2, inexact near 0",
+}
+"How each is written with functions that are taken: the same in exact arithmetic, another rounding in fp16."
+
+
+class ElementaryFunctions(Rule):
+    """The ANE has no asin, acos, tan, sinh, cosh and atanh.
+
+    why     Core ML on an M4 refuses them, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
+            op runs on the CPU, with two changes of processor where it stands between ops on the ANE.
+    when    Any of the six on numbers. Its neighbours sin, cos and atan are taken on an M4.
+    cure    Write it with exp, log, sin, cos, atan and a division: the note says how. The algebra is the same, the
+            roundings of fp16 are not, and where two near numbers are subtracted the error grows.
+    """
+
+    code, slug = "ANE202", "elementary-function"
+    roots = tuple(_SPELT)
+    refuses, confidence = True, "high"
+    advice = "Write it with exp, log, sin, cos, atan and a division, as the reason says: same algebra, other roundings."
+    evidence = (
+        on_m4("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, exp and log are accepted"),
+        private("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "computes on integers", near=False)
+        return refusal(self, op, f"the ANE has no {op.op_type}; it is {_SPELT[op.op_type]}")
+
+    def examples(self) -> Iterable[Example]:
+        for kind in _SPELT:
+            yield Example(kind, partial(_one, kind))
+        yield Example("in fp32", lambda: program(lambda x: Builder.tan(x=x, name="y"), dtype=types.fp32, x=(2,)))
+        yield Example("atan", lambda: program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("written out", lambda: program(
+            lambda x: Builder.real_div(x=Builder.sin(x=x), y=Builder.add(x=Builder.cos(x=x), y=np.float16(0))),
+            x=(2, 3)), reason="")
+
+
+def _one(kind: str) -> Program:
+    return program(lambda x: getattr(Builder, kind)(x=x, name="y"), x=(2, 3))

@@ -1,0 +1,57 @@
+"""Find fill, and fill_like on generations before the M4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import BEFORE_M4, admits, at_run_time, chips, notes, on_m4, private, refusal
+
+
+class Fills(Rule):
+    """A tensor of one number is filled while the model runs.
+
+    why     fill and fill_like were reported on the CPU only, chip not stated. Sources disagree: the ANE's compiler
+            takes both when asked without Core ML, and on an M4 fill_like is accepted; fill was not tried there.
+    when    Any fill; any fill_like on generations before the M4.
+    cure    Where the shape is fixed, a constant in its place, of one element where what reads it broadcasts: the same
+            bits. coremltools' const_elimination does that when the shape is known at conversion.
+    """
+
+    code, slug = "ANE206", "fill"
+    roots = ("fill", "fill_like")
+    refuses, confidence = True, "low"
+    advice = "Put a constant in its place, of one element where its reader broadcasts: the same bits."
+    evidence = (
+        notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
+        on_m4("at odds with it: fill_like is accepted", rows=True),
+        private("at odds with it: fill and fill_like make constants on every generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "fill_like":
+            if not types.is_float(op.outputs[0].dtype):
+                return Miss(op, "makes integers", near=False)
+            if not admits(BEFORE_M4, tuple(self.generations)):
+                return Miss(op, "fill_like is accepted on M4", near=False)
+            return Hit(op, note="fill_like was reported on the CPU, and is accepted on M4", sure=False)
+        how = "in a shape that is computed" if at_run_time(op, "shape") else "in a fixed shape"
+        if not admits(BEFORE_M4, tuple(self.generations)):
+            where = chips(tuple(self.generations))
+            return Hit(op, note=f"fill {how} was reported on the CPU; not measured on {where}", sure=False)
+        return refusal(self, op, f"fill {how} was reported on the CPU", seen=BEFORE_M4)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("fill", lambda: program(
+            lambda x: Builder.add(x=x, y=Builder.fill(shape=[2, 3], value=np.float16(1)), name="y"), x=(2, 3)))
+        yield Example("fill_like", lambda: program(
+            lambda x: Builder.fill_like(ref_tensor=x, value=np.float16(1), name="y"), x=(2, None)))
+        yield Example("integers", lambda: program(
+            lambda x: Builder.fill_like(ref_tensor=x, value=np.int32(1), name="y"), x=(2, None)),
+            reason="makes integers")
+        yield Example("constant", lambda: program(
+            lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)), reason="")

@@ -1,0 +1,48 @@
+"""Find masks that are made while the model runs: one_hot and band_part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import on_m1, on_m4, private, refusal
+
+_CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
+
+
+class MasksAtRunTime(Rule):
+    """The ANE takes neither one_hot nor band_part.
+
+    why     Core ML on an M4 refuses both, and so does the ANE's compiler on M1 to M5 when asked without Core ML. In
+            GPT models on an M1 Pro the band_part of the causal mask was what left the ANE.
+    when    Any one_hot, any band_part.
+    cure    A causal mask is a constant: multiply by a triangle of zeros and ones, or select by it. The same bits where
+            the values are finite. one_hot: pass the index in as fp16 (exact up to 2048) and compare it with a constant
+            range; or pass the one-hot row itself.
+    """
+
+    code, slug = "ANE208", "mask-at-run-time"
+    roots = tuple(_CURES)
+    refuses, confidence = True, "high"
+    advice = "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot."
+    evidence = (
+        on_m4("one_hot and band_part are refused; comparisons, select and mul are accepted"),
+        private("one_hot and band_part have no form on any generation"),
+        on_m1("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        message = 'Unsupported MIL operation "one_hot".' if op.op_type == "one_hot" else None
+        return refusal(self, op, f"the ANE takes no {op.op_type}; it is {_CURES[op.op_type]}", message=message)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one_hot", lambda: program(
+            lambda ids: Builder.one_hot(indices=ids, one_hot_vector_size=8, name="y"), dtype=types.int32, ids=(1, 4)))
+        yield Example("band_part", lambda: program(
+            lambda x: Builder.band_part(x=x, lower=-1, upper=0, name="y"), x=(1, 4, 4)))
+        yield Example("constant mask", lambda: program(
+            lambda x: Builder.mul(x=x, y=np.tril(np.ones((4, 4), np.float16)), name="y"), x=(1, 4, 4)), reason="")

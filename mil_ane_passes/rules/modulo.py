@@ -1,0 +1,48 @@
+"""Find mod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import on_m4, private, refusal
+
+
+class Modulo(Rule):
+    """The ANE has no mod.
+
+    why     Core ML on an M4 refuses it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
+    when    Any mod of numbers. floor_div is taken on an M4.
+    cure    x - y * floor(x / y): the same in exact arithmetic; in fp16 a quotient that rounds up to a whole number
+            gives a remainder that is off by y.
+    """
+
+    code, slug = "ANE203", "modulo"
+    roots = ("mod",)
+    refuses, confidence = True, "high"
+    advice = "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y."
+    evidence = (
+        on_m4("mod is refused; floor_div, floor, mul and sub are accepted"),
+        private("mod has no form on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.outputs[0].dtype):
+            return Miss(op, "computes on integers", near=False)
+        return refusal(self, op, "the ANE has no mod; it is x - y * floor(x / y)")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("by a number", lambda: program(
+            lambda x: Builder.mod(x=x, y=np.float16(3), name="y"), x=(2, 3)))
+        yield Example("by a value", lambda: program(
+            lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)))
+        yield Example("written out", lambda: program(
+            lambda x: Builder.sub(x=x, y=Builder.mul(x=Builder.floor(x=Builder.mul(x=x, y=np.float16(0.25))),
+                                                     y=np.float16(4)), name="y"), x=(2, 3)), reason="")
+        yield Example("of integers", lambda: program(
+            lambda x: Builder.mod(x=x, y=np.int32(3), name="y"), dtype=types.int32, x=(2, 3)),
+            reason="computes on integers")

@@ -1,0 +1,45 @@
+"""Find reduce_prod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import on_m4, private, refusal
+
+
+class Product(Rule):
+    """The ANE has no reduce_prod.
+
+    why     Core ML on an M4 refuses it, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
+            other reductions are taken.
+    when    Any reduce_prod of numbers, whatever the axes.
+    cure    Few elements: slice them and multiply, in the order in which the product was taken. Many, all positive:
+            exp of the reduce_sum of log, an approximation in fp16.
+    """
+
+    code, slug = "ANE204", "product"
+    roots = ("reduce_prod",)
+    refuses, confidence = True, "high"
+    advice = "Slice the elements and mul them (other roundings), or exp(reduce_sum(log(x))) of positive x."
+    evidence = (
+        on_m4("reduce_prod is refused; the other reductions to numbers are accepted"),
+        private("reduce_prod has no form on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "computes on integers", near=False)
+        return refusal(self, op, "the ANE has no reduce_prod")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one axis", lambda: program(lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3)))
+        yield Example("all", lambda: program(lambda x: Builder.reduce_prod(x=x, name="y"), x=(2, 3)))
+        yield Example("sum", lambda: program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 3)),
+                      reason="")
+        yield Example("of integers", lambda: program(
+            lambda x: Builder.reduce_prod(x=x, axes=[0], name="y"), dtype=types.int32, x=(2, 3)),
+            reason="computes on integers")

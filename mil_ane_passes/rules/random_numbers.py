@@ -1,0 +1,57 @@
+"""Find random numbers that are drawn in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.targets import Gate
+from ._refused import admits, on_m4, private, refusal
+
+
+class RandomNumbers(Rule):
+    """The model draws random numbers.
+
+    why     Core ML on an M4 refuses random_normal. The ANE's compiler, asked without Core ML, takes no random op on
+            any generation but random_uniform, and that on M3 and later only; Core ML was not asked about it.
+    when    random_normal, random_uniform, random_bernoulli and random_categorical.
+    cure    Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the
+            same in every run is a constant.
+    """
+
+    code, slug = "ANE209", "random-numbers"
+    roots = ("random_normal", "random_uniform", "random_bernoulli", "random_categorical")
+    refuses, confidence = True, "high"
+    advice = "Draw the numbers outside and pass them in as an input."
+    evidence = (
+        on_m4("random_normal is refused"),
+        private("random_normal, random_bernoulli and random_categorical have no form on any generation; "
+                "random_uniform has one on M3, M4 and M5"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        note = f"{op.op_type} draws numbers in the model"
+        if op.op_type == "random_uniform" and not admits(Gate(last="m2"), tuple(self.generations)):
+            return Hit(op, note=f"{note}; the hardware has it on M3 and later, nobody saw Core ML use it", sure=False)
+        return refusal(self, op, f"{note}; the ANE takes them as an input")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("noise", _noisy)
+        yield Example("uniform", lambda: program(
+            lambda x: Builder.add(x=x, y=Builder.random_uniform(
+                shape=[2, 3], low=np.float16(0), high=np.float16(1), seed=1), name="y"), x=(2, 3)))
+        yield Example("noise as an input", lambda: program(
+            lambda x, noise: Builder.add(x=x, y=noise, name="y"), x=(2, 3), noise=(2, 3)), reason="")
+
+
+def _noisy() -> Program:
+    def body(x: Var) -> Var:
+        noise = Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1), seed=1)
+        result: Var = Builder.add(x=x, y=noise, name="y")
+        return result
+
+    return program(body, x=(2, 3))

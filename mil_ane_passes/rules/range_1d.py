@@ -1,0 +1,56 @@
+"""Find range_1d."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import at_run_time, notes, on_m4, private, refusal
+
+
+class Range1d(Rule):
+    """A range of numbers is counted out while the model runs.
+
+    why     range_1d runs on the CPU only, and on the GPU neither; so it was reported without the chip's name, measured
+            on an M4, and seen on an M1 without Core ML.
+    when    Any range_1d, of integers or of fp16, with fixed bounds or computed ones.
+    cure    With fixed bounds a constant holds the same bits. With a bound that is computed, a constant of the longest
+            range, and a mask (a comparison with the bound as fp16) where the shorter one was read.
+    """
+
+    code, slug = "ANE207", "range-1d"
+    roots = ("range_1d",)
+    refuses, confidence = True, "high"
+    advice = "Put in a constant: with fixed bounds the same bits, else the longest range and a mask."
+    evidence = (
+        on_m4("range_1d is refused, and runs on no GPU either"),
+        notes("range_1d runs on the CPU only"),
+        private("range_1d is rejected on M1", chip="M1"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        computed = at_run_time(op, "start", "end", "step")
+        message = "Failed to retrieve parameter start" if computed == ["end"] else None
+        what = f"its {' and '.join(computed)} computed" if computed else "its bounds fixed"
+        return refusal(self, op, f"the ANE takes no range_1d ({what})", message=message)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("computed bound", _counted)
+        yield Example("fixed bounds", lambda: program(
+            lambda x: Builder.add(x=x, y=Builder.range_1d(start=np.float16(0), end=np.float16(3), step=np.float16(1)),
+                                  name="y"), x=(2, 3)))
+        yield Example("constant", lambda: program(
+            lambda x: Builder.add(x=x, y=np.arange(3, dtype=np.float16), name="y"), x=(2, 3)), reason="")
+
+
+def _counted() -> Program:
+    def body(n: Var) -> Var:
+        counted = Builder.range_1d(start=np.int32(0), end=Builder.squeeze(x=n), step=np.int32(1))
+        result: Var = Builder.cast(x=counted, dtype="fp16", name="y")
+        return result
+
+    return program(body, dtype=types.int32, n=(1,))
