@@ -59,9 +59,11 @@ class LazyValue:
 
 
 def array_const(
-    value: np.ndarray[Any, Any] | LazyValue, dtype: Any, name: str, before_op: Operation | None = None
+    value: np.ndarray[Any, Any] | np.generic | str | LazyValue, dtype: Any, name: str,
+    before_op: Operation | None = None,
 ) -> Var:
-    """A const of MIL builtin type `dtype` in the current block that holds `value` without looking at it or copying it.
+    """A const of MIL builtin type `dtype` in the current block that holds `value`, an array or a scalar of that type,
+    without looking at it or copying it.
 
     Built here rather than by pymil's builder: the type is known, nothing has to be inferred or read, and with
     thousands of weights that is most of the cost.
@@ -74,7 +76,7 @@ def array_const(
     inner = InternalVar(None, name=f"{name}_val")
     inner.add_child_op(op)
     op._input_vars, op.val = {"val": inner}, inner
-    sym_type = types.tensor(dtype, value.shape)
+    sym_type = dtype if isinstance(value, (np.generic, str)) else types.tensor(dtype, value.shape)
     var = Var(name, sym_type, None, op=op, op_output_idx=0)
     op._output_vars = [var]
     held: Any = value

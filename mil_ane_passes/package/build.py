@@ -24,6 +24,7 @@ _SHARED_USES = 64
 
 # What the host's rules and checks raise on an op they do not understand.
 _HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_PLAIN = tuple(map(np.dtype, (np.float16, np.float32, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, bool)))
 
 
 class Rejected(Exception):
@@ -44,7 +45,7 @@ class OpBuilder:
 
     def const(self, loaded: Loaded, name: str) -> Var:
         """A const of a value of the file; its bytes are neither read nor copied when they lie in a weight file."""
-        if isinstance(loaded.value, LazyValue) or loaded.blob is not None:
+        if isinstance(loaded.value, (LazyValue, str)) or loaded.blob is not None or _as_it_is(loaded):
             var = array_const(loaded.value, loaded.dtype, name)
         else:
             var = Builder.const(val=loaded.value, name=name)
@@ -154,6 +155,11 @@ class OpBuilder:
             del op.type_inference
         if heavy and all(var.is_descendant_of_const for var in flat):
             self._heavy.update(op.outputs)
+
+
+def _as_it_is(loaded: Loaded) -> bool:
+    """Whether pymil would hold the value as it is: it narrows 64 bits, and reads lists and texts in its own way."""
+    return isinstance(loaded.value, (np.ndarray, np.generic)) and loaded.value.dtype in _PLAIN
 
 
 def _detach(op: Operation, inputs: Mapping[str, Any]) -> None:
