@@ -16,7 +16,8 @@ from functools import cache
 from .devices import EXAMPLES, chip_of, device_names
 from .errors import InputError, nearest
 
-__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "listed", "parse_target"]
+__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "in_words", "listed",
+           "parse_target"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,12 @@ def applies(gate: Gate, target: str) -> bool:
     return any(gate.admits(generation) for generation in parse_target(target))
 
 
+def in_words(names: Iterable[str]) -> str:
+    """Names as a sentence has them: "A13, M1 and M4"."""
+    *most, last = [*names] or [""]
+    return " and ".join([", ".join(most), last]) if most else last
+
+
 def listed(generations: Iterable[Generation]) -> str:
-    """Generations by the chip they are best known for, in words: "M1, M2 and M4"."""
-    names = [generation.chips[-1].upper() for generation in generations]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    """Generations in words, each by the chip it is best known for."""
+    return in_words(generation.chips[-1].upper() for generation in generations)

@@ -1,20 +1,107 @@
-"""Op types that somebody saw the ANE take, by generation. What is not here nobody measured, and the answer is unknown."""
+"""Op types that somebody saw the ANE take, by generation. What is not here nobody measured, and the answer is unknown.
+
+A type is listed for its ordinary forms (fp16, static shapes); forms that are refused have rules of their own. Types
+that two sources contradict each other on (cumsum, argmax, argsort and others that a private route takes and Core ML
+refuses) are not listed where Core ML was not asked.
+"""
 
 from __future__ import annotations
 
-from ..core.contract import Evidence, Measured
-from ..core.targets import Generation
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-__all__ = ["accepted"]
+from ..core.contract import Community, Evidence, Measured, Vendor
+from ..core.targets import GENERATIONS, Generation, parse_target
 
-_M4 = Measured("accepted, by Core ML's own answer", chip="M4", os="macOS 27.0.1", date="2026",
-               source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch")
-_ON_M4 = frozenset("""
-abs add avg_pool batch_to_space cast ceil concat conv conv_transpose cos erf exp floor linear matmul max_pool mul relu
-reshape softmax sub tanh transpose
-""".split())
+__all__ = ["PRIVATE", "Seen", "accepted", "seen_on"]
+
+PRIVATE = "(private route)"
+"""Marks evidence that did not pass through Core ML, which may answer otherwise."""
+_STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
+_FORGE = "sbryngelson/ANEForge docs"
+
+_BY_CORE_ML = Measured("accepted, by Core ML's own answer", chip="M4", os="macOS 27.0.1", date="2026",
+                       source=f"{_STUDY} data/03_compile/opdispatch")
+_STATED = Measured("accepted, as the notes on the measured kinds state", chip="M4", os="macOS 27.0.1", date="2026",
+                   source=f"{_STUDY} notes/coreml_dispatch.md")
+_NOT_REFUSED = Measured("among the 276 cases that were tried, and not listed with those refused", chip="M4",
+                        os="macOS 27.0.1", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
+_STATES = Measured("a model with a state 256 wide runs on the ANE", chip="M4", os="macOS 15.2", date="2025-12-19",
+                   source="https://github.com/apple/coremltools/issues/2631")
+_SWEPT = Community(f"compiles and runs {PRIVATE}", chip="M5", date="2026", source=f"{_FORGE}/capabilities.json")
+_PROBED = Community(f"native, by a probe {PRIVATE}", chip="M1", date="2026", source=f"{_FORGE}/op-catalog.md")
+_AT_ITS_CAP = Community(f"compiles and runs up to its largest size {PRIVATE}", chip="M1 and M2 Pro", date="2026",
+                        source="sbryngelson/ANEForge aneforge/_targets.py")
+_DISTILBERT = Vendor("the code has it in a transformer of which all but 4 of 606 ops, its embedding, run on the ANE",
+                     chip="A15 (iPhone 13 Pro Max)", os="iOS 16.0", date="2022",
+                     source="apple/ml-ane-transformers README.md")
+_SAME_SIZES = Community(f"in the models for size limits, which compile for the M6 family as for M4 {PRIVATE}",
+                        chip="M6", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
+
+_TABLE: tuple[tuple[str, Evidence, str], ...] = (
+    ("m4", _BY_CORE_ML, """
+        add avg_pool batch_to_space cast ceil concat conv conv_transpose cos dequantize erf expand_dims floor gather
+        gather_nd greater greater_equal identity inverse l2_pool layer_norm leaky_relu less_equal linear matmul
+        max_pool not_equal pad pixel_shuffle pixel_unshuffle pow quantize real_div reduce_l1_norm reduce_max reduce_sum
+        relu relu6 reshape resize resize_nearest_neighbor round rsqrt select silu slice_by_index slice_by_size softmax
+        softsign square squeeze stack sub tanh thresholded_relu topk transpose upsample_nearest_neighbor"""),
+    ("m4", _STATED, """
+        equal fill_like floor_div gather_along_axis gelu less logical_and maximum minimum mul resize_bilinear
+        scaled_dot_product_attention sin tile upsample_bilinear"""),
+    ("m4", _NOT_REFUSED, """
+        abs affine atan batch_norm clip depth_to_space elu exp exp2 instance_norm l2_norm linear_activation
+        local_response_norm log reduce_l2_norm reduce_log_sum reduce_log_sum_exp reduce_mean reduce_min
+        reduce_sum_square resample reverse scaled_tanh sigmoid sigmoid_hard sign softplus space_to_batch space_to_depth
+        split sqrt"""),
+    ("m4", _STATES, "read_state coreml_update_state"),
+    ("m5", _SWEPT, """
+        abs add affine atan avg_pool batch_norm batch_to_space ceil clamped_relu clip concat conv conv_transpose cos
+        depth_to_space dequantize einsum elu equal erf exp exp2 expand_dims floor floor_div gelu greater greater_equal
+        instance_norm inverse l2_norm l2_pool layer_norm leaky_relu less less_equal linear linear_activation
+        local_response_norm log logical_not matmul max_pool maximum minimum mul not_equal pad pixel_shuffle
+        pixel_unshuffle pow prelu quantize real_div reduce_l1_norm reduce_l2_norm reduce_log_sum reduce_log_sum_exp
+        reduce_max reduce_mean reduce_min reduce_sum reduce_sum_square relu relu6 reshape resize resize_bilinear
+        resize_nearest_neighbor reverse round rsqrt scaled_dot_product_attention scaled_tanh select sigmoid
+        sigmoid_hard silu sin slice_by_index slice_by_size softmax softplus softsign space_to_batch space_to_depth
+        split sqrt square squeeze stack sub tanh thresholded_relu tile topk transpose upsample_bilinear"""),
+    ("m1", _PROBED, """
+        atan ceil equal floor gelu greater_equal less less_equal local_response_norm logical_not not_equal pow prelu
+        reduce_log_sum_exp reverse round scaled_dot_product_attention sign"""),
+    ("m1", _AT_ITS_CAP, "conv matmul relu slice_by_size transpose"),
+    ("m2", _AT_ITS_CAP, "conv matmul relu slice_by_size transpose"),
+    ("a15", _DISTILBERT, "add clip concat conv matmul mul reduce_mean rsqrt softmax split sub"),
+    ("m6", _SAME_SIZES, "avg_pool conv matmul max_pool relu"),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Who saw it, and on which chip of the generation."""
+
+    chip: str
+    evidence: Evidence
+
+    @property
+    def private(self) -> bool:
+        return PRIVATE in self.evidence.says
+
+
+def _tables() -> Iterator[tuple[tuple[str, str], Seen]]:
+    for chip, evidence, kinds in reversed(_TABLE):  # of two sources for one kind the first in the table stays
+        for kind in kinds.split():
+            yield (kind, parse_target(chip)[0].name), Seen(chip.upper(), evidence)
+
+
+_SEEN: dict[tuple[str, str], Seen] = dict(_tables())
 
 
 def accepted(op_type: str, generation: Generation) -> Evidence | None:
     """Who saw the ANE of `generation` take an op of this type, or None."""
-    return _M4 if generation.name == "a18" and op_type in _ON_M4 else None
+    found = _SEEN.get((op_type, generation.name))
+    return found.evidence if found else None
+
+
+def seen_on(op_type: str) -> dict[Generation, Seen]:
+    """Every generation whose ANE somebody saw take an op of this type."""
+    return {generation: found for generation in GENERATIONS
+            if (found := _SEEN.get((op_type, generation.name))) is not None}

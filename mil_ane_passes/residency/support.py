@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from coremltools.converters.mil.mil import Operation
 
 from ..core.contract import Hit, Rule
 from ..core.plan import Answer
 from ..core.query import is_opaque
-from ..core.targets import GENERATIONS, Generation
-from .accepted import accepted
+from ..core.targets import Generation, in_words, listed
+from .accepted import Seen, seen_on
 
 __all__ = ["Support", "support"]
 
@@ -35,11 +36,25 @@ def support(op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Se
         return Support("yes", True, "a stored weight, unpacked by what reads it")
     if is_opaque(op):
         return Support("unknown", False, f"{op.op_type} is not known to this version of coremltools")
-    silent = [generation for generation in generations if accepted(op.op_type, generation) is None]
+    return _by_kind(op.op_type, tuple(generations))
+
+
+@cache
+def _by_kind(kind: str, generations: tuple[Generation, ...]) -> Support:
+    """The answer for an op that no rule refuses: yes where its kind was seen on each generation, else unknown."""
+    seen = seen_on(kind)
+    silent = [generation for generation in generations if generation not in seen]
     if not silent:
-        return Support("yes", True, f"{op.op_type} was seen on the ANE")
-    anywhere = [generation for generation in GENERATIONS if accepted(op.op_type, generation)]
-    seen = f"it was seen on the ANE of {', '.join(g.chips[-1].upper() for g in anywhere)}" if anywhere else \
-        "nobody saw it on any"
-    where = ", ".join(generation.chips[-1].upper() for generation in silent)
-    return Support("unknown", bool(anywhere), f"{op.op_type} was not measured on {where}; {seen}")
+        return Support("yes", True, f"{kind}: {_where([seen[generation] for generation in generations])}")
+    unmeasured = f"not measured on {listed(silent)}"
+    if not seen:
+        return Support("unknown", False, f"{kind}: {unmeasured}, and not known to have been seen on any ANE")
+    return Support("unknown", True, f"{kind}: {_where(list(seen.values()))}; {unmeasured} (predicted: taken)")
+
+
+def _where(seen: Sequence[Seen]) -> str:
+    """Where it was seen, in words; what a private route showed is called that."""
+    through = in_words(one.chip for one in seen if not one.private)
+    beside = in_words(one.chip for one in seen if one.private)
+    parts = [f"on {through}"] * bool(through) + [f"by a private route on {beside}"] * bool(beside)
+    return f"seen {' and '.join(parts)}"
