@@ -1,24 +1,117 @@
-"""Say which ops leave the ANE, why, on whose evidence, and what mends it; nothing runs, all of it is predicted."""
+"""Say which ops leave the ANE, why, on whose evidence, and what mends it; nothing runs, all of it is predicted.
+
+Exit code 0: clean; 1: findings. With --fail-under or --baseline these are the gates instead, and findings alone fail
+nothing. What the gates look at is IN. Defaults of the options may stand in setup.cfg or pyproject.toml.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .output import add_format, show
+from ..core.errors import InputError
+from ..core.settings import Settings, percent, read_settings
+from .output import check_file, write_file
+
+if TYPE_CHECKING:
+    from ..report.lint import LintReport
 
 HELP = "which ops leave the ANE, why, and what mends it"
+FORMATS = ("text", "json", "sarif")
+_SHARED = ("select", "ignore", "target", "baseline")
+"What both the command line and a file of settings may say; errors about it begin with that word."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to look at")
-    parser.add_argument("--target", default="all", help="chip or device to look at (default: all)")
-    add_format(parser)
+    parser.add_argument("--target", help="chip or device to look at (default: all)")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="text for people (default)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
+    parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
+    parser.add_argument("--select", metavar="RULES", help="report these only: codes, beginnings of codes, slugs or "
+                                                          "names, e.g. 'ANE3,int-inputs'")
+    parser.add_argument("--ignore", metavar="RULES", help="do not report these; in the prediction they still count")
+    parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
+    parser.add_argument("--baseline", metavar="FILE", help="gate: no findings but those in this JSON report")
+    parser.add_argument("--after", metavar="B.mlpackage", help="a second package to set beside IN")
+    parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
+                                                         "nearest one that speaks of us, from here upwards)")
+    parser.add_argument("--no-config", action="store_true", help="read no such file")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.input.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    settings = _settings(arguments)
+    bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
+    target = None if arguments.output is None else check_file(arguments.output, outside=arguments.input)
+    report = _report(arguments, settings)
+    _show(report, _written(report, arguments), target)
+    failed = list(_failed(report, bar))
+    for words in failed:
+        print(f"mil-ane-passes: {words}", file=sys.stderr)
+    gated = bar is not None or report.baseline is not None
+    return 1 if failed or (report.warnings and not gated) else 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    if arguments.no_config and arguments.config is not None:
+        raise InputError("--config and --no-config contradict each other; give one of them")
+    return Settings() if arguments.no_config else read_settings(arguments.config)
+
+
+def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
+    """The report; an error about what the file of settings says names that file."""
     from ..api import lint
 
-    report = lint(arguments.input, target=arguments.target)
-    show(report, arguments.format)
-    return 1 if report.warnings else 0
+    def first(name: str, default: Any = None) -> Any:
+        given, said = getattr(arguments, name), getattr(settings, name)
+        return given if given is not None else said if said is not None else default
+
+    try:
+        return lint(arguments.input, target=first("target", "all"), select=first("select"), ignore=first("ignore"),
+                    options=settings.options, after=arguments.after, baseline=first("baseline"))
+    except InputError as error:
+        word = str(error).split(" ")[0].rstrip(":")
+        theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word) is None)
+        if theirs and settings.file is not None:
+            raise InputError(f"{settings.file}: {error}") from error
+        raise
+
+
+def _written(report: LintReport, arguments: argparse.Namespace) -> str:
+    if arguments.format == "text":
+        from ..report.lint_text import text
+
+        return text(report, everything=arguments.all)
+    if arguments.format == "sarif":
+        from ..report.sarif import sarif
+
+        return json.dumps(sarif(report), indent=2, allow_nan=False)
+    return json.dumps(report.to_dict(), indent=2, allow_nan=False)
+
+
+def _show(report: LintReport, made: str, target: Path | None) -> None:
+    if target is None:
+        print(made)
+        return
+    from ..report.lint_text import verdict
+
+    write_file(target, made if made.endswith("\n") else made + "\n")
+    print(f"{verdict(report)}\nwritten to {target}")
+
+
+def _failed(report: LintReport, bar: float | None) -> Iterator[str]:
+    """Which gates are not passed, in words."""
+    if bar is not None and report.share < bar:
+        yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
+               f"the ANE, under the bar of {bar:g} %")
+    if report.baseline is not None:
+        new = sum(item.level != "note" for item in report.baseline.new)
+        if new:
+            yield f"--baseline: {new} finding{'s' * (new != 1)} that {report.baseline.file} does not have"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-__all__ = ["add_format", "at_least_one", "progress_line", "show"]
+from ..core.errors import InputError
+
+__all__ = ["add_format", "at_least_one", "check_file", "progress_line", "show", "write_file"]
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -45,3 +49,26 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
+
+
+def check_file(path: str, outside: str) -> Path:
+    """The file to write; raises InputError for a folder, in a folder that is not there, or inside the package."""
+    target = Path(path)
+    if not path.strip() or target.is_dir():
+        raise InputError(f"'{path}' is a folder; expected the name of a file to write")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
+    if Path(os.path.realpath(outside)) in Path(os.path.realpath(target)).parents:
+        raise InputError(f"'{path}' lies in the package {outside}, which is never changed; expected another place")
+    return target
+
+
+def write_file(target: Path, text: str) -> None:
+    """Write a text whole or not at all; a file that exists is replaced."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .._version import __version__
@@ -10,7 +12,9 @@ from ..core.plan import Plan, Row
 from ..core.printer import op_text
 from ..residency.buffers import Buffer, buffers
 from ..residency.predict import Found
+from .baseline import Compared
 from .lint_finding import LintFinding, finding_of, kind
+from .lint_order import groups
 from .lint_text import text
 
 __all__ = ["LintReport"]
@@ -20,8 +24,9 @@ __all__ = ["LintReport"]
 class LintReport:
     """What leaves the ANE of `target`, why, and what fixes it; see `to_dict` for the parts.
 
-    `findings` are the hits, worst first; `near_misses` what almost was one. `plan` and `program` hold the program
-    itself and are no part of the JSON.
+    `findings` are the hits, worst first; `near_misses` what almost was one. `plan` holds the program itself and is no
+    part of the JSON. `after` is the report of the model it is compared with, `baseline` what is new and gone since an
+    earlier report; both are None, and no part of the JSON, where they were not asked for.
     """
 
     model: str
@@ -30,12 +35,18 @@ class LintReport:
     findings: list[LintFinding] = field(default_factory=list)
     near_misses: list[LintFinding] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
+    after: LintReport | None = None
+    baseline: Compared | None = None
 
     @classmethod
-    def of(cls, model: str, target: str, plan: Plan, found: list[Found]) -> LintReport:
+    def of(
+        cls, model: str, target: str, plan: Plan, found: list[Found], reported: Collection[str] | None = None,
+    ) -> LintReport:
+        """The report of what was found, of all rules or of those whose names are in `reported`."""
         places = {row.op: row.index for row in plan.rows}
-        listed = [finding_of(item, places) for item in found]
-        return cls(model, target, plan, [item for item in listed if not item.near_miss],
+        listed = [finding_of(item, places) for item in found if reported is None or item.rule.name in reported]
+        hits = groups([item for item in listed if not item.near_miss], plan)
+        return cls(model, target, plan, [item for group in hits for item in group.findings],
                    [item for item in listed if item.near_miss], buffers(plan.program))
 
     @property
@@ -58,7 +69,7 @@ class LintReport:
             "ops": len(self.plan.rows),
             "ane_supported": sum(row.ane == "yes" for row in self.plan.rows),
             "predicted_on_ane": self.on_ane,
-            "switches": sum(one.function == other.function for one, other in zip(segments, segments[1:])),
+            "switches": sum(one.function == other.function for one, other in pairwise(segments)),
             "padded_bytes": sum(item.padded for item in self.buffers),
             "dense_bytes": sum(item.dense for item in self.buffers),
             "ane_unknown": sum(row.ane == "unknown" for row in self.plan.rows),
@@ -92,6 +103,8 @@ class LintReport:
             "segments": [segment.to_dict() for segment in self.plan.segments],
             "buffers": [item.to_dict() for item in self.buffers],
             "summary": self.summary(),
+            **({"after": self.after.to_dict()} if self.after is not None else {}),
+            **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
         }
 
     def __str__(self) -> str:

@@ -21,7 +21,8 @@ __all__ = ["LintFinding", "finding_of", "kind"]
 class LintFinding:
     """One hit or near miss of one rule. `index` is None where the op is none of the counted ones (a const).
 
-    `covers` has the indices of all ops it stands for. `refuses`: the ANE does not take the op (`sure` False: that is not known); `message`: Core ML's own words.
+    `covers` has the indices of all ops it stands for. `refuses`: the ANE does not take the op (`sure` False: that is
+    not known); `message`: Core ML's own words.
     """
 
     rule: type[Rule]
@@ -46,10 +47,8 @@ class LintFinding:
     @property
     def fix(self) -> dict[str, Any] | None:
         """The pass that mends it, or what the user can do; None for neither."""
-        known = rewrites()
-        names = [self.rule.name] if issubclass(self.rule, Rewrite) else [n for n in self.rule.mended_by if n in known]
-        if names:
-            fix = known[names[0]]
+        fix = _fixing(self.rule)
+        if fix is not None:
             return {"pass": f"ane::{fix.name}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
         if self.rule.advice:
@@ -71,6 +70,14 @@ class LintFinding:
             "origin": self.origin.to_dict() if self.origin else None,
             "evidence": [source.to_dict() for source in self.rule.evidence],
         }
+
+
+def _fixing(rule: type[Rule]) -> type[Rewrite] | None:
+    """The rewrite that mends what `rule` finds: itself, or the first known one it names."""
+    if issubclass(rule, Rewrite):
+        return rule
+    known = rewrites() if rule.mended_by else {}
+    return next((known[name] for name in rule.mended_by if name in known), None)
 
 
 def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:

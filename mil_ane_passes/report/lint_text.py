@@ -2,18 +2,223 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from ..core.contract import Rewrite
+from ..core.registry import all_rules
+from ..core.targets import Generation
+from ..residency.accepted import accepted
+from .lint_finding import LintFinding
+from .lint_order import REFUSED, Group, groups
 
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["text"]
+__all__ = ["place", "text", "verdict"]
+
+_SHOWN = 8
+"Places listed per cause, unless all are asked for."
+_NEAR = 2
+"Places listed per reason of near misses."
 
 
-def text(report: LintReport) -> str:
-    """The report as lines."""
-    lines = [f"{item.rule.code} {item.rule.slug}  %{item.value} ({item.op}): {item.reason}" for item in report.findings]
+def text(report: LintReport, *, everything: bool = False) -> str:
+    """The report as lines; `everything`: all places, and with a baseline also the findings that it has."""
+    shown = None if everything else _SHOWN
+    lines = [verdict(report), *_functions(report), *_after(report), *_compared(report, shown)]
+    known = report.baseline is not None and not everything
+    listed = report.baseline.new if report.baseline is not None and known else report.findings
+    found = groups(listed, report.plan)
+    blocks = [_block(report, group, shown) for group in found if not group.by_name]
+    offers = [_offer(group) for group in found if group.by_name]
+    if offers:
+        blocks.append(["worth a try (rewrites that run only when asked for by name; they fail no gate):", *offers])
+    if report.near_misses:
+        blocks.append(["almost, but no finding:", *_near(report, shown)])
+    if not report.findings:
+        lines.append("no findings")
+    lines += [line for block in blocks for line in ("", *block)]
+    last = [*_command(report, found), *_unknown(report), _basis(report)]
+    return "\n".join([*lines, *([""] if blocks else []), *last])
+
+
+def verdict(report: LintReport) -> str:
+    """What comes first: the predicted shares, in one line."""
     summary = report.summary()
-    lines.append(f"{summary['ops']} ops, {summary['predicted_on_ane']} predicted on the ANE, "
-                 f"{summary['switches']} switches")
-    return "\n".join(lines)
+    if not summary["ops"]:
+        return f"{report.model}: 0 ops, nothing to place"
+    segments = len(report.plan.segments)
+    return (f"{report.model}: {_count(summary['ops'], 'op')}; {summary['predicted_on_ane']} "
+            f"({_percent(report.share)}) and {_percent(report.time_share)} of the predicted time on the ANE of "
+            f"{_target(report)} (predicted); {_count(segments, 'segment')}, "
+            f"{_count(summary['switches'], 'switch', 'switches')}")
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100 % is all of it."""
+    return f"{math.floor(share * 10 + 1e-9) / 10:.1f} %"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _target(report: LintReport) -> str:
+    generations = report.plan.generations
+    if report.target != "all" or len(generations) == 1:
+        return report.target
+    return f"every generation, {generations[0].chips[0].upper()} to {generations[-1].chips[-1].upper()}"
+
+
+def _functions(report: LintReport) -> Iterator[str]:
+    """A line for each function, where there are several."""
+    names = list(report.plan.program.functions)
+    for name in names if len(names) > 1 else ():
+        rows = report.plan.of(name)
+        on_ane = sum(row.backend == "ane" for row in rows)
+        share = f" ({_percent(100 * on_ane / len(rows))})" if rows else ""
+        yield f"  {name}: {_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
+
+
+def _after(report: LintReport) -> Iterator[str]:
+    if report.after is not None:
+        yield f"after: {verdict(report.after)}"
+        before, after = (sum(item.level != "note" for item in each.findings) for each in (report, report.after))
+        yield f"findings that fail a gate: {before} before, {after} after"
+
+
+def _compared(report: LintReport, shown: int | None) -> Iterator[str]:
+    if report.baseline is None:
+        return
+    same = len(report.findings) - len(report.baseline.new)
+    yield (f"against {report.baseline.file}: {len(report.baseline.new)} new, {same} known, "
+           f"{len(report.baseline.gone)} gone")
+    if report.baseline.target != report.target:
+        yield f"  it was made for target {report.baseline.target}, this is for {report.target}"
+    gone = [f"  gone: {code}  {function}:%{value} ({op})" for code, function, op, value in report.baseline.gone]
+    yield from _cut(gone, shown)
+
+
+def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
+    rule, first = group.rule, group.findings[0]
+    lines = [f"{rule.code} {rule.slug}  {_weight(group)}", f"  {rule.summary()}"]
+    lines += _places(report, group.findings, shown)
+    messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
+    lines += [f"  Core ML says: {message}" for message in messages[:2]]
+    lines += [f"  {line}" for line in _fix(report, first)]
+    lines.append(f"  confidence {rule.confidence}; {rule.evidence[0]}")
+    return lines
+
+
+def _weight(group: Group) -> str:
+    places = _count(len(group.findings), "place")
+    if group.rank != REFUSED:
+        return f"{places}, a note" if group.is_note else places
+    unsure = sum(not item.sure for item in group.findings)
+    words = [f"refused: {_count(group.ops, 'op')}" if not unsure else
+             f"not known to be taken: {unsure} of {places}" if unsure < len(group.findings) else
+             f"not known to be taken: {_count(group.ops, 'op')}"]
+    if group.dragged:
+        words.append(f"{_count(group.dragged, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}")
+    words.append(f"{group.cpu_ms:.3g} ms on the CPU")
+    return ", ".join(words)
+
+
+def _places(report: LintReport, findings: Sequence[LintFinding], shown: int | None) -> list[str]:
+    """One line a place; places for one and the same reason share it."""
+    reasons: dict[str, list[LintFinding]] = defaultdict(list)
+    for item in findings:
+        reasons[item.reason].append(item)
+    lines = []
+    for reason, members in reasons.items():
+        if len(members) > 1:
+            names = [place(report, item) for item in members]
+            lines.append(f"  {reason}: {', '.join(names[:shown])}" + _more(len(names), shown))
+        else:
+            lines += [f"  {place(report, item)}: {reason}" for item in members]
+    return _cut(lines, shown)
+
+
+def place(report: LintReport, item: LintFinding) -> str:
+    """Where a finding is: the value, its op, and the module it came from where that is known."""
+    function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
+    origin = f", from {item.origin}" if item.origin else ""
+    more = f", {len(item.covers)} ops" if len(item.covers) > 1 else ""
+    return f"{function}%{item.value} ({item.op}{more}{origin})"
+
+
+def _cut(lines: list[str], shown: int | None) -> list[str]:
+    return lines if shown is None or len(lines) <= shown else \
+        [*lines[:shown], f"  ... and {len(lines) - shown} more (--all shows them)"]
+
+
+def _more(count: int, shown: int | None) -> str:
+    return "" if shown is None or count <= shown else f" and {count - shown} more"
+
+
+def _fix(report: LintReport, item: LintFinding) -> Iterator[str]:
+    fix = item.fix
+    if fix is None:
+        return
+    if fix["pass"]:
+        when = "only by name" if fix["preset"] == "named" else f"preset {fix['preset']}"
+        yield f"fix: {_rewrite(report, [fix['pass']])} ({fix['exactness']}, {when})"
+    if fix["advice"]:
+        yield f"{'or' if fix['pass'] else 'fix'}: {fix['advice']}"
+
+
+def _rewrite(report: LintReport, passes: Iterable[str]) -> str:
+    names = ",".join(name.removeprefix("ane::") for name in passes)
+    if os.path.exists(report.model):
+        return f"mil-ane-passes rewrite {shlex.quote(report.model)} -o OUT.mlpackage --passes {names}"
+    return f"mil_ane_passes.rewrite(..., passes={names!r})"
+
+
+def _offer(group: Group) -> str:
+    rule = group.rule
+    exactness = rule.exactness.value if issubclass(rule, Rewrite) else ""
+    return (f"  {rule.code} {rule.slug}  {_count(len(group.findings), 'place')}: --passes {rule.name} ({exactness}); "
+            f"{rule.summary()}")
+
+
+def _near(report: LintReport, shown: int | None) -> list[str]:
+    kinds: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for item in report.near_misses:
+        kinds[f"{item.rule.code} {item.rule.slug}", item.reason].append(place(report, item))
+    some = None if shown is None else _NEAR
+    return _cut([f"  {rule}  {reason}: {', '.join(names[:some])}{_more(len(names), some)}"
+                 for (rule, reason), names in kinds.items()], shown)
+
+
+def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
+    """One command for all that has a pass, where that is more than one pass."""
+    fixes = [item.fix for group in found if not group.is_note for item in group.findings[:1]]
+    passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
+    if len(passes) > 1:
+        yield f"all fixes at once: {_rewrite(report, passes)}"
+
+
+def _unknown(report: LintReport) -> Iterator[str]:
+    """The kinds of ops that nobody measured, by where they were not."""
+    refusing = {rule.code for rule in all_rules().values() if rule.refuses}
+    kinds: dict[tuple[Generation, ...], Counter[str]] = defaultdict(Counter)
+    for op_type, count in Counter(row.op.op_type for row in report.plan.rows if row.ane == "unknown"
+                                  and refusing.isdisjoint(row.codes)).items():
+        kinds[tuple(each for each in report.plan.generations if accepted(op_type, each) is None)][op_type] = count
+    for missing, found in kinds.items():
+        names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
+        where = f" on {', '.join(each.chips[-1].upper() for each in missing)}" if missing else ""
+        yield f"{_count(found.total(), 'op')} of kinds that nobody measured{where}: {names}"
+
+
+def _basis(report: LintReport) -> str:
+    guesses = sum(row.cost.guess for row in report.plan.rows)
+    said = f"; {guesses} of {_count(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them" \
+        if guesses else ""
+    return ("predicted, nothing was run: what the ANE takes by published measurements and reports, times by what Core "
+            f"ML's segmenter estimates on M4, which are no run times{said}")

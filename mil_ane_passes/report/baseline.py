@@ -1,0 +1,75 @@
+"""An earlier report of `lint`, to tell new findings from known ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InputError
+from .lint_finding import LintFinding
+
+__all__ = ["Baseline", "Compared", "read_baseline"]
+
+Key = tuple[str, str, str, str]
+_MAKE = "make one with `mil-ane-passes lint IN --format json -o FILE`"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """`new` are the findings that the baseline lacks, `gone` the keys of those that only the baseline has."""
+
+    file: str
+    target: str
+    new: list[LintFinding]
+    gone: list[Key]
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("code", "function", "op", "value")
+        return {"file": self.file, "target": self.target, "new": [dict(zip(names, item.key)) for item in self.new],
+                "gone": [dict(zip(names, key)) for key in self.gone]}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The findings of an earlier report, each as often as it was there."""
+
+    file: str
+    target: str
+    keys: Counter[Key]
+
+    def compare(self, findings: Iterable[LintFinding]) -> Compared:
+        """A finding is known when one of the same rule, function, op and value is left in the baseline."""
+        left, new = Counter(self.keys), []
+        for item in findings:
+            if left[item.key]:
+                left[item.key] -= 1
+            else:
+                new.append(item)
+        return Compared(self.file, self.target, new, list(left.elements()))
+
+
+def read_baseline(path: str | os.PathLike[str]) -> Baseline:
+    """Read what `lint --format json` wrote. Raises InputError where the file is missing or something else."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"baseline: no file '{file}'; {_MAKE}")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"baseline: '{file}' cannot be read as JSON ({error}); {_MAKE}") from error
+    if not isinstance(data, dict) or data.get("command") != "lint" or "findings" not in data:
+        raise InputError(f"baseline: '{file}' is no report of lint; {_MAKE}")
+    if data.get("schema") != 1:
+        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_MAKE}")
+    found = data["findings"]
+    names = ("code", "function", "op", "value")
+    if not isinstance(found, list) or not all(isinstance(item, dict) and all(isinstance(item.get(name), str)
+                                                                            for name in names) for item in found):
+        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_MAKE}")
+    return Baseline(str(file), str(data.get("target")),
+                    Counter((item["code"], item["function"], item["op"], item["value"]) for item in found))

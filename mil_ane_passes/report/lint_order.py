@@ -1,0 +1,87 @@
+"""Findings grouped by cause, the worst cause first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from string import ascii_letters
+
+from ..core.contract import Rewrite, Rule
+from ..core.plan import Plan, Row
+from .lint_finding import LintFinding
+
+__all__ = ["Group", "groups"]
+
+REFUSED, WRONG, OTHER, NOTE = range(4)
+_Place = tuple[str, int]
+
+
+@dataclass
+class Group:
+    """The findings of one rule, in program order.
+
+    `ops` counts the ops they stand for, `cpu_ms` is what those are predicted to take on the CPU; `dragged` counts the
+    ops that the ANE takes and that are predicted on the CPU in one segment with them. Both are 0 where the rule
+    refuses nothing.
+    """
+
+    rule: type[Rule]
+    findings: list[LintFinding] = field(default_factory=list)
+    ops: int = 0
+    cpu_ms: float = 0.0
+    dragged: int = 0
+
+    @property
+    def rank(self) -> int:
+        if self.rule.refuses:
+            return REFUSED
+        if self.is_note:
+            return NOTE
+        return WRONG if self.rule.code.lstrip(ascii_letters).startswith("3") else OTHER
+
+    @property
+    def is_note(self) -> bool:
+        return all(item.level == "note" for item in self.findings)
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it is no more than the offer of a rewrite that runs when it is asked for."""
+        return self.is_note and issubclass(self.rule, Rewrite)
+
+
+def groups(findings: Iterable[LintFinding], plan: Plan) -> list[Group]:
+    """Refused ops first, by the time they are predicted to take on the CPU with what they drag along; then wrong
+    numbers, then the rest, notes last. Linear in ops and findings."""
+    made: dict[str, Group] = {}
+    for item in findings:
+        made.setdefault(item.rule.name, Group(item.rule)).findings.append(item)
+    rows = {(row.function, row.index): row for row in plan.rows}
+    stretches = _stretches(plan, rows)
+    along: dict[_Place, list[Row]] = defaultdict(list)
+    for place, start in stretches.items():
+        if rows[place].takes and not rows[place].op.op_type.startswith("constexpr_"):
+            along[start].append(rows[place])
+    for group in made.values():
+        _weigh(group, rows, stretches, along)
+    return sorted(made.values(), key=lambda group: (group.rank, group.is_note, -group.cpu_ms, -len(group.findings),
+                                                    group.rule.code))
+
+
+def _stretches(plan: Plan, rows: Mapping[_Place, Row]) -> dict[_Place, _Place]:
+    """For each op in a segment on the CPU, where that segment begins."""
+    return {(segment.function, index): (segment.function, segment.first)
+            for segment in plan.segments if segment.backend == "cpu"
+            for index in range(segment.first, segment.last + 1) if (segment.function, index) in rows}
+
+
+def _weigh(group: Group, rows: Mapping[_Place, Row], stretches: Mapping[_Place, _Place],
+           along: Mapping[_Place, list[Row]]) -> None:
+    covered = dict.fromkeys((item.function, index) for item in group.findings for index in item.covers)
+    group.ops = len(covered)
+    if group.rule.refuses:
+        starts = dict.fromkeys(stretches[place] for place in covered if place in stretches)
+        dragged = [row for start in starts for row in along.get(start, ())]
+        group.dragged = len(dragged)
+        group.cpu_ms = sum(rows[place].cost.cpu for place in covered if place in rows)
+        group.cpu_ms += sum(row.cost.cpu for row in dragged)

@@ -1,0 +1,129 @@
+"""A lint report as SARIF 2.1.0, the format that code hosts and editors read.
+
+A place is a logical location (function and value) in the package; near misses have kind "informational" and level
+"none". SARIF's own fixes are changes of text, which a package is not, so the fix is in the message and in a property.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import Counter
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .._version import __version__
+from ..core.contract import Rewrite, Rule
+from .lint_finding import LintFinding
+
+if TYPE_CHECKING:
+    from .lint import LintReport
+
+__all__ = ["sarif"]
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+FINGERPRINT = "milAnePasses/v1"
+
+
+def sarif(report: LintReport) -> dict[str, Any]:
+    """One run with a result for each finding and near miss."""
+    listed = [*report.findings, *report.near_misses]
+    rules = sorted({item.rule.name: item.rule for item in listed}.values(), key=lambda rule: rule.code)
+    where = {rule.name: number for number, rule in enumerate(rules)}
+    location = _artifact(report.model)
+    seen: Counter[Any] = Counter()
+    results = [_result(report, item, where[item.rule.name], location, seen) for item in listed]
+    if report.baseline is not None:
+        new = {id(item) for item in report.baseline.new}
+        for item, result in zip(report.findings, results):
+            result["baselineState"] = "new" if id(item) in new else "unchanged"
+        results += [_gone(key, location) for key in report.baseline.gone]
+    run: dict[str, Any] = {
+        "tool": {"driver": {"name": "mil-ane-passes", "version": __version__,
+                            "rules": [_rule(rule) for rule in rules]}},
+        "invocations": [{"executionSuccessful": True}],
+        "artifacts": [{"location": location or {}, "description": {"text": report.model},
+                       "roles": ["analysisTarget", "directory"] if location else ["analysisTarget", "memoryContents"]}],
+        "results": results, "columnKind": "utf16CodeUnits",
+        "properties": {"target": report.target, "predicted": True, "summary": report.summary()},
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(rule: type[Rule]) -> dict[str, Any]:
+    page = inspect.getdoc(rule) or rule.summary()
+    evidence = "\n".join(f"- {source}" for source in rule.evidence)
+    return {
+        "id": rule.code, "name": rule.__name__,
+        "shortDescription": {"text": rule.summary()}, "fullDescription": {"text": rule.slug},
+        "help": {"text": f"{page}\n\n{evidence}", "markdown": f"```\n{page}\n```\n\n{evidence}"},
+        "defaultConfiguration": {"level": rule.level},
+        "properties": {"tags": list(dict.fromkeys((rule.slug, rule.name, rule.stage))), "confidence": rule.confidence,
+                       "refuses": rule.refuses, "evidence": [source.to_dict() for source in rule.evidence],
+                       "pass": f"ane::{rule.name}" if issubclass(rule, Rewrite) else None},
+    }
+
+
+def _result(
+    report: LintReport, item: LintFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
+) -> dict[str, Any]:
+    identity = (item.near_miss, *item.key)
+    seen[identity] += 1
+    made: dict[str, Any] = {
+        "ruleId": item.rule.code, "ruleIndex": number,
+        "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
+        "message": {"text": _message(item)},
+        "locations": [_location(item, location)],
+        "partialFingerprints": {FINGERPRINT: _fingerprint(identity, seen[identity])},
+        "properties": {"op": item.op, "index": item.index, "covers": list(item.covers), "refuses": item.refuses,
+                       "sure": item.sure, "confidence": item.rule.confidence, "fix": item.fix,
+                       "coreMLMessage": item.message,
+                       "origin": item.origin.to_dict() if item.origin else None},
+    }
+    return made
+
+
+def _gone(key: tuple[str, str, str, str], location: dict[str, Any] | None) -> dict[str, Any]:
+    code, function, op, value = key
+    return {"ruleId": code, "kind": "fail", "level": "note", "baselineState": "absent",
+            "message": {"text": f"no longer found: {op} %{value}"},
+            "locations": [_named(location, f"{function}/{value}", value)]}
+
+
+def _message(item: LintFinding) -> str:
+    words = [f"{item.op} %{item.value}: {item.reason}."]
+    if item.message:
+        words.append(f"Core ML says: {item.message}")
+    if item.fix and item.fix["pass"]:
+        words.append(f"Fix: --passes {item.fix['pass'].removeprefix('ane::')} ({item.fix['exactness']}).")
+    if item.fix and item.fix["advice"]:
+        words.append(str(item.fix["advice"]))
+    return " ".join([*words, "(Predicted.)"])
+
+
+def _location(item: LintFinding, location: dict[str, Any] | None) -> dict[str, Any]:
+    made = _named(location, f"{item.function}/{item.value}", item.value)
+    if item.origin and item.origin.module:
+        made["logicalLocations"].append({"fullyQualifiedName": item.origin.module, "kind": "module"})
+    return made
+
+
+def _named(location: dict[str, Any] | None, full: str, name: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"logicalLocations": [{"name": name, "fullyQualifiedName": full, "kind": "variable"}]}
+    if location:
+        made["physicalLocation"] = {"artifactLocation": {**location, "index": 0}}
+    return made
+
+
+def _artifact(model: str) -> dict[str, Any] | None:
+    """The package's URI as it was given: relative paths stay relative, so that a code host finds them."""
+    if not Path(model).exists():
+        return None
+    path = PurePath(model)
+    return {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())}
+
+
+def _fingerprint(identity: tuple[Any, ...], times: int) -> str:
+    """The same for the same rule and place, whatever is said of it; `times` tells several of one place apart."""
+    return hashlib.sha256("\0".join(map(str, (*identity, times))).encode()).hexdigest()[:32]

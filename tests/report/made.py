@@ -1,0 +1,106 @@
+"""Reports of small programs by rules of the tests' own, so that no rule of the package is needed to read them."""
+
+from __future__ import annotations
+
+from coremltools.converters.mil.mil import Builder, Function, Program, types
+
+from mil_ane_passes.core.contract import Community, Hit, Measured, Miss, Rewrite, Rule
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.report.lint import LintReport
+from mil_ane_passes.residency import predict
+
+SEEN = (Measured("seen refused", source="a list of ops", chip="M4", os="macOS 27", date="2026"),)
+MESSAGE = "ANE: this op is not for me"
+
+
+class NoRelu(Rule):
+    """The ANE does not take a relu."""
+
+    name, code, slug = "no_relu", "ANE291", "no-relu"
+    roots, refuses, confidence, evidence = ("relu",), True, "high", SEEN
+    advice = "Use a tanh."
+
+    def match(self, op):
+        return Hit(op, note=f"relu of rank {op.x.rank}", message=MESSAGE)
+
+
+class PerhapsExp(Rule):
+    """Nobody knows whether the ANE takes an exp."""
+
+    name, code, slug = "perhaps_exp", "ANE292", "perhaps-exp"
+    roots, refuses, confidence, evidence = ("exp",), True, "low", SEEN
+
+    def match(self, op):
+        return Hit(op, note=f"exp '{op.name}' lies between", sure=False)
+
+
+class WrongTanh(Rewrite):
+    """Make a tanh right."""
+
+    name, code, slug = "wrong_tanh", "ANE391", "wrong-tanh"
+    roots, preset, evidence = ("tanh",), "safe", (Community("a tanh is wrong", source="a blog"),)
+
+    def match(self, op):
+        return Hit(op, note=f"tanh '{op.name}' is wrong") if op.x.rank < 3 else Miss(op, f"rank {op.x.rank}, not 2")
+
+
+class ByName(Rewrite):
+    """Make a sigmoid another one."""
+
+    name, code, slug = "by_name", "ANE191", "by-name"
+    roots, preset, evidence = ("sigmoid",), "named", (Community("one could", source="a blog"),)
+
+    def match(self, op):
+        return Hit(op, note="could be another")
+
+
+class Remark(Rule):
+    """A square is worth a remark."""
+
+    name, code, slug = "remark", "ANE591", "remark"
+    roots, level, evidence = ("square",), "note", (Community("a remark", source="a blog"),)
+
+    def match(self, op):
+        return Hit(op, note="a square")
+
+
+RULES = (ByName, NoRelu, PerhapsExp, Remark, WrongTanh)
+
+
+def chain(*kinds, shape=(2, 3)):
+    """The ops in a row, named kind_0, kind_1, ..."""
+
+    def body(x):
+        for number, kind in enumerate(kinds):
+            x = getattr(Builder, kind)(x=x, name=f"{kind}_{number}")
+        return x
+
+    return program(body, x=shape)
+
+
+def two_functions():
+    """`main` with a relu, `other` with a tanh and a relu."""
+    built = Program()
+    for name, kinds in (("main", ("relu",)), ("other", ("tanh", "relu"))):
+        with Function({"x": Builder.placeholder(shape=(2, 3), dtype=types.fp16)}) as function:
+            x = function.inputs["x"]
+            for kind in kinds:
+                x = getattr(Builder, kind)(x=x, name=f"{name}_{kind}")
+            function.set_outputs([x])
+        built.add_function(name, function)
+    return built
+
+
+def empty():
+    """A program that computes nothing."""
+    with Function({"x": Builder.placeholder(shape=(2, 3), dtype=types.fp16)}) as function:
+        function.set_outputs([function.inputs["x"]])
+    built = Program()
+    built.add_function("main", function)
+    return built
+
+
+def report(built, rules=RULES, target="m4", model="a program in memory"):
+    return LintReport.of(model, target, *predict(built, [rule() for rule in rules], target=target))
+
+

@@ -1,0 +1,142 @@
+"""What a person reads: the verdict first, causes worst first, what mends them, near misses last."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mil_ane_passes.report.baseline import Baseline
+from mil_ane_passes.report.lint_order import groups
+from mil_ane_passes.report.lint_text import text, verdict
+
+from .made import MESSAGE, RULES, NoRelu, PerhapsExp, WrongTanh, chain, empty, report, two_functions
+
+ALL = ("square", "sigmoid", "tanh", "exp", "relu")
+
+
+def order_in(words, lines):
+    places = [next(number for number, line in enumerate(lines) if word in line) for word in words]
+    return places == sorted(places)
+
+
+def test_the_verdict_comes_first_and_says_that_it_is_predicted():
+    made = report(chain("relu", "tanh"))
+    first, *_, last = str(made).splitlines()
+    assert first == verdict(made) and last.startswith("predicted, nothing was run")
+    assert re.fullmatch(r"a program in memory: 2 ops; \d \([\d.]+ %\) and [\d.]+ % of the predicted time on the ANE "
+                        r"of m4 \(predicted\); \d segments?, \d switch(es)?", first)
+
+
+def test_causes_are_grouped_and_the_worst_comes_first():
+    lines = str(report(chain(*ALL))).splitlines()
+    assert order_in(["ANE292 ", "ANE391 ", "ANE591 ", "worth a try", "ANE191 ", "predicted, "],
+                    lines)
+    assert order_in(["ANE291 ", "ANE391 "], lines)
+
+
+def test_what_costs_more_on_the_cpu_comes_first():
+    few, many = chain("relu", "exp", "exp", "exp"), chain("relu", "relu", "relu", "exp")
+    for made, first in ((few, "ANE292"), (many, "ANE291")):
+        found = report(made, (NoRelu, PerhapsExp))
+        assert groups(found.findings, found.plan)[0].rule.code == first == found.findings[0].rule.code
+
+
+def test_a_group_has_all_that_one_needs():
+    block = str(report(chain("relu"), (NoRelu,))).split("\n\n")[1].splitlines()
+    assert block[0].startswith("ANE291 no-relu  refused: 1 op, ") and block[0].endswith(" ms on the CPU")
+    assert block[1:] == [
+        "  The ANE does not take a relu.", "  %relu_0 (relu): relu of rank 2", f"  Core ML says: {MESSAGE}",
+        "  fix: Use a tanh.",
+        "  confidence high; measured: seen refused (M4, macOS 27, 2026) <a list of ops>"]
+
+
+def test_ops_that_go_along_are_counted():
+    found = report(chain("tanh", "relu", "tanh"), (NoRelu,))
+    (group,) = groups(found.findings, found.plan)
+    assert (group.ops, group.dragged) == (1, sum(row.takes and row.backend == "cpu" for row in found.plan.rows))
+    assert f"{group.dragged} ops that the ANE takes go with it" in str(found)
+
+
+def test_an_unsure_refusal_says_so():
+    assert "ANE292 perhaps-exp  not known to be taken: 1 op, " in str(report(chain("exp"), (PerhapsExp,)))
+
+
+def test_one_reason_is_said_once_and_places_are_limited():
+    made = report(chain(*["relu"] * 11), (NoRelu,))
+    (line,) = [line for line in text(made).splitlines() if "relu of rank 2" in line]
+    assert line.endswith("%relu_7 (relu) and 3 more") and line.startswith("  relu of rank 2: %relu_0 (relu), ")
+    assert text(made, everything=True).count("%relu_") == 11
+
+
+def test_different_reasons_are_lines_of_their_own_and_limited():
+    made = report(chain(*["tanh"] * 10), (WrongTanh,))
+    assert text(made).count("is wrong") == 9  # 8 places and the evidence
+    assert "... and 2 more (--all shows them)" in text(made)
+    assert text(made, everything=True).count("is wrong") == 11
+
+
+def test_near_misses_come_after_the_findings():
+    lines = str(report(chain("tanh", "relu", shape=(2, 3, 4)))).splitlines()
+    assert order_in(["ANE291", "almost, but no finding:", "  ANE391 wrong-tanh  rank 3, not 2: %tanh_0", "predicted, "],
+                    lines)
+
+
+def test_a_model_without_findings_is_short():
+    lines = str(report(chain("square"), ())).splitlines()
+    assert lines[1] == "no findings" and len(lines) <= 4
+
+
+def test_kinds_that_nobody_measured_are_one_line():
+    lines = str(report(chain("atanh", "atanh"), (), target="m1")).splitlines()
+    (line,) = [line for line in lines if "nobody measured" in line]
+    assert line == "2 ops of kinds that nobody measured on M1: atanh (2)"
+
+
+def test_all_targets_are_named_by_their_ends():
+    assert "on the ANE of every generation, A11 to M" in str(report(chain("relu"), (), target="all"))
+
+
+def test_functions_have_lines_of_their_own():
+    lines = str(report(two_functions())).splitlines()
+    assert lines[1].startswith("  main: 1 op, ") and lines[2].startswith("  other: 2 ops, ")
+    assert any("main:%main_relu (relu), other:%other_relu (relu)" in line for line in lines)
+
+
+def test_a_program_that_computes_nothing():
+    made = report(empty())
+    assert str(made).splitlines()[:2] == ["a program in memory: 0 ops, nothing to place", "no findings"]
+    assert made.share == 100.0 and made.to_dict()["summary"]["switches"] == 0
+
+
+def test_a_share_is_rounded_down():
+    made = report(chain(*["tanh"] * 2000), ())
+    for row in made.plan.rows[1:]:
+        row.backend = "ane"
+    made.plan.rows[0].backend = "cpu"
+    assert "(99.9 %)" in verdict(made)
+
+
+def test_with_a_baseline_the_new_ones_are_shown():
+    old, new = report(chain("relu"), (NoRelu,)), report(chain("relu", "relu"), (NoRelu,))
+    from collections import Counter
+
+    new.baseline = Baseline("old.json", "m1", Counter([item.key for item in old.findings])).compare(new.findings)
+    shown = text(new)
+    assert "against old.json: 1 new, 1 known, 0 gone" in shown and "it was made for target m1, this is for m4" in shown
+    assert "%relu_1" in shown and "%relu_0" not in shown and "%relu_0" in text(new, everything=True)
+
+
+def test_after_is_set_beside():
+    made = report(chain("relu", "tanh"))
+    made.after = report(chain("sigmoid"))
+    lines = str(made).splitlines()
+    assert lines[1].startswith("after: a program in memory: 1 op; ")
+    assert lines[2] == "findings that fail a gate: 2 before, 0 after"
+    assert made.to_dict()["after"] == made.after.to_dict()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_kind_of_finding_is_shown(rule):
+    kind = rule.roots[0]
+    assert rule.code in str(report(chain(kind), (rule,)))
