@@ -7,11 +7,12 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import InputError
+from ..core.npz import write_npz
 
 __all__ = ["check_target", "read_arrays", "write_arrays"]
 
@@ -52,15 +53,7 @@ def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb") as file:
-            _write_npz(file, arrays)
+            write_npz(file, arrays)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """What `np.savez` writes, for any names: an output may be called `file`, which is a parameter there."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -63,5 +63,5 @@ def _parser() -> argparse.ArgumentParser:
         if module.name.startswith("cmd_"):
             command = importlib.import_module(f"{cli.__name__}.{module.name}")
             command.add(commands.add_parser(
-                module.name.removeprefix("cmd_"), help=command.HELP, description=command.__doc__))
+                module.name.removeprefix("cmd_").replace("_", "-"), help=command.HELP, description=command.__doc__))
     return parser

@@ -12,7 +12,7 @@ from coremltools import proto
 
 from ..core.errors import InputError
 
-__all__ = ["image_array", "image_of", "is_image", "is_pixels"]
+__all__ = ["image_array", "image_of", "is_image", "is_pixels", "pixels_of"]
 
 _Image = proto.FeatureTypes_pb2.ImageFeatureType
 _RGB, _BGR = int(_Image.RGB), int(_Image.BGR)
@@ -50,20 +50,28 @@ def image_array(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(planes[:, ::-1] if colour == _BGR else planes)
 
 
+def pixels_of(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
+    """Values of shape (1, channels, height, width) as the pixels of an image: uint8 (height, width[, 3]), RGB; of a
+    float16 greyscale image float32 (height, width).
+
+    Values are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
+    """
+    planes = array.reshape(array.shape[-3:]).astype(np.float32)
+    if _MODES[colour] == "F":
+        return np.ascontiguousarray(planes[0])
+    pixels = np.clip(np.rint(np.nan_to_num(planes)), 0, 255).astype(np.uint8)
+    if _MODES[colour] == "L":
+        return np.ascontiguousarray(pixels[0])
+    return np.ascontiguousarray((pixels[::-1] if colour == _BGR else pixels).transpose(1, 2, 0))
+
+
 def image_of(array: np.ndarray[Any, Any], colour: int) -> Any:
     """A result of shape (1, channels, height, width) as a PIL image of the described colour layout.
 
-    Values are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
     Raises InputError when Pillow is not installed.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise InputError("an image output needs Pillow, which is not installed: pip install pillow") from error
-    planes = array.reshape(array.shape[-3:]).astype(np.float32)
-    if _MODES[colour] == "F":
-        return Image.fromarray(planes[0])
-    pixels = np.clip(np.rint(np.nan_to_num(planes)), 0, 255).astype(np.uint8)
-    if _MODES[colour] == "L":
-        return Image.fromarray(pixels[0])
-    return Image.fromarray(np.ascontiguousarray((pixels[::-1] if colour == _BGR else pixels).transpose(1, 2, 0)))
+    return Image.fromarray(pixels_of(array, colour))

@@ -1,0 +1,77 @@
+"""What was put together for a Mac, as data and as text; and the words that go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._version import __version__
+
+__all__ = ["MacFolder", "read_me"]
+
+_HOST = "9.0"
+"The version of coremltools that the script was written against."
+
+
+@dataclass
+class MacFolder:
+    """A folder that somebody with a Mac runs; `notes` say what is not in it and why."""
+
+    source: str
+    folder: str
+    packages: list[str] = field(default_factory=list)
+    feeds: int = 0
+    expected: int = 0
+    images: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def made_by(self) -> dict[str, str]:
+        """What manifest.json and then result.json say of where they come from."""
+        return {"tool": "mil-ane-passes", "version": __version__, "source": self.source, "expected": "float32"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `mac-script --format json` prints."""
+        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "mac-script",
+                "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
+                "expected": self.expected, "run": _command(self.images), "notes": self.notes}
+
+    def __str__(self) -> str:
+        return "\n".join([
+            f"wrote {self.folder}: {' and '.join(self.packages)}, {self.feeds} feeds, expected outputs for "
+            f"{self.expected} of them, measure.py, README.txt",
+            *[f"note: {note}" for note in self.notes],
+            f"on a Mac, in that folder: {_command(self.images)}",
+            f"then here: mil-ane-passes calibrate-plan {self.folder}/result.json"])
+
+
+def _command(images: bool) -> str:
+    return f"pip install coremltools=={_HOST}{' pillow' * images}; python measure.py"
+
+
+def read_me(folder: MacFolder, tolerances: dict[str, float]) -> str:
+    """README.txt: what to do, what is here, and what nobody has tried."""
+    shares = "\n".join(f"  {name}: {share:g} of an output's largest value" for name, share in tolerances.items())
+    notes = "".join(f"\n- {note}" for note in folder.notes)
+    return f"""Made by mil-ane-passes {__version__} from {folder.source}.
+
+On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
+
+    {_command(folder.images)}
+
+Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, and with ALL Core ML may compile
+for long; what is done is kept. It writes result.json. Send that file back. It holds the Mac's model, chip, macOS and library versions, differences of
+outputs, times and compute plans; no weights, no outputs.
+
+What is here
+- {', '.join(folder.packages)}: the packages to measure.
+- feeds/: the inputs, one .npz for each run; states/ what states hold at the start.
+- expected/: outputs of the same package by the reference runtime of mil-ane-passes, computed at float32 from the
+  package's stored weights. They are no Core ML outputs. A difference is told where it is more than the tolerance that
+  `mil-ane-passes verify` uses between a model and something that computes it elsewhere:
+{shares}
+  Integers and texts have to be equal. CPU_AND_NE and ALL are held against CPU_ONLY with the same tolerance.
+- manifest.json: what belongs to what. measure.py: the script; plain coremltools and numpy, nothing else.
+
+The authors of measure.py had no Mac and never ran it on one. A step that fails is written to result.json as text, and
+the rest goes on.
+{f'{chr(10)}Notes{notes}{chr(10)}' if notes else ''}"""
