@@ -1,0 +1,61 @@
+"""Find models with more convs than the ANE's compiler bears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Builder, Program, Var
+
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.examples import program, weight
+from ..core.islands import by_function
+from ..core.plan import Plan
+
+_CONVS = ("conv", "conv_transpose")
+
+
+class ConvCount(PlanRule):
+    """More convs in one function than one ANE compiler was seen to bear.
+
+    why     On an M6 a chain of 387 convs overflows the compiler's stack: the model goes to the CPU without a word, or
+            loading hangs. 386 compile. No other chip was tried; that others share the limit is not known.
+    when    A function with more than `most` convs and transposed convs on the path that the ANE takes. Whether they
+            form one chain is not asked.
+    cure    Split the model.
+    """
+
+    code, slug = "ANE511", "conv-count"
+    confidence = "low"
+    advice = "Split the model, so that no part has so many convs."
+    evidence = (
+        Community("387 conv layers in a chain: the compiler's stack overflows, and the model runs on the CPU silently "
+                  "or hangs; 386 compile", chip="M6",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md"),
+    )
+    most: int = 386
+    "The largest number that was seen to compile."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for name, rows in by_function(plan):
+            convs = [row.op for row in rows if row.op.op_type in _CONVS and row.takes]
+            said = f"{len(convs)} convs in function '{name}'"
+            if len(convs) > self.most:
+                yield Hit(convs[0], covers=convs, note=f"{said}, {self.most} is the most that was seen to compile (M6; "
+                                                       "other chips were not tried)")
+            elif len(convs) > 0.9 * self.most:
+                yield Miss(convs[0], f"{said}, the most that was seen to compile is {self.most}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("above", lambda: _convs(4), options={"most": 3})
+        yield Example("at the limit", lambda: _convs(3), options={"most": 3},
+                      reason="3 convs in function 'main', the most that was seen to compile is 3")
+        yield Example("few", lambda: _convs(2), reason="")
+
+
+def _convs(count: int) -> Program:
+    def body(x: Var) -> Var:
+        for number in range(count):
+            x = Builder.conv(x=x, weight=weight(4, 4, 1, 1), name=f"conv{number}")
+        return x
+
+    return program(body, x=(1, 4, 8, 8))

@@ -1,0 +1,61 @@
+"""Find models that are predicted on the CPU altogether, although the ANE takes most of their ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.islands import by_function, stretches_of
+from ..core.plan import Plan, Row
+from ._plans import COST_MODEL, chain, counted, kinds, ms, rows_text
+
+
+class CpuShare(PlanRule):
+    """The whole function is predicted on the CPU, although the ANE takes most of its ops.
+
+    why     Taking an op and being given it are two things. Core ML's segmenter gives the ANE a stretch only where that
+            saves more than the way there and back, and refused ops cut stretches short. What it decides here is
+            predicted from its published constants and estimated costs on an M4; nobody ran it.
+    when    A function none of whose ops is predicted on the ANE, although it takes at least `share` of them. The note
+            names the stretch that comes closest, what it would save and what it would have to.
+    cure    If nothing is refused, the model is too small to pay: that is no fault, and the CPU is the faster place. A
+            larger batch changes it. Otherwise mend the refused ops that cut off the stretch named.
+    """
+
+    code, slug = "ANE516", "all-on-the-cpu"
+    level, confidence = "note", "high"
+    advice = "Mend the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
+    evidence = (
+        COST_MODEL,
+        Community("every op is reported as supported by the ANE, and the CPU is preferred all the same",
+                  source="https://developer.apple.com/forums/thread/740317"),
+        Community("625 of 625 ops eligible and on the ANE at 10M parameters; 217 of 217 eligible at 50K, and none of "
+                  "them on it", source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
+    )
+    share: float = 0.5
+    "Least share of ops that the ANE takes; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for function, rows in by_function(plan):
+            taken = [row for row in rows if row.takes]
+            if len(taken) < max(1, self.share * len(rows)) or any(row.backend == "ane" for row in rows):
+                continue
+            ends = frozenset(plan.program.functions[function].outputs)
+            best = max(stretches_of(rows, ends), key=lambda stretch: stretch.saves - stretch.needs)
+            yield Hit(best.rows[0].op, covers=[row.op for row in rows],
+                      note=f"the ANE takes {len(taken)} of {len(rows)} ops, and all are predicted on the CPU: the best "
+                           f"stretch, {rows_text(best.rows)}, would save {ms(best.saves)} and cost {ms(best.needs)} to "
+                           f"get there and back{_refused(rows)}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("small", chain("ttt", 1, 8))
+        yield Example("cut apart", chain("ttctt", 8, 64))
+        yield Example("large", chain("tttt"), reason="")
+        yield Example("mostly refused", chain("ctcc", 1, 8), reason="")
+
+
+def _refused(rows: list[Row]) -> str:
+    refused = [row for row in rows if not row.takes and not row.depth]
+    if not refused:
+        return "; nothing is refused, the model is too small to pay"
+    return f"; {counted(len(refused), 'op')} that the ANE does not take cut it off ({kinds(row.op for row in refused)})"

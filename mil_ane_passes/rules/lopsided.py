@@ -1,0 +1,81 @@
+"""Find tensors that lie on one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from coremltools.converters.mil.mil import Builder, Var, types
+
+from ..core.contract import Community, Example, Hit, Measured, Miss, PlanRule
+from ..core.examples import program
+from ..core.islands import by_function
+from ..core.plan import Plan
+from ..core.query import static_shape
+from ..core.targets import GENERATIONS, parse_target
+from ._plans import counted, listed
+
+_TAKEN = (types.fp16, types.int8, types.uint8)
+
+
+class Lopsided(PlanRule):
+    """A large tensor has nearly all its elements on one axis.
+
+    why     One source says to chunk or parallelise what has "some inexcusable shape like (50000,)". It gives no limit
+            and no measurement. Against it: a vector of 65536 was accepted on an M4, so the ANE takes such shapes there.
+    when    An fp16 or 8-bit input, output or value with more than `longest` elements on one axis and not more than
+            `others` on all others together. One finding for each function, the longest first. What is longer than an
+            axis may be (16384 up to M3, 65536 from M4 on) is refused, and left to the rule on dimension limits.
+    cure    Reshape elementwise work from [n] to [k, n / k]; cut a long signal into chunks that go into the batch, with
+            as much overlap as the kernels reach.
+    """
+
+    code, slug = "ANE506", "lopsided"
+    level, confidence = "note", "low"
+    advice = "Reshape long vectors to two axes, or cut them into chunks that go into the batch."
+    evidence = (
+        Community("tensors lopsided to a shape like (50000,): chunk or parallelise", chip=None,
+                  source="eiln, coreml102: Model Surgery Tips"),
+        Measured("contradicts it: a relu of (65536,) is accepted", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        Community("a width of 16384 passes, 17920 fails", chip="M3 Ultra",
+                  source="https://github.com/ncdrone/rustane/issues/13"),
+    )
+    longest: int = 8192
+    "Elements on the long axis that are still no finding; the number is ours, half of what M1 to M3 take."
+    others: int = 1
+    "Elements on all other axes together, at most; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for name, rows in by_function(plan):
+            made = {var: row.op for row in rows for var in row.op.outputs}
+            read = dict.fromkeys(plan.program.functions[name].inputs.values(), rows[0].op)
+            found = [var for var in (*read, *made) if self._is_lopsided(var)]
+            if found:
+                found.sort(key=lambda var: max(var.shape), reverse=True)
+                at = [(made | read)[var] for var in found]
+                yield Hit(at[0], covers=list(dict.fromkeys(at)), note=_note(found))
+
+    def _is_lopsided(self, var: Var) -> bool:
+        if not types.is_tensor(var.sym_type) or var.dtype not in _TAKEN:
+            return False
+        shape = static_shape(var)
+        return bool(shape and self.longest < max(shape) <= self._limit and prod(shape) <= max(shape) * self.others)
+
+    @property
+    def _limit(self) -> int:
+        """What an axis may be on every generation looked at."""
+        m4 = GENERATIONS.index(parse_target("m4")[0])
+        return 65536 if all(GENERATIONS.index(one) >= m4 for one in self.generations) else 16384
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a signal", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(16000,)))
+        yield Example("padded with ones", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 1, 10000, 1)))
+        yield Example("short", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(8192,)), reason="")
+        yield Example("folded", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(4, 4000)), reason="")
+        yield Example("refused", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(50000,)), reason="")
+
+
+def _note(found: list[Var]) -> str:
+    shown = [f"%{var.name} {tuple(int(extent) for extent in var.shape)}" for var in found]
+    return f"{counted(len(found), 'tensor')} on one axis: {listed(shown)}"

@@ -1,0 +1,42 @@
+"""Find outputs that are inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Builder, Function
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.examples import program
+
+
+class PassthroughOutput(BlockRule):
+    """An output is an input handed through without an op between.
+
+    why     By a private route such a program crashed. That Core ML is struck as well is not known: coremltools itself
+            puts an `identity` between when it converts, other tools need not.
+    when    A function that returns one of its own inputs.
+    cure    Leave the output out, the caller has the value; or multiply by one, which the same source used. An
+            `identity` says the same, and was not tried by it.
+    """
+
+    code, slug = "ANE515", "passthrough-output"
+    level, confidence = "note", "low"
+    advice = "Leave the output out, since the caller has the value, or multiply it by one."
+    evidence = (
+        Community("an output that is an input crashes in Espresso; a multiplication by one mends it (private route)",
+                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not isinstance(block, Function):
+            return
+        inputs = {var: name for name, var in block.inputs.items()}
+        first = next((op for op in block.operations if op.op_type != "const"), None)
+        for var in block.outputs:
+            if var in inputs and first is not None:
+                yield Hit(first, note=f"output '{var.name}' is the input '{inputs[var]}'")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("beside another", lambda: program(lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3)))
+        yield Example("an identity", lambda: program(lambda x: Builder.identity(x=x, name="y"), x=(2, 3)), reason="")

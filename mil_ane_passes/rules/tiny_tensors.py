@@ -1,0 +1,64 @@
+"""Find models whose tensors are all tiny."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from coremltools.converters.mil.mil import Builder, Var, types
+
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.examples import program
+from ..core.islands import by_function
+from ..core.plan import Plan
+from ..core.query import static_shape
+from ._plans import COST_MODEL, counted
+
+
+class TinyTensors(PlanRule):
+    """No tensor that the model computes has as many as 64 elements, so the CPU gets it all.
+
+    why     Where inputs and outputs are too small the work is given to the CPU. One source says to go for 64 elements
+            at least. That is a lower bound that nobody measured: by the published cost model a segment must save 0.25
+            ms, which takes millions of elements in a few ops.
+    when    A function all of whose inputs, outputs and values between have fewer than `least` elements. A small input
+            (a time step, a scale) beside large ones is ordinary and no finding. Open dimensions count as large.
+    cure    None is needed: the CPU is the faster place. To use the ANE put many such inputs into one batch.
+    """
+
+    code, slug = "ANE505", "tiny-tensors"
+    level, confidence = "note", "low"
+    advice = "Put many inputs into one batch, or leave the model on the CPU: it is the faster place."
+    evidence = (
+        Community("if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
+                  "total flattened size of 64 at least", source="eiln, coreml102: Model Surgery Tips"),
+        COST_MODEL,
+    )
+    least: int = 64
+    "Elements of the largest tensor; the source's number."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for name, rows in by_function(plan):
+            inputs = plan.program.functions[name].inputs.values()
+            sizes = [_elements(var) for var in [*inputs, *(var for row in rows for var in row.op.outputs)]]
+            largest = max((size for size in sizes if size is not None), default=0)
+            if None in sizes or largest >= self.least:
+                continue
+            yield Hit(rows[0].op, covers=[row.op for row in rows],
+                      note=f"the largest of {counted(len(sizes), 'tensor')} has {counted(largest, 'element')}, fewer "
+                           f"than {self.least}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a vector", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 63)))
+        yield Example("enough", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 64)), reason="")
+        yield Example("grows inside", lambda: program(lambda x: Builder.reduce_sum(
+            x=Builder.tile(x=x, reps=[64, 1]), name="y"), x=(1, 2)), reason="")
+        yield Example("open", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, None)), reason="")
+
+
+def _elements(var: Var) -> int | None:
+    """None where it may be any number."""
+    if not types.is_tensor(var.sym_type):
+        return 1 if types.is_scalar(var.sym_type) or types.is_str(var.sym_type) else None
+    shape = static_shape(var)
+    return None if shape is None else prod(shape)
