@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,12 +18,14 @@ from .edit import BlockEditor
 from .errors import RuleError
 from .order import check_order
 from .pass_trace import PassTrace, note
-from .query import all_blocks, flat_inputs, function_name, is_opaque, is_symbolic, op_count
+from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
 from .targets import applies, parse_target
 
-__all__ = ["MAX_ROUNDS", "PassTrace", "answers", "find", "run"]
+__all__ = ["MAX_ROUNDS", "Census", "PassTrace", "answers", "find", "run"]
 
+Census = Mapping[str, Sequence[tuple[str, Operation]]]
+"""The ops of a program by type, each with the name of its function."""
 MAX_ROUNDS = 16
 "How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
 
@@ -40,20 +42,27 @@ def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure 
 
 
 def answers(
-    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None,
+    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: Census | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
-    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`."""
+    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`.
+
+    `census` has the ops of `program` by type, so that many rules need not each walk over all of them.
+    """
     if isinstance(rule, PlanRule) or not applies(rule.targets, target):
         return
     _prepare(rule, program, target, measure)
     if isinstance(rule, ProgramRewrite):
         yield from ((function_name(program, answer.op), answer) for answer in rule.match_program(program))
         return
+    if not isinstance(rule, BlockRule):
+        places = all_ops(program) if census is None or ANY_OP in rule.roots else (
+            place for root in rule.roots for place in census.get(root, ()))
+        yield from ((function, rule.match(op)) for function, op in places if _asked(rule, op))
+        return
+    if census is not None and rule.roots and census.keys().isdisjoint(rule.roots):
+        return
     for function, block in all_blocks(program):
-        if isinstance(rule, BlockRule):
-            yield from ((function, answer) for answer in rule.match_block(block))
-        else:
-            yield from ((function, rule.match(op)) for op in block.operations if _asked(rule, op))
+        yield from ((function, answer) for answer in rule.match_block(block))
 
 
 def _asked(rule: Rule, op: Operation) -> bool:

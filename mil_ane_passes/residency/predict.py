@@ -59,12 +59,12 @@ def predict(
 
 
 def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:
-    """All answers of rules about ops, blocks and programs. Rules that would find no op of theirs are not asked."""
-    present = {op.op_type for _, op in all_ops(program)}
+    """All answers of rules about ops, blocks and programs."""
+    census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
+    for function, op in all_ops(program):
+        census[op.op_type].append((function, op))
     for rule in rules:
-        if rule.roots and "*" not in rule.roots and present.isdisjoint(rule.roots):
-            continue
-        for function, answer in answers(rule, program, target=target):
+        for function, answer in answers(rule, program, target=target, census=census):
             yield Found(rule, answer, function)
 
 
