@@ -68,6 +68,11 @@ _SAME_M6 = Community("the size limits measured on M4 hold when the same models a
                      chip="M6", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
 _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 Ultra", os="macOS 26.3.1",
                       date="2026-03-20", source="https://github.com/ncdrone/rustane/issues/13")
+_OLDER = Community("Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16384]W[1-16384] and refuses a width of "
+                   "240000; the chip is not stated", os="macOS 26.1 beta", date="2025-09-25",
+                   source="https://github.com/FluidInference/FluidAudio/issues/121")
+_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384)", chip="M2", date="2026-05-09",
+                      source="https://github.com/FluidInference/mobius/pull/61")
 
 LIMITS: dict[str, tuple[Bound, ...]] = {
     "conv-kernel-width": (
@@ -97,7 +102,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
     ),
     "spatial": (
         Bound("a12", "a13", 16384, (_DIM_16384,), sure=False),
-        Bound("a14", "a15", 16384, (_DIM_16384,)),
+        Bound("a14", "a15", 16384, (_DIM_16384, _M2_WIDTH, _OLDER)),
         Bound("a16", "m3", 16384, (_M3_WIDTH,)),
         Bound("m4", "m4", 65536, (_DIM_65536,)),
         Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
@@ -105,7 +110,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
     ),
     "channels": (
         Bound("a12", "a13", 65536, (_DIM_16384,), sure=False),
-        Bound("a14", "a15", 65536, (_DIM_16384,)),
+        Bound("a14", "a15", 65536, (_DIM_16384, _OLDER)),
         Bound("a16", "m3", 65536, (_DIM_16384,), sure=False),
         Bound("m4", "m4", 65536, (_DIM_65536,)),
         Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),

@@ -1,0 +1,112 @@
+"""Find tensors with a dimension that the ANE does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Builder, Program, Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.examples import program
+from ..core.limits import Over, evidence_of, limit, over
+from ._sizes import among, islands
+
+_M4, _OLDER = (f"N[1-65536]D[1-{most}]C[1-65536]H[1-{most}]W[1-{most}]" for most in (65536, 16384))
+
+
+class DimensionLimit(BlockRule):
+    """A tensor is longer in one dimension than the ANE holds.
+
+    why     Core ML says on an M4 that no dimension may exceed 65536. On older chips it names 16384 for width, height
+            and depth; M1, M2 and M3 were seen to end there.
+    when    A value that is read or made, with a dimension over the limit of the strictest generation looked at. Ops
+            that hand such values to one another are one finding. Which axis of a value of rank below 4 is the width
+            is known for none but the last, so the others are judged as channels, and not known in between.
+    cure    Elementwise ops: reshape [.., W] to [.., W / k, k] first (the same bits). A conv or a product: chunks, with
+            overlap for a conv. A large vocabulary: several outputs, none over the limit.
+    """
+
+    code, slug = "ANE223", "dimension-limit"
+    refuses, confidence = True, "high"
+    advice = "Reshape the long axis into two (the same bits where ops are elementwise), or work in chunks."
+    evidence = (
+        *evidence_of("spatial", "channels"),
+        Community("products with 50257 columns exceed a limit of the ANE", chip="M1 Pro", date="2023",
+                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        looked_at = tuple(self.generations)
+        shortest = limit("spatial", looked_at)
+        if shortest is None:
+            return
+
+        def large(var: Var) -> bool:
+            long = any(not is_symbolic(extent) and int(extent) > shortest.most for extent in var.shape)
+            return long and self._over(var) is not None
+
+        for ops, var in islands(block, large):
+            found = self._over(var)
+            if found is None:
+                continue
+            more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
+            message = _message(var, bool(among(looked_at, "m4")), bool(among(looked_at, "m1", "m2")))
+            yield Hit(ops[0], covers=ops, sure=found[1].sure, message=message,
+                      note=f"'{var.name}' is {_text(var)}: dimension {found[0]} {found[1].words}{more}")
+
+    def _over(self, var: Var) -> tuple[int, Over] | None:
+        """The longest dimension that is over a limit, and who takes less."""
+        found: list[tuple[int, Over]] = []
+        for place, extent in enumerate(var.shape):
+            if is_symbolic(extent):
+                continue
+            last = place == var.rank - 1
+            wide = over("spatial", int(extent), tuple(self.generations))
+            if last or (var.rank > 3 and place > 1):
+                broken = wide
+            else:
+                broken = over("channels", int(extent), tuple(self.generations))
+                if broken is None and wide and var.rank < 4:
+                    broken = Over(wide.most, False, f"{wide.words}, if that is the height")
+            if broken:
+                found.append((int(extent), broken))
+        return max(found, key=lambda item: (item[1].sure, item[0]), default=None)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a width of 65537", lambda: _chain(1, 1, 1, 65537))
+        yield Example("channels", lambda: _chain(1, 65537, 1, 1))
+        yield Example("an M1's width", lambda: _chain(1, 1, 1, 16385))
+        yield Example("rank 1", lambda: _chain(70000))
+        yield Example("a long sequence", lambda: _chain(1, 20000, 4))
+        yield Example("at the limit", lambda: _chain(1, 1, 1, 16384), reason="")
+        yield Example("channels of a width's length", lambda: _chain(1, 20000, 1, 1), reason="")
+
+
+def _text(var: Var) -> str:
+    return "x".join(map(str, var.shape))
+
+
+def _message(var: Var, m4: bool, older: bool) -> str | None:
+    """Core ML's words, as they were measured: for rank 4, and for values of one dimension whatever their rank."""
+    if any(is_symbolic(extent) for extent in var.shape) or var.rank > 4:
+        return None
+    extents = [int(extent) for extent in var.shape]
+    if var.rank < 4 and extents[:-1] != [1] * (var.rank - 1):
+        return None
+    batch, channels, height, width = [1] * (4 - var.rank) + extents
+    if m4 and max(extents) > 65536:
+        allowed = _M4
+    elif older and (max(batch, channels) > 65536 or max(height, width) > 16384):
+        allowed = _OLDER
+    else:
+        return None
+    return f"Tensor dimensions N{batch}D1C{channels}H{height}W{width} are not within supported range, {allowed}."
+
+
+def _chain(*shape: int) -> Program:
+    def body(x: Var) -> Var:
+        result: Var = Builder.sqrt(x=Builder.relu(x=x), name="y")
+        return result
+
+    return program(body, x=shape)

@@ -1,0 +1,78 @@
+"""Find pools whose window is too wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, Program
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.limits import evidence_of, over
+from ._refused import on_m4
+from ._sizes import among, spatial
+
+_WINDOW = 31
+"The longest side of any pool's window, by a private route; M1 29."
+
+
+class MaxPoolKernel(Rule):
+    """The ANE takes windows of max_pool up to 8 wide; of other pools the limit is further out.
+
+    why     Core ML says of a max_pool on an M4 that its width "must be [1-8] or 32"; windows 9 and 15 wide are refused,
+            one 9 tall and 1 wide is taken. avg_pool was taken with every window measured, up to 14x14. By a private
+            route no pool takes a window longer than 31 (29 on M1).
+    when    max_pool with a window wider than 8; any pool with a side over 31. Not known: a max_pool 32 wide, which the
+            message allows, 1-D and 3-D max pools, and what is only known by the private route.
+    cure    max_pool: a chain of two, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the real one (same bits).
+            avg_pool over the whole: reduce_mean over the last two axes.
+    """
+
+    code, slug = "ANE222", "pool-window"
+    roots = ("max_pool", "avg_pool", "l2_pool")
+    refuses, confidence = True, "high"
+    advice = "Chain smaller max pools (windows k1 + k2 - 1 = K, the same bits); a mean over all is a reduce_mean."
+    evidence = (
+        *evidence_of("max-pool-width"),
+        on_m4("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
+        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
+                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        window = spatial(op)
+        if window is None:
+            return Miss(op, "the window is not constant", near=False)
+        width, looked_at = window[-1], tuple(self.generations)
+        wide = over("max-pool-width", width, looked_at) if op.op_type == "max_pool" else None
+        if wide and width != 32:
+            flat = len(window) == 2
+            message = f"Invalid Pool kernel width ({width}), must be [1-8] or 32."
+            beside = "" if flat else f"; measured in 2-D, not in {len(window)}-D"
+            return Hit(op, note=f"window width {width} {wide.words}{beside}", sure=flat,
+                       message=message if flat and among(looked_at, "m4") else None)
+        if max(window) > _WINDOW:
+            allowed = ", though Core ML's message on an M4 allows a width of 32" if wide else ""
+            sides = "x".join(map(str, window))
+            return Hit(op, sure=False, note=f"window {sides} has a side over {_WINDOW}, the end by a private route"
+                                            f"{allowed}; not measured through Core ML")
+        at_limit = op.op_type == "max_pool" and width == 8
+        return Miss(op, "window width 8, the limit is 8 on M4" if at_limit else "fits", near=at_limit)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("9x9", lambda: _pool("max_pool", 9, 9))
+        yield Example("1x9", lambda: _pool("max_pool", 1, 9))
+        yield Example("32 wide", lambda: _pool("max_pool", 1, 32))
+        yield Example("1-D", lambda: _pool("max_pool", 10))
+        yield Example("a large mean", lambda: _pool("avg_pool", 40, 40))
+        yield Example("9x1", lambda: _pool("max_pool", 9, 1), reason="fits")
+        yield Example("8x8", lambda: _pool("max_pool", 8, 8), reason="window width 8, the limit is 8 on M4")
+        yield Example("mean of 14x14", lambda: _pool("avg_pool", 14, 14), reason="fits")
+
+
+def _pool(kind: str, *window: int) -> Program:
+    if kind == "max_pool":
+        return program(lambda x: Builder.max_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same",
+                                                  name="y"), x=(1, 2, *[48] * len(window)))
+    return program(lambda x: Builder.avg_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same",
+                                              name="y"), x=(1, 2, *[48] * len(window)))
