@@ -14,7 +14,7 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.report.catalogue import markdown_table
+from mil_ane_passes.report.catalogue import markdown_findings, markdown_table
 from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
@@ -85,7 +85,7 @@ def calibrate_example() -> str:
 
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
-TABLES = {"passes": markdown_table, "fault-models": fault_table, "upstream": upstream_table,
+TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table, "upstream": upstream_table,
           "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
           "calibrate": calibrate_example}
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..core.contract import Rewrite, Rule
 from ..core.registry import all_rules
+from ..core.targets import GENERATIONS
 
-__all__ = ["NO_FIX", "Catalogue", "Page", "markdown_table"]
+__all__ = ["NO_FIX", "Catalogue", "Page", "markdown_findings", "markdown_table"]
 
 NO_FIX = "no fix"
 "What stands where a rewrite states its exactness, for a rule that only reports."
@@ -57,7 +58,9 @@ class Page:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "explain", **_row(self.rule), "text": inspect.getdoc(self.rule),
-                "bound": getattr(self.rule, "bound", ""),
+                "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
+                "confidence": self.rule.confidence, "level": self.rule.level, "advice": self.rule.advice or None,
+                "mended_by": list(self.rule.mended_by), "targets": _generations(self.rule),
                 "evidence": [evidence.to_dict() for evidence in self.rule.evidence]}
 
     def __str__(self) -> str:
@@ -65,8 +68,12 @@ class Page:
         lines = [f"{self.rule.code} {self.rule.slug}"]
         lines.append(f"fix: {_spelt(row)} ({row['exactness']}, preset {row['preset']})" if row["fix"]
                      else f"{NO_FIX}: {_spelt(row)} reports, and says what to do")
+        lines += [f"mended by: {', '.join(f'ane::{name}' for name in self.rule.mended_by)}"] if self.rule.mended_by else []
+        lines += ["refuses: the ANE does not take what it finds"] if self.rule.refuses else []
+        lines.append(f"on: {', '.join(_generations(self.rule))}; confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")
         lines += ["", inspect.getdoc(self.rule) or ""]
+        lines += ["", f"what to do: {self.rule.advice}"] if self.rule.advice else []
         lines += ["", f"bound: {bound}"] if bound else []
         options = self.rule.options()
         lines += ["", "options"] if options else []
@@ -75,11 +82,29 @@ class Page:
         return "\n".join(lines)
 
 
+def _generations(rule: type[Rule]) -> list[str]:
+    return [generation.name for generation in GENERATIONS if rule.targets.admits(generation)]
+
+
 def markdown_table() -> str:
-    """The README's table of rules: the passes by their names, and what is only reported."""
+    """The README's table of rewrites, by the names of the passes."""
     lines = ["| code | pass | preset | exactness | what it does |", "|---|---|---|---|---|"]
-    lines += [f"| {row['code']} | `{row['pass']}` | {row['preset'] or '–'} | {row['exactness'] or NO_FIX} | "
-              f"{_cell(row['summary'])} |" for row in Catalogue().rows()]
+    lines += [f"| {row['code']} | `{row['pass']}` | {row['preset']} | {row['exactness']} | {_cell(row['summary'])} |"
+              for row in Catalogue().rows() if row["fix"]]
+    return "\n".join(lines)
+
+
+_HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE does not take", "3": "wrong numbers", "4": "weights",
+             "5": "the model as a whole"}
+
+
+def markdown_findings() -> str:
+    """The README's list of what is found and not mended by a pass of its own, by the hundreds of the codes."""
+    rows = [row for row in Catalogue().rows() if not row["fix"]]
+    lines = []
+    for digit, title in _HUNDREDS.items():
+        members = [f"{row['code'].removeprefix('ANE')} `{row['pass']}`" for row in rows if row["code"][3] == digit]
+        lines += [f"- {digit}xx, {title}: {', '.join(members)}"] if members else []
     return "\n".join(lines)
 
 
