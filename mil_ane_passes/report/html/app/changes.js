@@ -1,0 +1,114 @@
+// Before and after a rewrite, side by side: numbers, strips, and what went and came.
+
+const changesView = {
+  start() {
+    if (!data.changes) return;
+    byId("changes").hidden = false;
+    byId("versus").replaceChildren(...reports.map((report, side) => this.side(report, side)));
+    const { gone, new: made, moved, mended, found } = data.changes;
+    const [before, after] = reports;
+    byId("changed").replaceChildren(
+      this.group(
+        "Findings that are gone",
+        mended.map((place) => before.hits[place]),
+        (one) => this.finding(one, 0),
+      ),
+      this.group(
+        "New findings",
+        found.map((place) => after.hits[place]),
+        (one) => this.finding(one, 1),
+      ),
+      this.group("Ops that are gone", gone, (row) => this.op(row, 0)),
+      this.group("New ops", made, (row) => this.op(row, 1)),
+      this.group("Ops that moved", moved, ([from, to]) => this.op(to, 1, `${before.place(from)} → ${after.place(to)}`)),
+    );
+  },
+
+  side(report, side) {
+    const name = side ? "After" : "Before";
+    return el(
+      "div",
+      {},
+      el("h3", {}, name, el("span", { class: "facts name" }, base(report.model))),
+      el("table", { "aria-label": `${name}: summary` }, el("tbody", {}, ...this.lines(report, side))),
+      ...report.functions.map((one, place) =>
+        el(
+          "div",
+          {},
+          el("p", { class: "strip-name" }, "Function ", named(one.name)),
+          stripOf(report, one, place, false),
+        ),
+      ),
+    );
+  },
+
+  lines(report, side) {
+    const rows = [
+      ["ops", (one) => one.summary.ops, (value) => value.toLocaleString("en"), 0],
+      ["predicted on the ANE", share, percent, 1],
+      ["estimated time on the ANE", (one) => one.summary.predicted_time_share, percent, 1],
+      ["estimated in all", (one) => one.summary.est_ms, time, -1],
+      ["switches", (one) => one.summary.switches, (value) => value.toLocaleString("en"), -1],
+      ["findings", (one) => one.hits.length, (value) => value.toLocaleString("en"), -1],
+      ["bytes with padding", (one) => one.summary.padded_bytes, bytes, -1],
+    ];
+    return rows.map(([name, of, show, good]) => {
+      const gain = side ? Math.sign(of(reports[1]) - of(reports[0])) * good : 0;
+      const [style, word] = gain > 0 ? ["better", " better"] : gain < 0 ? ["worse", " worse"] : ["", ""];
+      return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: style }, show(of(report)), word));
+    });
+  },
+
+  group(name, items, build) {
+    const head = el(
+      "summary",
+      {},
+      el("span", { class: "group-title" }, el("b", {}, name)),
+      el("span", { class: "group-side" }, el("b", {}, items.length.toLocaleString("en"))),
+    );
+    const box = el("details", { class: "group" }, head);
+    head.addEventListener("click", () => {
+      if (box.children.length > 1) return;
+      const list = items.length ? stepped(items, 50, build) : el("p", { class: "note" }, "None.");
+      box.append(list);
+      if (items.length) roving(list, "button.item", { grow: list.grow });
+    });
+    return box;
+  },
+
+  op(row, side, moved = "") {
+    const report = reports[side];
+    return el(
+      "button",
+      {
+        type: "button",
+        class: "item",
+        onclick: () => {
+          showSide(side);
+          choose({ kind: "op", row }, "changes");
+        },
+      },
+      badge(report.onAne(row) ? "ane" : "cpu", report.place(row)),
+      " ",
+      el("span", { class: "what name" }, report.title(row)),
+      el("span", { class: "why" }, [moved, report.kind(row)].filter(Boolean).join(" · ")),
+    );
+  },
+
+  finding(finding, side) {
+    return el(
+      "button",
+      {
+        type: "button",
+        class: "item",
+        onclick: () => {
+          showSide(side);
+          choose({ kind: "finding", finding, row: finding.row }, "changes");
+        },
+      },
+      el("span", { class: "what" }, `${finding.of.code} ${finding.of.slug} `),
+      named(text(finding.value)),
+      el("span", { class: "why text" }, text(finding.reason)),
+    );
+  },
+};

@@ -1,0 +1,306 @@
+// What is known about what is chosen: an op, a finding, or a segment.
+
+const details = {
+  start() {
+    this.body = byId("details-body");
+    byId("details-close").addEventListener("click", () => this.close());
+    byId("details").addEventListener("keydown", (event) => event.key === "Escape" && this.close());
+    when("chosen", (from) => this.show(from));
+    this.show();
+  },
+
+  close() {
+    byId("details").classList.remove("open");
+    this.from?.isConnected && this.from.focus();
+  },
+
+  show() {
+    const { chosen } = state;
+    const panel = byId("details");
+    panel.classList.toggle("open", Boolean(chosen));
+    panel.scrollTop = 0;
+    this.from = document.activeElement;
+    const parts = !chosen
+      ? [
+          el(
+            "p",
+            { class: "lone" },
+            "Choose a finding, a segment, or an op: here is why it runs where it runs, on whose evidence, and what would change it.",
+          ),
+        ]
+      : chosen.kind === "segment"
+        ? this.segment(chosen)
+        : this.op(chosen);
+    fill(this.body, ...parts);
+    if (chosen) say(this.words(chosen));
+  },
+
+  words({ kind, row, finding, ...piece }) {
+    const report = current();
+    if (kind === "segment") return `Segment chosen: ${pieceText(piece)}. Details are shown.`;
+    const about =
+      row === null || row === undefined ? text(finding.value) : `${report.title(row)}, ${report.place(row)}`;
+    return `${finding ? `${finding.of.code} ${finding.of.slug}, ` : "Op "}${about}. Details are shown.`;
+  },
+
+  // Ops and findings
+
+  op({ row, finding }) {
+    if (row === null || row === undefined)
+      return [this.heading(text(finding.type), text(finding.value)), this.finding(finding, true)];
+    const report = current();
+    const others = report.found[row].filter((one) => one !== finding);
+    const shown = [...(finding ? [finding] : []), ...others];
+    return [
+      this.heading(report.type(row), report.output(row)),
+      this.facts(report, row, shown.length > 0),
+      ...shown.slice(0, 12).map((one) => this.finding(one, one === finding)),
+      shown.length ? null : this.accepted(report, row),
+      this.costs(report, row),
+      this.mil(report, row),
+      this.around(report, row),
+    ];
+  },
+
+  heading(type, name) {
+    return el("div", { class: "title" }, el("h3", {}, type), el("p", { class: "mono name" }, name));
+  },
+
+  facts(report, row, explained) {
+    const pairs = [
+      ["Runs on", [badge(report.onAne(row) ? "ane" : "cpu", report.place(row)), " predicted"]],
+      ["ANE takes it", [answerText(report.answer(row))]],
+      ["Type", [named(report.kind(row))]],
+    ];
+    if (report.reason(row) && !explained) pairs.push(["Why", [report.reason(row)]]);
+    if (!explained && stays(report, row))
+      pairs.push(["Placed", ["on the CPU, as a change of processor would cost more than it saves"]]);
+    if (report.functions.length > 1) pairs.push(["Function", [named(report.functions[report.functionOf[row]].name)]]);
+    if (report.origin(row)) pairs.push(["Made by", [named(report.origin(row))]]);
+    return this.pairs(pairs);
+  },
+
+  pairs(pairs) {
+    return el(
+      "dl",
+      { class: "pairs" },
+      ...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, ...value)]),
+    );
+  },
+
+  finding(finding, chosen) {
+    const rule = finding.of;
+    const heading = `${rule.code} ${rule.slug}`;
+    return el(
+      "section",
+      { class: `finding${chosen ? " chosen" : ""}`, "aria-label": heading },
+      el("h3", {}, heading),
+      el("p", { class: "says text" }, text(finding.reason)),
+      finding.message >= 0
+        ? el("div", {}, el("h4", {}, "Core ML says"), el("blockquote", {}, text(finding.message)))
+        : null,
+      ...this.fix(rule.fix),
+      this.pairs([
+        ...(finding.near ? [["Kind", ["a near miss: the rule does not apply"]]] : []),
+        ...(finding.refuses
+          ? [
+              [
+                "Off the ANE",
+                [finding.sure ? "yes, by this rule" : "not known: between what was measured to pass and to fail"],
+              ],
+            ]
+          : []),
+        ["Confidence", [rule.confidence]],
+        ...(finding.origin >= 0 ? [["Made by", [named(text(finding.origin))]]] : []),
+      ]),
+      this.covered(finding),
+      this.evidence("Evidence", rule.evidence),
+    );
+  },
+
+  fix(fix) {
+    if (!fix) return [];
+    const made = fix.advice
+      ? [el("div", {}, el("h4", {}, "What you can do"), el("p", { class: "text" }, fix.advice))]
+      : [];
+    if (!fix.pass) return made;
+    const how = fix.preset === "named" ? "in no preset, runs when named" : `in preset ${fix.preset}`;
+    return [
+      el("div", {}, el("h4", {}, "Fix"), el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`)),
+      el("p", { class: "command" }, command(current().model, fix)),
+      ...made,
+    ];
+  },
+
+  covered(finding) {
+    if (finding.covers.length < 2) return null;
+    const some = finding.covers.slice(0, 8);
+    return el(
+      "div",
+      {},
+      el("h4", {}, `Stands for ${count(finding.covers.length, "op")}`),
+      this.links(some),
+      el(
+        "button",
+        { type: "button", class: "quiet", onclick: () => opsView.only(finding.of.code) },
+        `All ops of ${finding.of.code} in the table`,
+      ),
+    );
+  },
+
+  evidence(title, sources) {
+    if (!sources.length) return null;
+    return el(
+      "div",
+      {},
+      el("h4", {}, title),
+      el(
+        "ul",
+        { class: "evidence" },
+        ...sources.map((source) =>
+          el(
+            "li",
+            {},
+            el("span", { class: "text" }, source.says),
+            el(
+              "span",
+              { class: "who" },
+              `${source.kind[0].toUpperCase()}${source.kind.slice(1)}: ${source.source}. ` +
+                `${source.chip || "Chip not stated"}, ${source.os || "OS not stated"}, ${source.date || "date not stated"}.`,
+            ),
+          ),
+        ),
+      ),
+    );
+  },
+
+  accepted(report, row) {
+    const seen = report.accepted.filter((one) => one.types.includes(report.type(row))).map((one) => one.source);
+    return this.evidence("Who saw the ANE take it", seen);
+  },
+
+  costs(report, row) {
+    const of = [report.ops.est_ane, report.ops.est_bnns, report.ops.est_classic];
+    const lines = ENGINES.map((name, engine) =>
+      el(
+        "tr",
+        { class: report.ops.engine[row] === engine ? "taken" : null },
+        el("th", { scope: "row" }, name, report.ops.engine[row] === engine ? " (predicted)" : ""),
+        el("td", {}, of[engine][row] === null ? "not taken" : time(of[engine][row])),
+      ),
+    );
+    const guess = report.ops.guess[row] ? ", a guess: no measured row stands for this kind of op" : "";
+    return el(
+      "table",
+      { class: "costs" },
+      el("caption", {}, `Estimated time on M4${guess}`),
+      el("tbody", {}, ...lines),
+    );
+  },
+
+  mil(report, row) {
+    return el(
+      "div",
+      {},
+      el("h4", {}, "MIL"),
+      el("pre", { tabindex: 0, "aria-label": "MIL text" }, report.ops.mil[row]),
+    );
+  },
+
+  around(report, row) {
+    const [from, to] = [report.ops.reads[row], report.readers[row]];
+    return el(
+      "div",
+      {},
+      from.length ? el("h4", {}, "Reads") : null,
+      from.length ? this.links(from.slice(0, 12)) : null,
+      to.length ? el("h4", {}, "Read by") : null,
+      to.length ? this.links(to.slice(0, 12)) : null,
+    );
+  },
+
+  links(rows) {
+    const report = current();
+    return el(
+      "div",
+      { class: "links" },
+      ...rows.map((row) =>
+        el(
+          "button",
+          {
+            type: "button",
+            onclick: () => {
+              choose({ kind: "op", row }, "details");
+              byId("details").focus({ preventScroll: true });
+            },
+          },
+          `${report.onAne(row) ? "A" : "C"} · ${report.title(row)}`,
+        ),
+      ),
+    );
+  },
+
+  // Segments
+
+  segment(piece) {
+    const report = current();
+    const rows = report.rows.slice(piece.first, piece.last + 1);
+    const [short, long] = BACKENDS[piece.backend];
+    const kinds = tally(rows.map((row) => report.type(row)))
+      .slice(0, 8)
+      .map(([name, many]) => `${many} ${name}`);
+    const reasons = tally(
+      rows
+        .filter((row) => !report.onAne(row) && !stays(report, row) && report.reason(row))
+        .map((row) => report.reason(row)),
+    );
+    const idleOps = staying(report, rows);
+    if (idleOps) reasons.unshift(["The ANE would take them; a switch costs more than it saves", idleOps]);
+    const why =
+      piece.backend === "ane" || !reasons.length
+        ? null
+        : el(
+            "div",
+            {},
+            el("h4", {}, "Why ops are on the CPU"),
+            el(
+              "ul",
+              { class: "evidence" },
+              ...reasons
+                .slice(0, 6)
+                .map(([reason, many]) => el("li", { class: "text" }, `${reason} (${count(many, "op")})`)),
+            ),
+          );
+    return [
+      el("div", { class: "title" }, el("h3", {}, badge(piece.backend, short), ` ${long} segment`)),
+      this.pairs([
+        ["Ops", [`${count(rows.length, "op")}${piece.segments > 1 ? ` in ${piece.segments} segments` : ""}`]],
+        ["Time", [`${time(piece.ms)} estimated, without the switches`]],
+        ["Kinds", [kinds.join(", ")]],
+      ]),
+      why,
+      el(
+        "div",
+        {},
+        el("h4", {}, rows.length > 12 ? "First and last ops" : "Ops"),
+        this.links(rows.length > 12 ? [...rows.slice(0, 6), ...rows.slice(-6)] : rows),
+      ),
+    ];
+  },
+};
+
+function tally(words) {
+  const counts = new Map();
+  words.forEach((word) => counts.set(word, (counts.get(word) || 0) + 1));
+  return [...counts].sort((a, b) => b[1] - a[1]);
+}
+
+/** What to type; `model` quoted for a shell. */
+function command(model, fix) {
+  const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
+  const known = /\.mlpackage[\\/]?$/.test(model);
+  const from = known ? model.replace(/[\\/]+$/, "") : "MODEL.mlpackage";
+  const to = from.replace(/\.mlpackage$/, "_ane.mlpackage");
+  const which = fix.preset === "named" ? `--passes ${fix.pass.replace(/^ane::/, "")}` : `--preset ${fix.preset}`;
+  return `mil-ane-passes rewrite ${quoted(from)} -o ${quoted(to)} ${which}`;
+}

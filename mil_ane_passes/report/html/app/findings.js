@@ -1,0 +1,101 @@
+// The findings, grouped by rule, worst first; what almost was one comes last and stays folded.
+
+const STEP = 50;
+
+function grouped(findings) {
+  const groups = new Map();
+  for (const finding of findings) {
+    if (!groups.has(finding.rule)) groups.set(finding.rule, []);
+    groups.get(finding.rule).push(finding);
+  }
+  return [...groups.values()];
+}
+
+const findingsView = {
+  start() {
+    when("side", () => this.show());
+    when("chosen", () => this.mark());
+    this.show();
+  },
+
+  show() {
+    const { hits, nears } = current();
+    const off = grouped(hits.filter((finding) => finding.refuses));
+    const others = grouped(hits.filter((finding) => !finding.refuses && !finding.note));
+    const notes = grouped(hits.filter((finding) => !finding.refuses && finding.note));
+    byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}`;
+    fill(
+      byId("finding-list"),
+      ...this.tier("Ops the ANE does not take", off, true),
+      ...this.tier("Worth mending", others, true),
+      ...this.tier("Notes", notes, false),
+      ...this.tier("Near misses: almost a finding", grouped(nears), false),
+      hits.length + nears.length ? null : el("p", { class: "note" }, "No rule found anything."),
+    );
+  },
+
+  tier(name, groups, open) {
+    return groups.length
+      ? [el("h3", { class: "tier" }, name), ...groups.map((group, place) => this.group(group, open && place < 3))]
+      : [];
+  },
+
+  group(findings, open) {
+    const rule = findings[0].of;
+    const ops = findings.reduce((sum, finding) => sum + Math.max(1, finding.covers.length), 0);
+    const extra = ops > findings.length && !findings[0].near ? `${count(ops, "op")} · ` : "";
+    const head = el(
+      "summary",
+      {},
+      el("span", { class: "group-title" }, el("b", {}, `${rule.code} ${rule.slug}`), el("span", {}, rule.summary)),
+      el(
+        "span",
+        { class: "group-side" },
+        el("b", {}, `${findings.length.toLocaleString("en")}×`),
+        el("br"),
+        `${extra}${rule.fix ? (rule.fix.pass ? "a pass mends it" : "advice") : "no fix"}`,
+      ),
+    );
+    const box = el("details", { class: "group" }, head);
+    const fillIn = () => {
+      if (box.children.length > 1) return;
+      const list = stepped(findings, STEP, (finding) => this.item(finding));
+      box.append(list);
+      roving(list, "button.item", { grow: list.grow });
+      this.mark();
+    };
+    head.addEventListener("click", fillIn);
+    if (open) {
+      box.open = true;
+      fillIn();
+    }
+    return box;
+  },
+
+  item(finding) {
+    const covers =
+      finding.covers.length > 1 && !finding.near ? ` and ${count(finding.covers.length - 1, "op")} more` : "";
+    const made = el(
+      "button",
+      {
+        type: "button",
+        class: "item",
+        onclick: () => choose({ kind: "finding", finding, row: finding.row }, "findings"),
+      },
+      el("span", { class: "what name" }, text(finding.value)),
+      ` ${text(finding.type)}${covers}`,
+      finding.refuses && !finding.sure ? el("span", { class: "warn" }, " · not sure") : null,
+      el("span", { class: "why text" }, text(finding.reason)),
+    );
+    made.finding = finding;
+    return made;
+  },
+
+  mark() {
+    const finding = state.chosen && state.chosen.finding;
+    for (const item of byId("finding-list").querySelectorAll(".item")) {
+      if (finding && item.finding === finding) item.setAttribute("aria-current", "true");
+      else item.removeAttribute("aria-current");
+    }
+  },
+};

@@ -1,0 +1,139 @@
+// The model as a strip of segments, one strip per function; width is estimated time.
+
+const PIECES = 160;
+
+/** The segments of a function; where there are too many to draw, neighbours become one mixed piece. */
+function piecesOf(one, place) {
+  const step = Math.max(1, Math.ceil(one.segments.length / PIECES));
+  const pieces = [];
+  for (let from = 0; from < one.segments.length; from += step) {
+    const group = one.segments.slice(from, from + step);
+    const time = group.reduce((sum, segment) => sum + segment[3], 0);
+    pieces.push({
+      function: place,
+      first: group[0][0],
+      last: group[group.length - 1][1],
+      ms: time,
+      segments: group.length,
+      backend: group.length > 1 ? "mixed" : group[0][2] ? "ane" : "cpu",
+    });
+  }
+  return pieces;
+}
+
+const BACKENDS = { ane: ["A", "ANE"], cpu: ["C", "CPU"], mixed: ["M", "ANE and CPU"] };
+
+function pieceText(piece) {
+  const many = piece.segments > 1 ? `${piece.segments} short segments, ` : "";
+  return `${BACKENDS[piece.backend][1]}: ${many}${count(piece.last - piece.first + 1, "op")}, ${time(piece.ms)} estimated`;
+}
+
+const badge = (backend, name) =>
+  el("span", { class: `badge ${backend}`, "aria-hidden": name ? null : "true" }, name || BACKENDS[backend][0]);
+
+/** `live` strips can be used; the others only show. */
+function stripOf(report, one, place, live) {
+  const pieces = piecesOf(one, place);
+  const even = pieces.every((piece) => !piece.ms);
+  const items = pieces.map((piece) => {
+    const [short, long] = BACKENDS[piece.backend];
+    const item = el(
+      "div",
+      {
+        class: `segment ${piece.backend}`,
+        role: live ? "option" : null,
+        "aria-selected": live ? "false" : null,
+        "aria-label": live ? pieceText(piece) : null,
+        title: pieceText(piece),
+        tabindex: live ? -1 : null,
+      },
+      el("span", { class: "short" }, short),
+      el("span", { class: "long" }, `${long} · ${count(piece.last - piece.first + 1, "op")}`),
+    );
+    item.style.flexGrow = even ? piece.last - piece.first + 1 : Math.max(piece.ms, 1e-9) * 1e6;
+    item.piece = piece;
+    return item;
+  });
+  const name = `Segments of ${one.name}, ${live ? "in order" : pieces.map(pieceText).slice(0, 8).join("; ")}`;
+  return el(
+    "div",
+    {
+      class: "strip",
+      role: live ? "listbox" : "img",
+      "aria-orientation": live ? "horizontal" : null,
+      "aria-label": name,
+    },
+    ...items,
+  );
+}
+
+const strips = {
+  start() {
+    byId("legend").replaceChildren(
+      el("span", {}, badge("ane"), " ANE"),
+      el("span", {}, badge("cpu"), " CPU, hatched"),
+      el("span", {}, "width: estimated time"),
+    );
+    byId("strip-list").addEventListener("click", (event) => this.pick(event.target.closest(".segment")));
+    byId("strip-list").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      this.pick(event.target.closest(".segment"));
+    });
+    ["focusin", "pointerover"].forEach((name) =>
+      byId("strip-list").addEventListener(name, (event) => {
+        const over = event.target.closest(".segment");
+        if (over) this.hint(over);
+      }),
+    );
+    when("side", () => this.show());
+    when("chosen", () => this.mark());
+    this.show();
+  },
+
+  show() {
+    const report = current();
+    byId("strip-list").replaceChildren(...report.functions.map((one, place) => this.one(report, one, place)));
+    this.mark();
+  },
+
+  one(report, one, place) {
+    const total = one.segments.reduce((sum, segment) => sum + segment[3], 0);
+    const head = el(
+      "p",
+      { class: "strip-name" },
+      el("span", {}, "Function ", named(one.name)),
+      el("span", {}, `${count(one.count, "op")}, ${count(one.segments.length, "segment")}, ${time(total)} estimated`),
+    );
+    if (!one.segments.length) return el("div", {}, head, el("p", { class: "note" }, "No ops in this function."));
+    const strip = stripOf(report, one, place, true);
+    roving(strip, ".segment");
+    return el(
+      "div",
+      {},
+      head,
+      strip,
+      el("p", { class: "strip-hint", "aria-hidden": "true" }, "Point at a segment, or choose one."),
+    );
+  },
+
+  hint(item) {
+    const { first, last } = item.piece;
+    const report = current();
+    const ends = first === last ? report.title(first) : `${report.title(first)} … ${report.title(last)}`;
+    item.parentElement.nextElementSibling.textContent = `${pieceText(item.piece)} · ${ends}`;
+  },
+
+  pick(item) {
+    if (item) choose({ kind: "segment", ...item.piece }, "strip");
+  },
+
+  mark() {
+    const { chosen } = state;
+    const row = chosen && (chosen.kind === "segment" ? chosen.first : chosen.row);
+    for (const item of byId("strip-list").querySelectorAll(".segment")) {
+      const inside = row !== null && row !== undefined && item.piece.first <= row && row <= item.piece.last;
+      item.setAttribute("aria-selected", inside);
+    }
+  },
+};

@@ -1,0 +1,85 @@
+// The head of the page: which model, what is predicted, and what that rests on.
+
+const base = (path) =>
+  path
+    .replace(/[\\/]+$/, "")
+    .split(/[\\/]/)
+    .pop();
+const share = (report) => report.summary.predicted_share;
+const factor = (report) => (report.summary.dense_bytes ? report.summary.padded_bytes / report.summary.dense_bytes : 1);
+
+function tilesOf(report) {
+  const { summary } = report;
+  return [
+    ["of ops on the ANE", percent(share(report))],
+    ["of estimated time on the ANE", percent(summary.predicted_time_share)],
+    ["estimated in all", time(summary.est_ms)],
+    ["switches of processor", summary.switches.toLocaleString("en")],
+    ["findings", report.hits.length.toLocaleString("en")],
+    ["bytes padded to dense", `${factor(report).toFixed(2)}×`],
+  ];
+}
+
+function verdict(report) {
+  const { ops, predicted_on_ane: on, switches, ane_unknown: unknown } = report.summary;
+  if (!ops) return "This program has no ops: there is nothing to place.";
+  const what =
+    on === ops
+      ? `All ${ops.toLocaleString("en")} ops are predicted to run on the ANE`
+      : on === 0
+        ? `None of ${count(ops, "op")} is predicted to run on the ANE`
+        : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(switches, "switch", "switches")} of processor`;
+  const open = unknown
+    ? ` For ${count(unknown, "op")} nobody has published what this target does: there the nearest evidence decides.`
+    : "";
+  return `${what}.${idle(report)}${open}`;
+}
+
+/** Ops that the ANE would take, and that are predicted to run on the CPU all the same. */
+const stays = (report, row) => !report.onAne(row) && report.answer(row) === "yes" && report.ops.est_ane[row] !== null;
+const staying = (report, rows) => rows.filter((row) => stays(report, row)).length;
+
+function idle(report) {
+  const many = staying(report, report.rows);
+  return many
+    ? ` The ANE would take ${count(many, "op")} of those on the CPU, but going there costs more than it saves.`
+    : "";
+}
+
+function basisText() {
+  return (
+    "Nobody ran this model. Whether the ANE takes an op rests on published measurements and reports, cited with each " +
+    "finding. Times are what Core ML's planner is predicted to estimate on an M4, whatever the target; they are no run " +
+    "times. What the ANE really does can differ with chip, system and model."
+  );
+}
+
+const summary = {
+  start() {
+    const several = reports.length > 1;
+    byId("sides").hidden = !several;
+    if (several)
+      byId("sides").replaceChildren(
+        ...["Before", "After"].map((name, side) =>
+          el("button", { type: "button", onclick: () => showSide(side) }, name),
+        ),
+      );
+    byId("basis").textContent = basisText();
+    byId("foot").textContent =
+      `Made by ${data.tool} ${data.version}. This file holds all it shows and asks the network for nothing.`;
+    when("side", () => this.show());
+    this.show();
+  },
+
+  show() {
+    const report = current();
+    fill(byId("model"), named(base(report.model)));
+    const chips = data.chips.length && data.target !== "all" ? ` (${data.chips.join(", ")})` : "";
+    byId("facts").textContent = `Target ${data.target}${chips} · ${report.model}`;
+    byId("verdict").textContent = verdict(report);
+    byId("tiles").replaceChildren(
+      ...tilesOf(report).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
+    [...byId("sides").children].forEach((button, side) => button.setAttribute("aria-pressed", side === state.side));
+  },
+};

@@ -1,0 +1,44 @@
+"""What a rewrite changed, by comparing the reports before and after it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ...core.plan import Row
+from ..lint import LintReport
+
+__all__ = ["changes"]
+
+
+def changes(before: LintReport, after: LintReport) -> dict[str, Any]:
+    """Ops and findings that went and came, as their places in each report, and ops that moved, as pairs.
+
+    An op is the same one if function, type and name of its output are; a finding, if rule and place are.
+    """
+    pairs, gone, new = _matched([_key(row) for row in before.plan.rows], [_key(row) for row in after.plan.rows])
+    moved = [[one, other] for one, other in pairs
+             if before.plan.rows[one].backend != after.plan.rows[other].backend]
+    _, mended, found = _matched([item.key for item in before.findings], [item.key for item in after.findings])
+    return {"gone": gone, "new": new, "moved": moved, "mended": mended, "found": found}
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row.function, row.op.op_type, row.op.outputs[0].name if row.op.outputs else row.op.name
+
+
+def _matched(
+    before: Sequence[Hashable], after: Sequence[Hashable],
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Pairs of places with the same key, each used once, and the places that are left over on either side."""
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
+    for place in reversed(range(len(before))):
+        waiting[before[place]].append(place)
+    pairs, new = [], []
+    for place, key in enumerate(after):
+        if waiting[key]:
+            pairs.append((waiting[key].pop(), place))
+        else:
+            new.append(place)
+    return pairs, sorted(place for left in waiting.values() for place in left), new

@@ -1,0 +1,495 @@
+"""The page in real headless Chromium: what can be seen, clicked, typed and heard."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import mil_ane_passes as ane
+from mil_ane_passes.report.html import page
+from tests.report import programs
+from tests.report.chromium import browser, complaints, missing, open_page, requests
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "can be run")
+
+TAB, ENTER, DOWN, RIGHT, END = "\ue004", "\ue007", "\ue015", "\ue014", "\ue010"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Opens a page, and afterwards it must have been silent and must have asked for nothing."""
+    folder = tmp_path_factory.mktemp("pages")
+    made: dict[str, str] = {}
+
+    def text_of(name: str) -> str:
+        if name not in made:
+            if name == "both":
+                changed = programs.vocoder()
+                ane.rewrite(changed, dst=changed, preset="full", verify=False)
+                made[name] = page(ane.lint(programs.vocoder(), target="m4"), ane.lint(changed, target="m4"))
+            else:
+                made[name] = page(ane.lint(getattr(programs, name)(), target="m4"))
+        return made[name]
+
+    return lambda driver, name: open_page(driver, text_of(name), folder, name)
+
+
+@pytest.fixture
+def show(driver, pages):
+    driver.set_window_size(1440, 1000)
+    yield lambda name: pages(driver, name)
+    assert complaints(driver) == []
+    assert requests(driver) == []
+
+
+def run(driver, code: str, *arguments):
+    return driver.execute_script(code, *arguments)
+
+
+def press(driver, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    chain = ActionChains(driver, duration=0)
+    for key in keys:
+        chain.send_keys(key)
+    chain.perform()
+
+
+def settled(driver) -> None:
+    """Two frames later: what was put off to the next frame is drawn."""
+    driver.execute_async_script("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))")
+
+
+def rows(driver, host: str = "#ops-grid") -> list[list[str]]:
+    settled(driver)
+    return run(
+        driver,
+        """return [...document.querySelectorAll(arguments[0] + " .grid-body [role=row]")].map(
+        (row) => [...row.children].map((cell) => cell.textContent))""",
+        host,
+    )
+
+
+def details(driver) -> str:
+    return run(driver, "return document.getElementById('details-body').innerText")
+
+
+def type_search(driver, words: str) -> None:
+    run(driver, "const i = document.querySelector('[name=words]'); i.value = ''; i.focus()")
+    press(driver, words)
+
+
+def test_it_says_that_all_is_predicted_and_on_what_that_rests(show, driver):
+    show("vocoder")
+    seen = run(driver, "return document.querySelector('#summary').innerText")
+    assert "Predicted. Nobody ran this model" in seen and "M4" in seen
+    assert run(driver, "return document.querySelector('#facts').textContent").startswith("Target m4 (A18, M4)")
+
+
+def test_every_finding_is_reached_by_keys_alone_and_shows_its_details(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    expected = sorted(
+        f"{item.rule.code} {item.rule.slug}\n{item.reason}" for item in [*report.findings, *report.near_misses]
+    )
+    seen: list[str] = []
+    for _ in range(400):
+        press(driver, TAB)
+        kind, opened = run(
+            driver,
+            """const one = document.activeElement;
+            const kind = one.matches('summary') ? 'group' : one.matches('.item') ? 'item' : '';
+            return [one.closest('#finding-list') ? kind : '', one.parentElement && one.parentElement.open]""",
+        )
+        if kind == "group" and not opened:
+            press(driver, ENTER)
+        if kind != "item":
+            if seen and run(driver, "return Boolean(document.activeElement.closest('#ops'))"):
+                break
+            continue
+        more = True
+        while more:
+            press(driver, ENTER)
+            seen.append(
+                run(
+                    driver,
+                    """const one = document.querySelector('.finding.chosen');
+                return one.querySelector('h3').textContent + '\\n' + one.querySelector('.says').textContent""",
+                )
+            )
+            here = run(driver, "return document.activeElement")
+            press(driver, DOWN)
+            more = run(driver, "return document.activeElement !== arguments[0]", here)
+    assert sorted(seen) == expected
+
+
+def test_details_tell_reason_evidence_confidence_and_fix(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    item = next(one for one in report.findings if one.fix and one.fix["pass"])
+    place = report.findings.index(item)
+    run(
+        driver,
+        """for (const one of document.querySelectorAll('#finding-list .item'))
+        if (one.finding.place === arguments[0]) one.click()""",
+        place,
+    )
+    seen = details(driver)
+    for words in (
+        item.reason,
+        item.rule.confidence,
+        item.fix["pass"],
+        item.fix["exactness"],
+        item.rule.evidence[0].says,
+        item.rule.evidence[0].source,
+        "mil-ane-passes rewrite MODEL.mlpackage -o",
+    ):
+        assert words in seen, words
+    assert report.mil(report.plan.rows[item.index]) in seen
+    assert item.value in run(driver, "return document.getElementById('said').textContent")
+
+
+def test_search_and_filters_leave_the_ops_that_fit(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    everything = len(rows(driver))
+    assert everything == len(report.plan.rows)
+    type_search(driver, "GROW conv_tr")
+    assert [row[1] for row in rows(driver)] == ["conv_transpose"]
+    assert run(driver, "return document.getElementById('ops-count').textContent") == f"1 of {everything} ops"
+    run(driver, "document.querySelector('#filters [type=reset]').click()")
+    assert len(rows(driver)) == everything
+    for name, value, kept in (
+        ("answer", "no", [row for row in report.plan.rows if row.ane == "no"]),
+        ("backend", "CPU", [row for row in report.plan.rows if row.backend == "cpu"]),
+        ("code", "ANE501", [row for row in report.plan.rows if "ANE501" in row.codes]),
+    ):
+        run(
+            driver,
+            """const one = document.querySelector(`#filters [name=${arguments[0]}]`); one.value = arguments[1];
+            one.dispatchEvent(new Event('input', {bubbles: true}))""",
+            name,
+            value,
+        )
+        assert [int(row[0]) for row in rows(driver)] == [row.index for row in kept], name
+        run(driver, "document.querySelector('#filters [type=reset]').click()")
+        settled(driver)
+    type_search(driver, "no such op")
+    assert rows(driver) == [["No op fits these filters."]]
+
+
+def test_columns_sort_both_ways_and_say_so(show, driver):
+    show("vocoder")
+    head = "#ops-grid [role=columnheader]:nth-child(%d)"
+    for column, numbers in ((7, True), (3, False)):
+        orders = []
+        for _ in range(2):
+            run(driver, f"document.querySelector('{head % column} button').click()")
+            shown = [row[column - 1] for row in rows(driver)]
+            keys = [float(cell) for cell in shown] if numbers else shown
+            way = run(driver, f"return document.querySelector('{head % column}').getAttribute('aria-sort')")
+            assert keys == sorted(keys, reverse=way == "descending")
+            orders.append(way)
+        assert sorted(orders) == ["ascending", "descending"]
+    assert "Sorted by Output" in run(driver, "return document.getElementById('said').textContent")
+
+
+def test_the_table_goes_by_keys(show, driver):
+    show("vocoder")
+    run(driver, "document.querySelector('#ops-grid .grid').focus()")
+    press(driver, DOWN, DOWN, ENTER)
+    third = ane.lint(programs.vocoder()).plan.rows[2].op.outputs[0].name
+    assert third in details(driver)
+    press(driver, END)
+    settled(driver)
+    active = run(
+        driver,
+        """const grid = document.querySelector('#ops-grid .grid');
+        return document.getElementById(grid.getAttribute('aria-activedescendant')).textContent""",
+    )
+    assert rows(driver)[-1][2] in active
+
+
+def test_the_graph_zooms_moves_and_chooses_by_keys(show, driver):
+    show("vocoder")
+    state = "const c = document.getElementById('canvas').dataset; return [Number(c.zoom), c.centre]"
+    run(driver, "document.getElementById('canvas').focus()")
+    press(driver, "0")
+    settled(driver)
+    whole = run(driver, state)
+    for keys, changed in (("+", "zoom"), ("-", ""), ("-", "zoom"), (RIGHT, "centre"), (DOWN, "centre")):
+        before = run(driver, state)
+        press(driver, keys)
+        settled(driver)
+        after = run(driver, state)
+        if changed:
+            assert after[["zoom", "centre"].index(changed)] != before[["zoom", "centre"].index(changed)], keys
+    press(driver, "0")
+    settled(driver)
+    assert run(driver, state) == whole
+    press(driver, "]", "]")
+    first, second = [row.op.outputs[0].name for row in ane.lint(programs.vocoder()).plan.rows[:2]]
+    assert second in run(driver, "return document.getElementById('said').textContent")
+    press(driver, "[", ENTER)
+    assert first in details(driver)
+
+
+def test_the_graph_zooms_by_wheel_and_buttons_and_chooses_by_click(show, driver):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    show("vocoder")
+    canvas = driver.find_element("id", "canvas")
+    zoom = "return Number(document.getElementById('canvas').dataset.zoom)"
+    run(driver, "document.getElementById('graph').scrollIntoView()")
+    start = run(driver, zoom)
+    run(driver, "document.getElementById('zoom-in').click()")
+    settled(driver)
+    assert run(driver, zoom) > start
+    wheel = """document.getElementById('canvas').dispatchEvent(
+        new WheelEvent('wheel', {deltaY: arguments[0], ctrlKey: true, cancelable: true}))"""
+    before = run(driver, zoom)
+    run(driver, wheel, 120)
+    settled(driver)
+    assert run(driver, zoom) < before
+    run(driver, "document.getElementById('canvas').focus()")
+    press(driver, "0", "]")
+    settled(driver)
+    ActionChains(driver, duration=0).move_to_element(canvas).click().perform()
+    assert ane.lint(programs.vocoder()).plan.rows[0].op.outputs[0].name in details(driver)
+    place = "return document.getElementById('canvas').dataset.centre"
+    before = run(driver, place)
+    ActionChains(driver, duration=50).move_to_element(canvas).click_and_hold().move_by_offset(
+        80, 30
+    ).release().perform()
+    settled(driver)
+    assert run(driver, place) != before
+
+
+def test_segments_are_chosen_by_keys_and_tell_their_ops(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    labels = run(
+        driver, "return [...document.querySelectorAll('.segment')].map((one) => one.getAttribute('aria-label'))"
+    )
+    assert len(labels) == len(report.plan.segments)
+    assert all(label.startswith(("ANE: ", "CPU: ")) for label in labels)
+    run(driver, "document.querySelector('.segment').focus()")
+    press(driver, END, ENTER)
+    assert run(driver, "return document.querySelectorAll('.segment[aria-selected=true]').length") == 1
+    assert f"{report.plan.segments[-1].last - report.plan.segments[-1].first + 1} op" in details(driver)
+
+
+def test_the_theme_follows_the_system_and_the_toggle(show, driver):
+    theme = "return document.documentElement.dataset.theme"
+    for system in ("dark", "light"):
+        driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+        )
+        show("vocoder")
+        run(driver, "try { localStorage.clear() } catch {}")
+        show("vocoder")
+        assert run(driver, theme) == system
+    page_colour = "return getComputedStyle(document.body).backgroundColor"
+    light = run(driver, page_colour)
+    run(driver, "document.getElementById('theme').click()")
+    assert run(driver, theme) == "dark" and run(driver, page_colour) != light
+    assert run(driver, "return document.getElementById('theme').textContent") == "Light theme"
+    run(driver, "document.getElementById('theme').click(); try { localStorage.clear() } catch {}")
+
+
+def test_before_and_after_stand_side_by_side(show, driver):
+    show("both")
+    left, right = run(
+        driver, "return [...document.querySelectorAll('#versus > div')].map((one) => one.getBoundingClientRect().x)"
+    )
+    assert left < right
+    assert run(driver, "return document.querySelectorAll('#versus .strip').length") == 2
+    run(driver, "document.querySelectorAll('#changed summary').forEach((one) => one.click())")
+    settled(driver)
+    seen = run(driver, "return document.getElementById('changed').innerText")
+    assert "expand_dims" in seen and "ANE301" in seen
+    run(driver, "document.querySelectorAll('#sides button')[1].click()")
+    assert "expand_dims" in [row[1] for row in rows(driver)]
+    run(driver, "document.querySelector('#changed details .item').click()")
+    assert run(driver, "return document.querySelector('#sides button').getAttribute('aria-pressed')") == "true"
+    assert details(driver)
+
+
+def test_names_that_look_like_markup_are_shown_as_text(show, driver):
+    show("hostile")
+    assert run(driver, "return document.images.length + document.querySelectorAll('script').length") == 2
+    assert any("</script><img src=x onerror=alert(1)>" in row[2] for row in rows(driver))
+    run(driver, "document.querySelector('#ops-grid .grid-row[role=row][id]').click()")
+    assert "</script><img" in details(driver)
+
+
+def test_a_program_without_ops_says_so(show, driver):
+    show("empty")
+    assert "no ops" in run(driver, "return document.getElementById('verdict').textContent")
+    assert rows(driver) == [["No op fits these filters."]]
+
+
+def test_functions_have_a_strip_and_a_graph_each(show, driver):
+    show("two_functions")
+    assert run(driver, "return document.querySelectorAll('.strip').length") == 2
+    label = "return document.getElementById('canvas').getAttribute('aria-label')"
+    assert run(driver, label).startswith("Graph of encode: 2 ops")
+    run(
+        driver, "const s = document.getElementById('graph-function'); s.value = 1; s.dispatchEvent(new Event('change'))"
+    )
+    assert run(driver, label).startswith("Graph of decode: 2 ops")
+    run(driver, "document.querySelectorAll('#ops-grid .grid-row[id]')[0].click()")
+    assert run(driver, label).startswith("Graph of encode")
+
+
+def test_ten_thousand_ops_keep_the_document_small(show, driver):
+    show("large")
+    many = "return document.querySelectorAll(arguments[0]).length"
+    assert run(driver, many, "#ops-grid .grid-body [role=row]") < 60
+    assert run(driver, many, "*") < 3000
+    grid = "document.querySelector('#ops-grid .grid')"
+    assert int(run(driver, f"return {grid}.getAttribute('aria-rowcount')")) == 10_001
+    run(driver, f"{grid}.scrollTop = 150000")
+    assert rows(driver)[0][0].isdigit() and 4900 < int(rows(driver)[5][0]) < 5100
+    assert len(rows(driver)) < 60
+    drawn = "return Number(document.getElementById('canvas').dataset.drawn)"
+    assert 0 < run(driver, drawn) < 200
+    run(driver, "document.getElementById('canvas').focus()")
+    press(driver, "0")
+    settled(driver)
+    assert run(driver, drawn) == 10_000
+    assert run(driver, "return document.querySelectorAll('.segment').length") <= 160
+
+
+def test_everything_one_can_use_has_a_name(show, driver):
+    show("both")
+    run(driver, "document.querySelector('#finding-list .item').click()")
+    nodes = driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    useful = {
+        "button",
+        "link",
+        "textbox",
+        "searchbox",
+        "combobox",
+        "option",
+        "listbox",
+        "listitem",
+        "grid",
+        "application",
+        "columnheader",
+        "table",
+        "region",
+        "complementary",
+        "DisclosureTriangle",
+        "heading",
+    }
+    roles = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"] and "role" in node
+    ]
+    unnamed = [role for role, name in roles if role in useful - {"listitem"} and not name.strip()]
+    assert unnamed == []
+    assert {role for role, _ in roles} >= {
+        "main",
+        "complementary",
+        "banner",
+        "grid",
+        "listbox",
+        "application",
+        "search",
+    }
+    levels = run(driver, "return [...document.querySelectorAll('h1,h2,h3,h4')].map((one) => Number(one.tagName[1]))")
+    assert levels[0] == 1 and levels.count(1) == 1
+    ids = run(driver, "return [...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len(set(ids))
+
+
+CONTRAST = """
+const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const ground = (one) => {
+  for (; one; one = one.parentElement) {
+    const colour = numbers(getComputedStyle(one).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+};
+const found = [];
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const one = walk.currentNode.parentElement;
+  if (!walk.currentNode.textContent.trim() || !one.checkVisibility()) continue;
+  if (['SCRIPT', 'NOSCRIPT', 'OPTION'].includes(one.tagName)) continue;
+  const [a, b] = [light(numbers(getComputedStyle(one).color)), light(ground(one))];
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) found.push([walk.currentNode.textContent.slice(0, 40), ratio.toFixed(2), one.className]);
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(show, driver, theme):
+    show("both")
+    if run(driver, "return document.documentElement.dataset.theme") != theme:
+        run(driver, "document.getElementById('theme').click()")
+    run(driver, "document.querySelector('#finding-list .item').click()")
+    run(driver, "document.getAnimations().forEach((one) => one.finish())")
+    assert run(driver, CONTRAST) == []
+    pairs = run(
+        driver,
+        """const of = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+        return [['text', 'ane-soft'], ['text', 'cpu-soft'], ['soft', 'ane-soft'], ['soft', 'cpu-soft'],
+                ['on-ane', 'ane'], ['on-cpu', 'cpu'], ['soft', 'page'], ['soft', 'sunk'], ['text', 'sunk']]
+            .map((pair) => [...pair, ...pair.map(of)])""",
+    )
+    for ink, paper, *colours in pairs:
+        assert contrast(*colours) >= 4.5, (ink, paper)
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_narrow_window_shows_all_without_scrolling_sideways(show, driver):
+    show("both")
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        settled(driver)
+        assert run(driver, "return document.documentElement.scrollWidth") <= 380
+        assert not run(driver, "return document.getElementById('details').checkVisibility()")
+        run(driver, "const one = document.querySelector('#finding-list .item'); one.focus(); one.click()")
+        assert run(driver, "return document.getElementById('details').checkVisibility()")
+        run(driver, "document.getElementById('details-close').click()")
+        assert not run(driver, "return document.getElementById('details').checkVisibility()")
+        assert run(driver, "return document.activeElement.matches('.item')")
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_log_would_tell(driver, tmp_path):
+    """The checks after each test can fail: a page with an error and a picture from elsewhere is found out."""
+    path = tmp_path / "bad.html"
+    path.write_text("<script>undefinedName()</script><img src='http://127.0.0.1:9/x.png'>")
+    driver.get_log("performance"), driver.get_log("browser")
+    driver.get(path.as_uri())
+    settled(driver)
+    assert any("undefinedName" in message for message in complaints(driver))
+    assert json.dumps(requests(driver)) == '["http://127.0.0.1:9/x.png"]'
