@@ -58,12 +58,12 @@ class FlexibleShapes(PlanRule):
             described = plan.package.description(name).input if plan.package is not None else ()
             features = {feature.name: feature for feature in described}
             inputs = [var for var in function.inputs.values() if not types.is_state(var.sym_type)]
-            for var in inputs:
-                found = extents(features.get(var.name), var)
-                if found is not None:
-                    readers = consumers(var)
-                    yield Hit(readers[0] if readers else rows[0].op, covers=readers,
-                              note=f"input '{var.name}' {found}; {_reach(rows)}")
+            found = {var: said for var in inputs if (said := extents(features.get(var.name), var)) is not None}
+            reach = _reach(rows) if found else ""
+            for var, said in found.items():
+                readers = consumers(var)
+                yield Hit(readers[0] if readers else rows[0].op, covers=readers,
+                          note=f"input '{var.name}' {said}; {reach}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("batch", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(None, 8)))

@@ -29,6 +29,7 @@ class IntInputs(BlockRule):
     """
 
     code, slug = "ANE501", "int-inputs"
+    advice = "Look embeddings up outside and pass their rows, and pass positions, lengths and masks as fp16."
     evidence = (
         Community("passing an int, even an unused one, is an automatic signal for the CPU (whole model)",
                   source="eiln, coreml102: Model Surgery Tips"),

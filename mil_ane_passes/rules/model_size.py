@@ -32,7 +32,7 @@ class ModelSize(PlanRule):
     confidence = "high"
     advice = "Split the model with coremltools.models.utils.bisect_model."
     evidence = (
-        Vendor("to run on the Neural Engine of an iPhone a model cannot be larger than 1 GB; bisect_model cuts it in two",
+        Vendor("to run on the Neural Engine of an iPhone a model cannot be larger than 1 GB; bisect_model cuts it",
                source="https://apple.github.io/coremltools/docs-guides/source/mlmodel-utilities.html"),
         Community("somewhere between 2 and 3 GB a model goes to the CPU as a whole; of five models of 0.8 GB the last "
                   "does; weights of 4 bits do not help", chip="M1", date="2023-04-01",

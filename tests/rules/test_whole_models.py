@@ -1,0 +1,253 @@
+"""Rules about a model as a whole: shapes, sizes, bytes, ends, and convs that are slow to compile."""
+
+from __future__ import annotations
+
+import time
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder, Function, Program, types
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.contract import Miss, PlanRule
+from mil_ane_passes.core.engine import answers, find
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.layout import padded_bytes
+from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.residency import predict
+from mil_ane_passes.rules._flexible import extents
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def hits(name, built, target="all", package=None, **options):
+    rule = all_rules()[name].configured(**options)
+    return [item.answer for item in predict(built, [rule], target=target, package=package)[1]
+            if not isinstance(item.answer, Miss)]
+
+
+def notes(name, built, target="all", **options):
+    return [hit.note for hit in hits(name, built, target, **options)]
+
+
+def tanh(*shape, dtype=types.fp16):
+    return program(lambda x: Builder.tanh(x=x, name="y"), dtype=dtype, x=shape)
+
+
+FLEXIBLE = {
+    "fixed": (ct.TensorType(name="x", shape=(1, 3, 8, 8)), None),
+    "ranged": (ct.TensorType(name="x", shape=ct.Shape((1, 3, ct.RangeDim(8, 64, default=16), 8))),
+               "is ranged: (1, 3, 8..64, 8), by default (1, 3, 16, 8)"),
+    "enumerated": (ct.TensorType(name="x", shape=ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 16)])),
+                   "has 2 shapes: (1, 3, 8, 8), (1, 3, 16, 16), by default (1, 3, 8, 8)"),
+    "image": (ct.ImageType(name="x", shape=ct.Shape((1, 3, ct.RangeDim(8, 32, default=8), 8))),
+              "is ranged: (8..32, 8), by default (8, 8)"),
+    "images": (ct.ImageType(name="x", shape=ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 8)])),
+               "has 2 shapes: (8, 8), (16, 8), by default (8, 8)"),
+}
+
+
+@pytest.mark.parametrize("given,said", FLEXIBLE.values(), ids=FLEXIBLE)
+def test_what_a_package_says_of_its_shapes(given, said, tmp_path):
+    module = torch.jit.trace(torch.nn.Conv2d(3, 4, 1).eval(), torch.rand(1, 3, 8, 8))
+    ct.convert(module, inputs=[given], minimum_deployment_target=ct.target.iOS16, skip_model_load=True).save(
+        str(tmp_path / "m.mlpackage"))
+    package = ane.load(tmp_path / "m.mlpackage")
+    found = hits("flexible_shapes", package.program, package=package)
+    assert len(found) == (said is not None)
+    assert not found or f"input 'x' {said}; " in found[0].note, found[0].note
+
+
+def test_a_range_without_end_and_shapes_that_are_one():
+    """What coremltools does not write, and other tools may."""
+    feature = ct.proto.Model_pb2.FeatureDescription(name="x")
+    array = feature.type.multiArrayType
+    array.shape.extend([2, 3])
+    for low, high in ((1, -1), (3, 3)):
+        array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+    var = tanh(2, 3).functions["main"].inputs["x"]
+    assert extents(feature, var) == "is ranged: (1.., 3), by default (2, 3)"
+    array.shapeRange.sizeRanges[0].upperBound = 1
+    assert extents(feature, var) is None
+    array.enumeratedShapes.shapes.add(shape=[2, 3])
+    assert extents(feature, var) is None
+    for extent in range(4, 10):
+        array.enumeratedShapes.shapes.add(shape=[2, extent])
+    assert extents(feature, var) == "has 7 shapes: (2, 3), (2, 4), (2, 5), (2, 6) and 3 more, by default (2, 3)"
+
+
+def test_flexible_inputs_are_reported_one_by_one_at_their_first_reader():
+    built = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=Builder.exp(x=z, name="e"), name="w")),
+                    x=(None, 2), z=(3, None))
+    first, second = hits("flexible_shapes", built)
+    assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "'z' has no fixed shape: (3, ?)" in second.note
+    assert first.note.endswith("3 ops of 3 make what has such a dimension")
+
+
+def test_a_flexible_input_that_nobody_reads():
+    (hit,) = hits("flexible_shapes", program(lambda x, z: Builder.relu(x=x, name="y"), x=(2,), z=(None,)))
+    assert hit.op.op_type == "relu" and hit.note.endswith("0 ops of 1 make what has such a dimension")
+
+
+@pytest.mark.parametrize("shape,tiny", [((63,), True), ((64,), False), ((3, 3, 7), True), ((1, 8, 8), False)])
+def test_tiny(shape, tiny):
+    assert bool(hits("tiny_tensors", tanh(*shape))) is tiny
+    assert hits("tiny_tensors", tanh(*shape), least=1000)
+
+
+def test_a_small_input_beside_a_large_one_is_ordinary():
+    built = program(lambda x, scale: Builder.mul(x=x, y=scale, name="y"), x=(8, 64), scale=(1,))
+    assert not hits("tiny_tensors", built)
+
+
+@pytest.mark.parametrize("shape,target,lopsided", [
+    ((8192,), "all", False), ((8193,), "all", True), ((16384,), "all", True), ((16385,), "all", False),
+    ((16385,), "m4", True), ((50000,), "m4", True), ((50000,), "m3", False), ((65536,), "m4", True),
+    ((65537,), "m4", False), ((1, 1, 10000, 1), "all", True), ((2, 10000), "all", False), ((4, 8192), "all", False),
+])
+def test_lopsided(shape, target, lopsided):
+    assert bool(hits("lopsided", tanh(*shape), target)) is lopsided
+
+
+def test_lopsided_knows_what_never_lies_on_the_ane():
+    assert not hits("lopsided", program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
+                                        x=(10000,)))
+    assert hits("lopsided", tanh(2, 10000), others=2)
+
+
+def linear(dtype=np.float16, count=1):
+    def body(x):
+        for number in range(count):
+            x = Builder.linear(x=x, weight=weight(64, 64, dtype=dtype) + dtype(number), name=f"y{number}")
+        return x
+
+    return program(body, dtype=types.fp16 if dtype is np.float16 else types.fp32, x=(1, 64))
+
+
+def test_size_is_that_of_the_weights_as_stored():
+    size = 64 * 64 * 2 / 1e9
+    assert hits("model_size", linear(), phone=size * 0.9) and not hits("model_size", linear(), phone=size * 1.1)
+    assert hits("model_size", linear(np.float32), phone=size * 1.9)
+    assert hits("model_size", linear(count=3), phone=size * 2.9)
+    (note,) = notes("model_size", linear(), phone=size / 4, mac=size / 2)
+    assert "(iPhone) and than" in note and note.endswith("(M1)")
+
+
+def test_compressed_weights_count_as_packed():
+    def body(x):
+        packed = Builder.constexpr_lut_to_dense(
+            indices=np.zeros((64, 64), types.np_uint4_dtype), lut=np.zeros((1, 1, 16, 1), np.float16))
+        return Builder.linear(x=x, weight=packed, name="y")
+
+    built = program(body, opset=ct.target.iOS18, x=(1, 64))
+    assert hits("model_size", built, phone=2000 / 1e9) and not hits("model_size", built, phone=2400 / 1e9)
+
+
+def test_functions_are_weighed_alone(tmp_path):
+    built = Program()
+    for name in ("a", "b"):
+        with Function({"x": Builder.placeholder((1, 64), types.fp16)}, opset_version=ct.target.iOS18) as function:
+            function.set_outputs([Builder.linear(x=function.inputs["x"], weight=weight(64, 64), name="y")])
+        built.add_function(name, function)
+    size = 64 * 64 * 2 / 1e9
+    assert len(hits("model_size", built, phone=size / 2)) == 2 and not hits("model_size", built, phone=size * 1.5)
+
+
+@pytest.mark.parametrize("count,most,fires,near", [(4, 3, True, False), (3, 3, False, True), (2, 3, False, False)])
+def test_convs_are_counted(count, most, fires, near):
+    def body(x):
+        for number in range(count):
+            make = Builder.conv if number % 2 else Builder.conv_transpose
+            x = make(x=x, weight=weight(4, 4, 1, 1), name=f"y{number}")
+        return x
+
+    rule = all_rules()["conv_count"].configured(most=most)
+    found = [item.answer for item in predict(program(body, x=(1, 4, 8, 8)), [rule])[1]]
+    assert [isinstance(answer, Miss) for answer in found] == [not fires] * (fires or near)
+
+
+def conv(shape, kernel, dtype=np.float16, **parameters):
+    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, *kernel, dtype=dtype), name="y", **parameters),
+                   dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)
+
+
+@pytest.mark.parametrize("shape,kernel,parameters,words", [
+    ((1, 2, 20, 20), (16, 16), {}, "kernel 16x16"), ((1, 2, 20, 20), (14, 15), {}, "kernel 14x15"),
+    ((1, 2, 20, 20), (13, 16), {}, None), ((1, 2, 20, 20), (17, 17), {}, None), ((1, 2, 20), (16,), {}, None),
+    ((1, 2, 18001), (12,), {"strides": [6]}, "length 18001"), ((1, 2, 18000), (12,), {"strides": [6]}, None),
+    ((1, 2, 18001), (12,), {"strides": [4]}, None),
+    ((1, 2, None), (5,), {"strides": [5]}, "stride 5"), ((1, 2, 30), (3,), {"strides": [5], "dilations": [2]}, "dilat"),
+    ((1, 2, 30), (3,), {"strides": [5]}, None), ((1, 2, 12, 12, 12), (3, 3, 3), {"strides": [1, 7, 2]}, "stride 7"),
+], ids=str)
+def test_compile_traps(shape, kernel, parameters, words):
+    found = [finding.note for finding in find(all_rules()["compile_traps"](), conv(shape, kernel, **parameters)).fired]
+    assert len(found) == (words is not None) and all(words in note for note in found)
+
+
+def test_no_trap_is_reported_twice_or_missed_between_both_rules():
+    """A stride of which `factor_conv_stride` makes something is its own; the others are found here."""
+    for parameters in ({"strides": [5]}, {"strides": [5], "dilations": [2]}):
+        built = conv((1, 2, 30), (3,), **parameters)
+        assert len(find(all_rules()["compile_traps"](), built).fired) + \
+            len(find(all_rules()["factor_conv_stride"](), built).fired) == 1
+
+
+def test_what_is_not_computed_in_fp16_is_not_compiled_for_the_ane():
+    assert not find(all_rules()["compile_traps"](), conv((1, 2, 20, 20), (16, 16), np.float32)).fired
+
+
+def test_waste_names_the_worst_first_and_the_sums():
+    def body(x, small):
+        wide = Builder.tanh(x=x, name="wide")
+        return Builder.transpose(x=wide, perm=[0, 1, 3, 2], name="turned"), Builder.tanh(x=small, name="little")
+
+    built = program(body, x=(1, 64, 600, 1), small=(1, 64, 8, 8))
+    (hit,) = hits("last_axis_waste", built)
+    assert "2 tensors with short rows" in hit.note and "(1, 64, 600, 1) 76.8 kB in 2.46 MB, 32x" in hit.note
+    shapes = [((1, 64, 600, 1), 2), ((1, 64, 1, 600), 1), ((1, 64, 8, 8), 2)]
+    dense = sum(np.prod(shape) * 2 * count for shape, count in shapes)
+    laid = sum(padded_bytes(shape, 2) * count for shape, count in shapes)
+    assert hit.note.endswith(f"need {dense / 1e3:.1f} kB and take {laid / 1e6:.2f} MB")
+    assert [op.op_type for op in hit.covers] == ["tanh"]
+
+
+@pytest.mark.parametrize("shape,options,wasted", [
+    ((1, 768, 1, 1), {}, False), ((1, 768, 1, 1), {"lost": 40000}, True), ((1, 768, 64, 8), {}, True),
+    ((1, 768, 64, 9), {}, False), ((1, 768, 64, 9), {"times": 3}, True), ((1, 768, 1, 600), {}, False),
+    ((9,), {}, False), ((None, 768, 600, 1), {}, False),
+], ids=str)
+def test_waste_begins_where_the_options_say(shape, options, wasted):
+    assert bool(hits("last_axis_waste", tanh(*shape), **options)) is wasted
+
+
+def test_integers_and_what_stays_on_the_cpu_waste_nothing_on_the_ane():
+    assert not hits("last_axis_waste", program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
+                                               x=(1, 768, 600, 1)))
+    inside = program(lambda x: Builder.cumsum(x=Builder.reshape(x=Builder.cumsum(
+        x=x, axis=1, name="a"), shape=[768, 600, 1], name="b"), axis=0, name="y"), x=(768, 600))
+    (hit,) = hits("last_axis_waste", inside)
+    assert "%b" in hit.note and "%y" not in hit.note
+
+
+def test_an_output_that_is_an_input():
+    built = program(lambda x, z: (Builder.relu(x=x, name="y"), z), x=(2, 3), z=(4,))
+    ((_, hit),) = answers(all_rules()["passthrough_output"](), built)
+    assert hit.note == "output 'z' is the input 'z'" and hit.op.op_type == "relu"
+
+
+def test_linear_in_ops():
+    """All these rules on 1500 ops: a fraction of a second, where a square would take minutes."""
+    def body(x):
+        for number in range(1500):
+            x = Builder.tanh(x=x, name=f"t{number}") if number % 3 else Builder.cumsum(x=x, axis=1, name=f"c{number}")
+        return x
+
+    built = program(body, x=(1, 64, 512, 512))
+    rules = [rule() for rule in all_rules().values() if "ANE504" <= rule.code < "ANE520"]
+    plan, _ = predict(built, [])
+    started = time.perf_counter()
+    found = [answer for rule in rules if isinstance(rule, PlanRule) for answer in rule.match_plan(plan)]
+    spent = time.perf_counter() - started
+    assert len(rules) >= 13 and found and spent < 1.0, spent
