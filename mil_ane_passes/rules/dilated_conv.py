@@ -1,0 +1,66 @@
+"""Find dilated convs on older chips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, Program
+
+from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.examples import program, weight
+from ..core.limits import evidence_of
+from ..core.query import value
+from ..core.targets import Gate
+from ._refused import on_m4
+from ._sizes import spatial
+
+_WIDEST = 13
+
+
+class DilatedConv(Rule):
+    """A dilated conv was known to leave the ANE of older chips.
+
+    why     A list of 2020 has dilated convs among the layers that do not work, some of them guessed, and a log of that
+            year counts a pool's kernel with its dilation: (dilated)kernel width = 28 > 13. An M4 accepts a 3x3 kernel
+            with dilation 2, and a vocoder's dilated convs are reported on an M2 up to a width of 16384.
+    when    Any dilation of a kernel longer than 1, on chips up to A13. It is not certain.
+    cure    Split the input into its phases (space_to_batch), run the conv undilated, and interleave (the same sums);
+            for small kernels one with zeros between its taps, up to a width of 13 (the same sums).
+    """
+
+    code, slug = "ANE228", "dilated-conv"
+    roots = ("conv",)
+    targets = Gate(last="a13")
+    refuses, confidence = True, "low"
+    advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
+    evidence = (
+        Community("dilated convolutions are among the layers known not to work; some of the list is guessed",
+                  source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        *evidence_of("pool-kernel"),
+        on_m4("contradicts it: dilated convs are accepted (3x3, dilation 2)"),
+        Community("contradicts it: dilated convs leave the ANE from a width of 16384 on only", chip="M2",
+                  source="https://github.com/FluidInference/mobius/pull/53", date="2026-05-05"),
+        Vendor("large dilations are expensive", date="2026",
+               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        dilations = value(op.dilations)
+        kernel = spatial(op)
+        if kernel is None or not dilations or all(step == 1 or size == 1 for step, size in zip(dilations, kernel)):
+            return Miss(op, "is not dilated", near=False)
+        reach, extent = (kernel[-1] - 1) * dilations[-1] + 1, "x".join(map(str, dilations))
+        beside = f", and {reach} > {_WIDEST}" if reach > _WIDEST else ""
+        return Hit(op, sure=False, note=f"dilation {extent} makes the kernel {reach} wide: dilated convs were reported "
+                                        f"off the ANE in 2020{beside}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("dilation 2", lambda: _conv(3, 2))
+        yield Example("wide", lambda: _conv(3, 8))
+        yield Example("undilated", lambda: _conv(3, 1), reason="is not dilated")
+        yield Example("one tap", lambda: _conv(1, 4), reason="is not dilated")
+
+
+def _conv(size: int, dilation: int) -> Program:
+    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, size, size), dilations=[dilation] * 2,
+                                          pad_type="same", name="y"), x=(1, 2, 32, 32))

@@ -1,0 +1,57 @@
+"""Find logical ops that were not seen on the ANE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import M4, admits, chips, on_m4, private
+
+
+class LogicalOps(Rule):
+    """A logical op on masks may not run on the ANE: the sources contradict each other.
+
+    why     Core ML accepts logical_and on an M4. By a private route logical_and, logical_or and logical_xor are
+            supported on no chip, which at least for the first is not so. Nothing else was measured.
+    when    logical_or and logical_xor; logical_and when another chip than M4 is looked at. Never known.
+    cure    On masks of 0 and 1 in fp16: and is mul or minimum, or is maximum, xor is abs of the difference (the same
+            bits).
+    """
+
+    code, slug = "ANE237", "logical-op"
+    roots = ("logical_and", "logical_or", "logical_xor")
+    refuses, confidence = True, "low"
+    advice = "Use fp16 masks of 0 and 1 with mul (and), maximum (or), abs of sub (xor): the same bits."
+    evidence = (
+        on_m4("logical_and is accepted, contradicts the private route"),
+        private("logical_and, logical_or and logical_xor are supported nowhere"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "logical_and":
+            others = tuple(one for one in self.generations if not admits(M4, (one,)))
+            if not others:
+                return Miss(op, "logical_and is accepted on M4", near=False)
+            return Hit(op, sure=False, note=f"logical_and is accepted on M4, and not measured on {chips(others)}; a "
+                                            "private route refuses it")
+        return Hit(op, sure=False, note=f"{op.op_type} was not measured through Core ML; a private route refuses it")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("and", lambda: _masks("logical_and"))
+        yield Example("or", lambda: _masks("logical_or"))
+        yield Example("xor", lambda: _masks("logical_xor"))
+        yield Example("product", lambda: program(
+            lambda x, z: Builder.mul(x=x, y=z, name="y"), x=(2, 3), z=(2, 3)), reason="")
+
+
+def _masks(kind: str) -> Program:
+    def body(x: Var, z: Var) -> Var:
+        both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
+        result: Var = Builder.cast(x=both, dtype="fp16", name="y")
+        return result
+
+    return program(body, x=(2, 3), z=(2, 3))

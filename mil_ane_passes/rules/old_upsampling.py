@@ -1,0 +1,68 @@
+"""Find upsampling by another factor than 2 on older chips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from coremltools.converters.mil.mil import Builder, Operation
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.limits import evidence_of
+from ..core.targets import Gate
+from ._refused import on_m4
+
+_TARGETED = ("resize_bilinear", "resize_nearest_neighbor", "resize")
+
+
+class OldUpsampling(Rule):
+    """Upsampling by another factor than 2, which the ANE of older chips does not take.
+
+    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
+            M4 accepts all modes with 2, 3 and fractions.
+    when    Chips up to A13: upsample_* and resize* whose height or width grows by another factor than 2.
+    cure    Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 is not twice by 2: use a depthwise
+            conv_transpose with the weights of the interpolation, or leave it.
+    """
+
+    code, slug = "ANE230", "old-upsampling"
+    roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_TARGETED)
+    targets = Gate(last="a13")
+    refuses, confidence = True, "medium"
+    advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
+    evidence = (
+        *evidence_of("upsampling"),
+        Community("upsampling works on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
+                  date="2020"),
+        on_m4("all upsampling modes and scales are accepted"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        extents = zip(op.x.shape[-2:], op.outputs[0].shape[-2:])
+        factors = [_factor(before, after) for before, after in extents]
+        if any(factor is None for factor in factors):
+            return Miss(op, "sizes that are known only at run time", near=False)
+        shown = [factor for factor in factors if factor is not None]
+        if all(factor in (1.0, 2.0) for factor in shown) or max(shown) < 1:
+            return Miss(op, f"by {_text(shown)}", near=False)
+        return Hit(op, note=f"upsampling by {_text(shown)}: only 2 is supported up to A13")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("by 4", lambda: program(lambda x: Builder.upsample_nearest_neighbor(
+            x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, 4, 4)))
+        yield Example("to a size", lambda: program(lambda x: Builder.resize_bilinear(
+            x=x, target_size_height=6, target_size_width=6, name="y"), x=(1, 2, 4, 4)))
+        yield Example("by 2", lambda: program(lambda x: Builder.upsample_bilinear(
+            x=x, scale_factor_height=2, scale_factor_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 2")
+        yield Example("flexible", lambda: program(lambda x: Builder.upsample_nearest_neighbor(
+            x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, None, 4)),
+            reason="sizes that are known only at run time")
+
+
+def _factor(before: object, after: object) -> float | None:
+    return None if is_symbolic(before) or is_symbolic(after) else int(str(after)) / int(str(before))
+
+
+def _text(factors: Sequence[float]) -> str:
+    return " x ".join(f"{factor:g}" for factor in factors)

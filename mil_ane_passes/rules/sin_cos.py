@@ -1,0 +1,50 @@
+"""Find sin and cos on chips before M3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.targets import Gate, listed
+from ._refused import on_m4, private
+from ._sizes import among
+
+
+class SinCos(Rule):
+    """sin and cos are not taken by the ANE of M1 and M2.
+
+    why     By a private route both are native from M3 on, and M1 and M2 refuse them. A model with a lone sin is
+            reported not to run on the ANE, chip not stated, which its small size explains as well. An M4 accepts both.
+    when    sin and cos of numbers, on chips up to M2. A13 and before were not measured.
+    cure    Where the angles are constants (positions, frequencies), put the values into the model: the same bits.
+            Otherwise a polynomial after the angle is brought into one turn (close, not equal).
+    """
+
+    code, slug = "ANE238", "sin-cos-before-m3"
+    roots = ("sin", "cos")
+    targets = Gate(last="m2")
+    refuses, confidence = True, "medium"
+    advice = "Store the values where the angles are constants (the same bits); else a polynomial within one turn."
+    evidence = (
+        private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+        Community("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does",
+                  source="eiln, coreml102: Model Surgery Tips"),
+        on_m4("contradicts it: sin and cos are accepted"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "no numbers", near=False)
+        struck = among(tuple(self.generations), "m1", "m2")
+        if struck:
+            return Hit(op, note=f"{op.op_type} is refused on {listed(struck)} (a private route); M4 accepts it")
+        return Hit(op, sure=False, note=f"{op.op_type} is refused on M1 and M2, not measured on "
+                                        f"{listed(among(tuple(self.generations), 'a12', 'a13'))}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("sin", lambda: program(lambda x: Builder.sin(x=x, name="y"), x=(2, 3)))
+        yield Example("cos", lambda: program(lambda x: Builder.cos(x=x, name="y"), x=(None, 3)))
+        yield Example("atan", lambda: program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")

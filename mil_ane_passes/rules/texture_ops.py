@@ -1,0 +1,60 @@
+"""Find ops that need a unit which the ANE of M1 and older chips lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.query import value
+from ..core.targets import Gate
+from ._refused import on_m4, private
+from ._sizes import among
+
+
+class TextureOps(Rule):
+    """affine, resample and reflecting pads need a unit that the ANE has from M2 on.
+
+    why     By a private route M1 refuses affine ("affine transform is not supported on this architecture") and
+            resample, and does resizing and reflecting pads by other means, some modes of which fail. Through Core ML
+            only an M4 was measured, which accepts them all.
+    when    Chips up to M1: affine, resample; pad with mode reflect, which is not known. Resizing is not reported: it
+            is said to work there, rounded otherwise.
+    cure    A fixed integer enlargement is a conv_transpose; a reflecting pad is slices, reverse and concat (the same
+            bits); sampling grids have to stay outside the model.
+    """
+
+    code, slug = "ANE231", "texture-op"
+    roots = ("affine", "resample", "pad")
+    targets = Gate(last="m1")
+    refuses, confidence = True, "medium"
+    advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
+    evidence = (
+        private("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
+        private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
+        on_m4("affine, resample, reflecting and replicating pads are accepted"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "pad":
+            mode = value(op.mode, "constant")
+            if mode != "reflect":
+                return Miss(op, f"pads with mode {mode}", near=False)
+            return Hit(op, sure=False, note="a reflecting pad: by a private route native from M2 on only")
+        sure = bool(among(tuple(self.generations), "m1"))
+        where = "M1 (a private route)" if sure else "M1; older chips were not measured"
+        return Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("resample", lambda: program(lambda x, at: Builder.resample(
+            x=x, coordinates=at, sampling_mode="bilinear", padding_mode="constant", padding_value=np.float16(0),
+            coordinates_mode="normalized_minus_one_to_one", align_corners=True, name="y"), x=(1, 2, 4, 4),
+            at=(1, 3, 3, 2)))
+        yield Example("reflect", lambda: program(
+            lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4)))
+        yield Example("zeros", lambda: program(
+            lambda x: Builder.pad(x=x, pad=[1, 1], mode="constant", constant_val=np.float16(0), name="y"),
+            x=(1, 2, 4, 4)), reason="pads with mode constant")
