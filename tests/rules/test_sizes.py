@@ -126,7 +126,7 @@ def test_the_dimensions_message_is_core_mls_for_the_chip():
 
 def test_scalars_and_lists_are_no_large_values():
     def body(x):
-        made = Builder.make_list(init_length=1, dynamic_length=True, elem_shape=[2])
+        made = Builder.make_list(init_length=1, dynamic_length=True, elem_shape=[2], dtype="fp16")
         written = Builder.list_write(ls=made, index=np.int32(0), value=x)
         return Builder.list_read(ls=written, index=np.int32(0)), Builder.sqrt(x=Builder.reduce_sum(x=x))
 
