@@ -1,0 +1,55 @@
+"""Predictions for the M4 against what Core ML answered there, op by op and network by network."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import agreement
+from .m4_cases import CASES, alone, context, estimates, in_order, networks, signature
+
+
+def test_the_cases_are_those_that_were_measured():
+    assert len(CASES) == 276
+    assert set(estimates()) <= set(CASES) and set(networks()) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", estimates())
+def test_a_case_holds_the_ops_that_were_measured(name):
+    built = [signature(op) for op in in_order(alone(name))]
+    seen = [(row["op_type"], row["out_dtype"], row["out_shape"]) for row in estimates()[name]]
+    assert [(kind, "-", "-") if told[1] == "-" else (kind, *rest)
+            for (kind, *rest), told in zip(built, seen, strict=True)] == seen
+
+
+@pytest.mark.parametrize("name", networks())
+def test_a_network_holds_the_ops_that_were_measured(name):
+    assert [op.op_type for op in in_order(context(name))] == [
+        text.split(":")[0] for text in networks()[name]["ops"].split(";")]
+
+
+def test_what_the_ane_takes_is_predicted():
+    assert list(agreement.disagreements()) == []
+
+
+@pytest.mark.parametrize("backend", ["ane", "bnns", "classic"])
+def test_estimates_are_those_that_were_published(backend):
+    found = agreement.errors()[backend]
+    assert len(found) > 100
+    assert found[-1] < 1e-12, "a law or a size has changed"
+
+
+@pytest.mark.parametrize("name", networks())
+def test_a_partition_is_the_measured_one_or_costs_the_same(name):
+    assert agreement.judged(name) in ("equal", "of equal cost")
+
+
+def test_backends_of_ops_alone_are_the_selected_ones():
+    wrong = [(name, row["op_type"], row["selected"], told.engine) for name, rows in estimates().items()
+             for row, told in zip(rows, agreement.plan_alone(name).rows, strict=True)
+             if row["source"] == "analytics" and row["selected"] != told.engine]
+    assert wrong == []
+
+
+def test_the_table_of_agreement_names_what_was_compared():
+    found = agreement.table()
+    assert f"{len(networks())} networks" in found and "0 wrong" in found
