@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from .._version import __version__
+from ..core.contract import Miss
 from ..core.plan import Plan, Row
 from ..core.printer import op_text
 from ..residency.buffers import Buffer, buffers
@@ -44,7 +45,8 @@ class LintReport:
     ) -> LintReport:
         """The report of what was found, of all rules or of those whose names are in `reported`."""
         places = {row.op: row.index for row in plan.rows}
-        listed = [finding_of(item, places) for item in found if reported is None or item.rule.name in reported]
+        listed = [finding_of(item, places) for item in found if (reported is None or item.rule.name in reported)
+                  and not (isinstance(item.answer, Miss) and not item.answer.near)]
         hits = groups([item for item in listed if not item.near_miss], plan)
         return cls(model, target, plan, [item for group in hits for item in group.findings],
                    [item for item in listed if item.near_miss], buffers(plan.program))

@@ -21,7 +21,9 @@ COST_MODEL = Measured(
 
 
 def ms(milliseconds: float) -> str:
-    """`0.375 ms`, `12.3 ms`, `0.0004 ms`: three digits that count."""
+    """`0.375 ms`, `12.3 ms`, `250 ms`: three digits that count; `less than 0.001 ms`."""
+    if 0 <= milliseconds < 0.001:
+        return "less than 0.001 ms" if milliseconds else "0 ms"
     return f"{milliseconds:.3g} ms" if abs(milliseconds) < 100 else f"{milliseconds:.0f} ms"
 
 

@@ -194,6 +194,14 @@ def test_no_trap_is_reported_twice_or_missed_between_both_rules():
             len(find(all_rules()["factor_conv_stride"](), built).fired) == 1
 
 
+def test_a_report_lists_near_misses_and_no_ordinary_ops():
+    near = ane.lint(conv((1, 2, 1800), (12,), strides=[6])).near_misses
+    assert [item.reason for item in near if item.rule.name == "compile_traps"] == \
+        ["kernel 12, stride 6, length 1800; a length of 18001 hangs"]
+    assert not [item for item in ane.lint(conv((1, 2, 20, 20), (13, 13))).near_misses
+                if item.rule.name in ("compile_traps", "factor_conv_stride")]
+
+
 def test_what_is_not_computed_in_fp16_is_not_compiled_for_the_ane():
     assert not find(all_rules()["compile_traps"](), conv((1, 2, 20, 20), (16, 16), np.float32)).fired
 
