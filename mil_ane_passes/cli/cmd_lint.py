@@ -37,6 +37,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore", metavar="RULES", help="do not report these; in the prediction they still count")
     parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
     parser.add_argument("--baseline", metavar="FILE", help="gate: no findings but those in this JSON report")
+    parser.add_argument("--measured", metavar="RESULT.json",
+                        help="what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped "
+                             "compute plan")
     parser.add_argument("--after", metavar="B.mlpackage", help="a second package to set beside IN")
     parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
                                                          "nearest one that speaks of us, from here upwards)")
@@ -75,7 +78,8 @@ def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
 
     try:
         return lint(arguments.input, target=first("target", "all"), select=first("select"), ignore=first("ignore"),
-                    options=settings.options, after=arguments.after, baseline=first("baseline"))
+                    options=settings.options, after=arguments.after, baseline=first("baseline"),
+                    measured=arguments.measured)
     except InputError as error:
         word = str(error).split(" ")[0].rstrip(":")
         theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word) is None)

@@ -66,7 +66,8 @@ def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
             made = [compute_plan.MLModelStructureProgramOperation(
                 inputs={}, operator_name=op.op_type if op.op_type == "const" else f"ios17.{op.op_type}",
                 outputs=[python.SimpleNamespace(name=var.name, type=None) for var in op.outputs],
-                blocks=[self.block(name, inner) for inner in op.blocks], __proxy__=(name, op)) for op in block.operations]
+                blocks=[self.block(name, inner) for inner in op.blocks], __proxy__=(name, op))
+                for op in block.operations]
             return compute_plan.MLModelStructureProgramBlock([], made, [])
 
         def told(self, operation):
