@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..report.lint import LintReport
 
 HELP = "which ops leave the ANE, why, and what mends it"
-FORMATS = ("text", "json", "sarif")
+FORMATS = ("text", "json", "sarif", "html")
 _SHARED = ("select", "ignore", "target", "baseline")
 "What both the command line and a file of settings may say; errors about it begin with that word."
 
@@ -93,6 +93,10 @@ def _written(report: LintReport, arguments: argparse.Namespace) -> str:
         from ..report.lint_text import text
 
         return text(report, everything=arguments.all)
+    if arguments.format == "html":
+        from ..report.html import page
+
+        return page(report, report.after).rstrip("\n")
     if arguments.format == "sarif":
         from ..report.sarif import sarif
 
@@ -106,7 +110,7 @@ def _show(report: LintReport, made: str, target: Path | None) -> None:
         return
     from ..report.lint_text import verdict
 
-    write_file(target, made if made.endswith("\n") else made + "\n")
+    write_file(target, f"{made}\n")
     print(f"{verdict(report)}\nwritten to {target}")
 
 
