@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from coremltools.converters.mil.mil import Block, Operation, Var, types
+from coremltools.converters.mil.mil import Block, Operation, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import is_const
+from ..core.query import is_const, kind_of
 from ..core.targets import GENERATIONS, Generation, parse_target
 
 __all__ = ["among", "islands", "known", "spatial", "tensors"]
@@ -17,10 +17,10 @@ def tensors(op: Operation) -> Iterator[Var]:
     """The tensors that `op` computes from and makes: no parameters, no weights, no lists, no states."""
     for given in op.inputs.values():
         for var in given if isinstance(given, (list, tuple)) else (given,):
-            if var is not None and not is_const(var) and types.is_tensor(var.sym_type):
+            if var is not None and not is_const(var) and kind_of(var).is_tensor:
                 yield var
     for var in op.outputs:
-        if types.is_tensor(var.sym_type):
+        if kind_of(var).is_tensor:
             yield var
 
 
