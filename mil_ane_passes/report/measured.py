@@ -18,6 +18,10 @@ def lines(found: Agreement) -> Iterator[str]:
     units = f", {measurement.units}" if measurement.units else ""
     yield (f"measured on {measurement.where}{units} ({measurement.file}{package}): {len(match.pairs)} ops matched, "
            f"{len(match.ours)} only here, {len(match.theirs)} only there")
+    for run in measurement.runs:
+        spent = "" if run["median_ms"] is None else f"; {run['median_ms']:.3g} ms a prediction (median)"
+        wrong = "DIFFERS: " if run["passed"] is False else ""
+        yield f"  {run['function']} with {run['units']}: {wrong}{run['says']}{spent}"
     if not measurement.with_ane:
         yield ("  the ANE takes no op at all there: units without it, a machine without it, or Core ML could not "
                "compile for it; that says nothing about single ops")
@@ -33,8 +37,8 @@ def lines(found: Agreement) -> Iterator[str]:
     if shares["median_error"] is not None:
         correlation = "not defined" if shares["correlation"] is None else f"{shares['correlation']:.4f}"
         yield (f"  shares of the cost: {shares['ops']} ops, correlation {correlation}, median error "
-               f"{100 * shares['median_error']:.2g} %, 90 % within {100 * shares['p90_error']:.2g} %, worst "
-               f"{100 * shares['max_error']:.2g} %")
+               f"{100 * shares['median_error']:.2f} %, 90 % within {100 * shares['p90_error']:.2f} %, worst "
+               f"{100 * shares['max_error']:.2f} %")
 
 
 def contradicted(found: Agreement) -> list[dict[str, Any]]:

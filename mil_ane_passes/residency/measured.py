@@ -64,6 +64,8 @@ class Measurement:
     units: str | None
     machine: Mapping[str, Any]
     functions: Mapping[str, Sequence[Told]]
+    runs: Sequence[Mapping[str, Any]] = ()
+    "Per function and choice of units: did the numbers agree (None: nothing to compare), in words, and how long."
 
     @property
     def chip(self) -> str | None:
@@ -92,7 +94,7 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         return {"file": self.file, "package": self.package, "units": self.units, "chip": self.chip,
                 "macos": self.machine.get("macos"), "coremltools": self.machine.get("coremltools"),
-                "ops": sum(map(len, self.functions.values()))}
+                "ops": sum(map(len, self.functions.values())), "runs": [dict(each) for each in self.runs]}
 
 
 @dataclass
@@ -188,11 +190,25 @@ def _measurements(data: Any, file: str) -> Iterator[Measurement]:
         for units in [units for units in _UNITS if units in listed][:1]:
             plans += 1
             plan = _typed(listed[units], Mapping, file, f"{name}, {units}")
-            yield Measurement(file, str(name), package.get("path"), units, machine, _functions(plan, file))
+            yield Measurement(file, str(name), package.get("path"), units, machine, _functions(plan, file),
+                              list(_runs(data.get("verdict"), str(name), package)))
     if not plans:
         said = next((str(each.get("problem")) for each in data.get("problems") or [] if isinstance(each, Mapping)
                      and str(each.get("where")).startswith("compute plan")), "none was read")
         raise InputError(f"measured: '{file}' has no compute plan: {said}")
+
+
+def _runs(verdict: Any, name: str, package: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the script concluded of one package; what is not in its shape is passed over."""
+    for line in verdict if isinstance(verdict, list) else ():
+        if not isinstance(line, Mapping) or line.get("package") != name:
+            continue
+        timing: Any = package
+        for key in ("functions", line.get("function"), "units", line.get("units"), "timing"):
+            timing = timing.get(key) if isinstance(timing, Mapping) else None
+        spent = timing.get("median_ms") if isinstance(timing, Mapping) else None
+        yield {"function": str(line.get("function")), "units": str(line.get("units")), "passed": line.get("passed"),
+               "says": str(line.get("says")), "median_ms": spent if isinstance(spent, (int, float)) else None}
 
 
 def _functions(plan: Mapping[str, Any], file: str) -> dict[str, list[Told]]:

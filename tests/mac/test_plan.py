@@ -214,6 +214,10 @@ def test_from_a_package_to_a_mac_and_back(package, predicted, tmp_path, capsys, 
         ("before", "CPU_AND_NE", 5), ("after", "CPU_AND_NE", 5)]
     both = ane.lint(package, target="m4", after=package, measured=file).to_dict()
     assert (both["measured"]["package"], both["after"]["measured"]["package"]) == ("before", "after")
+    assert [(run["units"], run["passed"]) for run in both["measured"]["runs"]] == [
+        ("CPU_ONLY", True), ("CPU_AND_NE", True), ("ALL", True)]
+    assert all(run["median_ms"] > 0 for run in both["measured"]["runs"])
+    assert "  main with ALL: agrees; " in str(ane.lint(package, target="m4", measured=file))
 
 
 def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
