@@ -21,9 +21,9 @@ __all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "in
            "parse_target"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
-    """One ANE generation: its name here and the chips that carry it."""
+    """One ANE generation: its name here and the chips that carry it. There is one object of each."""
 
     name: str
     chips: tuple[str, ...]
