@@ -65,7 +65,7 @@ def errors() -> dict[str, list[float]]:
 
 
 def judged(name: str) -> str:
-    """'equal' where the partition is the measured one, 'of equal cost', else 'dearer' or 'cheaper' (the measured one)."""
+    """'equal' where the partition is the measured one; else what the measured one is: of equal cost, dearer, cheaper."""
     rows = plan_context(name).rows
     seen = [text.split(":")[1] for text in networks()[name]["ops"].split(";")]
     if all(device in (row.backend[0].upper(), "-") for device, row in zip(seen, rows, strict=True)):
