@@ -14,10 +14,12 @@ import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.plan import Cost
+from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.residency import predict
 from mil_ane_passes.residency.agreement import agreement
 from mil_ane_passes.residency.measured import matched, read_measurements
 
+from ..residency.m4_cases import context, networks
 from .fake_coremltools import FACTS, fake_mac, measured
 
 OP = {"operator": "ios18.relu", "outputs": ["y"], "supported": ["cpu"], "preferred": "cpu", "cost": 0.5}
@@ -218,6 +220,26 @@ def test_from_a_package_to_a_mac_and_back(package, predicted, tmp_path, capsys, 
         ("CPU_ONLY", True), ("CPU_AND_NE", True), ("ALL", True)]
     assert all(run["median_ms"] > 0 for run in both["measured"]["runs"])
     assert "  main with ALL: agrees; " in str(ane.lint(package, target="m4", measured=file))
+
+
+DEVICES = {"C": "cpu", "A": "ane", "G": "gpu"}
+
+
+@pytest.mark.parametrize("name", ["add", "cos", "gather_dyn", "inverse", "reduce_argmax_c", "tanh"])
+def test_plans_that_an_m4_gave_are_read_and_agree(name):
+    """Published plans of small networks, without names of values: ops are matched by order. Costs have 4 decimals."""
+    row = networks()[name]
+    ops = [{"operator": kind, "outputs": [], "preferred": DEVICES[preferred], "cost": float(cost),
+            "supported": [DEVICES[device] for device in supported]}
+           for (kind, preferred, supported), cost in zip(
+               (text.split(":") for text in row["ops"].split(";")), row["weights"].split(","), strict=True)]
+    (measurement,) = read_measurements(functions(*ops) | {"machine": {"chip": "Apple M4", "macos": "27.0.1"}})
+    plan, _ = predict(context(name), [rule() for rule in all_rules().values()], target=str(measurement.chip))
+    found = agreement(plan, matched(plan, measurement))
+    assert (len(found.match.pairs), found.match.ours, found.match.theirs) == (len(ops), [], [])
+    assert found.support == [] and found.agrees
+    assert len(found.shares.rows) == len(ops) and found.shares.correlation > 0.9999
+    assert max(abs(ours - theirs) for _, _, ours, theirs in found.shares.rows) < 2e-4
 
 
 def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
