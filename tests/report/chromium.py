@@ -59,6 +59,8 @@ def browser() -> Iterator[Any]:
             options.add_argument(switch)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = Chrome(options=options, service=Service(driver_path))
+        driver.set_page_load_timeout(60)  # what hangs fails
+        driver.set_script_timeout(30)
         try:
             yield driver
         finally:

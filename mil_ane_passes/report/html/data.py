@@ -64,7 +64,9 @@ def _report(report: LintReport, texts: _Texts) -> dict[str, Any]:
     rows = {row.op: place for place, row in enumerate(plan.rows)}
     rules: dict[str, dict[str, Any]] = {}
     firsts = {name: first for name, first, _ in _spans(plan)}
-    findings = [_finding(item, firsts, rules, texts) for item in [*report.findings, *report.near_misses]]
+    fresh = {id(item) for item in report.baseline.new} if report.baseline is not None else set()
+    findings = [{**_finding(item, firsts, rules, texts), "fresh": int(id(item) in fresh)}
+                for item in [*report.findings, *report.near_misses]]
     return {
         "model": shown(report.model),
         "summary": {key: _number(value) for key, value in report.summary().items()},
@@ -74,7 +76,7 @@ def _report(report: LintReport, texts: _Texts) -> dict[str, Any]:
         "rules": list(rules.values()),
         "findings": findings,
         "buffers": [[texts(item.function), texts(item.value), texts("×".join(map(str, item.shape)) or "scalar"),
-                     item.dense, item.padded] for item in report.buffers],
+                     item.dense, item.rows, item.padded] for item in report.buffers],
     }
 
 

@@ -20,11 +20,12 @@ SCRIPTS = ("dom", "model", "theme", "grid", "summary", "strip", "changes", "find
 
 
 def page(report: LintReport, after: LintReport | None = None) -> str:
-    """The page for `report`; with `after`, the report of the same model rewritten, both side by side.
+    """The page for `report`; with `after` (or `report.after`), that of the model rewritten, both side by side.
 
     Everything is inside: the page asks for nothing else, and its policy forbids it to. Names and texts of the model are
     data; none becomes markup.
     """
+    after = after if after is not None else report.after
     style, script = _read("style.css"), _script()
     parts = {
         "policy": _policy(style, script),

@@ -2,9 +2,9 @@
 
 const buffersView = {
   start() {
-    const [FUNCTION, VALUE, SHAPE, DENSE, PADDED] = [0, 1, 2, 3, 4];
+    const [FUNCTION, VALUE, SHAPE, DENSE, ROWS, WHOLE] = [0, 1, 2, 3, 4, 5];
     const list = (row) => current().buffers[row];
-    const times = (row) => (list(row)[DENSE] ? list(row)[PADDED] / list(row)[DENSE] : 1);
+    const times = (row) => (list(row)[DENSE] ? list(row)[ROWS] / list(row)[DENSE] : 1);
     const columns = [
       { label: "Tensor", width: "minmax(12rem, 2fr)", value: (row) => text(list(row)[VALUE]) },
       { label: "Shape", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[SHAPE]) },
@@ -19,16 +19,23 @@ const buffersView = {
         label: "Padded",
         width: "7rem",
         number: true,
-        value: (row) => list(row)[PADDED],
-        shown: (row) => bytes(list(row)[PADDED]),
+        value: (row) => list(row)[ROWS],
+        shown: (row) => bytes(list(row)[ROWS]),
       },
       { label: "Factor", width: "6rem", number: true, value: times, shown: (row) => `${times(row).toFixed(2)}×` },
       {
         label: "Wasted",
         width: "7rem",
         number: true,
-        value: (row) => list(row)[PADDED] - list(row)[DENSE],
-        shown: (row) => bytes(Math.max(0, list(row)[PADDED] - list(row)[DENSE])),
+        value: (row) => list(row)[ROWS] - list(row)[DENSE],
+        shown: (row) => bytes(list(row)[ROWS] - list(row)[DENSE]),
+      },
+      {
+        label: "Buffer",
+        width: "7rem",
+        number: true,
+        value: (row) => list(row)[WHOLE],
+        shown: (row) => bytes(list(row)[WHOLE]),
       },
     ];
     if (reports.some((report) => report.functions.length > 1)) {
@@ -37,7 +44,7 @@ const buffersView = {
     this.grid = new Grid(byId("buffers-grid"), {
       label: "Buffers",
       columns,
-      sorted: [columns.length - 1, -1],
+      sorted: [columns.length - 2, -1],
       none: "No tensor of a fixed shape.",
       select: (row) => this.choose(row),
     });
@@ -48,7 +55,7 @@ const buffersView = {
   show() {
     const { buffers, summary: sums } = current();
     byId("buffers-count").textContent =
-      `${count(buffers.length, "tensor")}: ${bytes(sums.dense_bytes)} needed, ${bytes(sums.padded_bytes)} with padding`;
+      `${count(buffers.length, "tensor")}: ${bytes(sums.dense_bytes)} needed, ${bytes(sums.padded_bytes)} as buffers`;
     this.grid.show(buffers.map((_, row) => row));
   },
 

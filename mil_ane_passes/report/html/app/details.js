@@ -1,5 +1,7 @@
 // What is known about what is chosen: an op, a finding, or a segment.
 
+const FIRST = 3;
+
 const details = {
   start() {
     this.body = byId("details-body");
@@ -51,11 +53,13 @@ const details = {
     const report = current();
     const others = report.found[row].filter((one) => one !== finding);
     const shown = [...(finding ? [finding] : []), ...others];
+    const [main, ...rest] = shown;
     return [
       this.heading(report.type(row), report.output(row)),
-      this.facts(report, row, shown.length > 0),
-      ...shown.slice(0, 12).map((one) => this.finding(one, one === finding)),
-      shown.length ? null : this.accepted(report, row),
+      this.facts(report, row, new Set(shown.map((one) => text(one.reason)))),
+      main ? this.finding(main, main === finding) : null,
+      ...rest.slice(0, 12).map((one) => this.folded(one)),
+      report.answer(row) === "yes" ? this.accepted(report, row) : null,
       this.costs(report, row),
       this.mil(report, row),
       this.around(report, row),
@@ -72,8 +76,8 @@ const details = {
       ["ANE takes it", [answerText(report.answer(row))]],
       ["Type", [named(report.kind(row))]],
     ];
-    if (report.reason(row) && !explained) pairs.push(["Why", [report.reason(row)]]);
-    if (!explained && stays(report, row))
+    if (report.reason(row) && !explained.has(report.reason(row))) pairs.push(["Why", [report.reason(row)]]);
+    if (stays(report, row))
       pairs.push(["Placed", ["on the CPU, as a change of processor would cost more than it saves"]]);
     if (report.functions.length > 1) pairs.push(["Function", [named(report.functions[report.functionOf[row]].name)]]);
     if (report.origin(row)) pairs.push(["Made by", [named(report.origin(row))]]);
@@ -118,6 +122,19 @@ const details = {
     );
   },
 
+  /** A further finding about the same op: its head, and the rest on demand. */
+  folded(finding) {
+    const head = el(
+      "summary",
+      {},
+      el("b", {}, `${finding.of.code} ${finding.of.slug}`),
+      el("span", { class: "text" }, ` ${text(finding.reason)}`),
+    );
+    const box = el("details", { class: "further" }, head);
+    head.addEventListener("click", () => box.children.length > 1 || box.append(this.finding(finding, false)));
+    return box;
+  },
+
   fix(fix) {
     if (!fix) return [];
     const made = fix.advice
@@ -127,7 +144,7 @@ const details = {
     const how = fix.preset === "named" ? "in no preset, runs when named" : `in preset ${fix.preset}`;
     return [
       el("div", {}, el("h4", {}, "Fix"), el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`)),
-      el("p", { class: "command" }, command(current().model, fix)),
+      el("p", { class: "command" }, command(current().model, [fix.pass])),
       ...made,
     ];
   },
@@ -150,28 +167,18 @@ const details = {
 
   evidence(title, sources) {
     if (!sources.length) return null;
-    return el(
-      "div",
-      {},
-      el("h4", {}, title),
-      el(
-        "ul",
-        { class: "evidence" },
-        ...sources.map((source) =>
-          el(
-            "li",
-            {},
-            el("span", { class: "text" }, source.says),
-            el(
-              "span",
-              { class: "who" },
-              `${source.kind[0].toUpperCase()}${source.kind.slice(1)}: ${source.source}. ` +
-                `${source.chip || "Chip not stated"}, ${source.os || "OS not stated"}, ${source.date || "date not stated"}.`,
-            ),
-          ),
-        ),
-      ),
-    );
+    const list = (some) => el("ul", { class: "evidence" }, ...some.map((source) => this.source(source)));
+    const more = sources.slice(FIRST);
+    const fold = more.length
+      ? el("details", { class: "more-evidence" }, el("summary", {}, count(more.length, "more source")), list(more))
+      : null;
+    return el("div", {}, el("h4", {}, title), list(sources.slice(0, FIRST)), fold);
+  },
+
+  source({ says, source, kind, chip, os, date }) {
+    const who = `${kind[0].toUpperCase()}${kind.slice(1)}: ${source}. `;
+    const where = `${chip || "Chip not stated"}, ${os || "OS not stated"}, ${date || "date not stated"}.`;
+    return el("li", {}, el("span", { class: "text" }, says), el("span", { class: "who" }, who + where));
   },
 
   accepted(report, row) {
@@ -296,11 +303,9 @@ function tally(words) {
 }
 
 /** What to type; `model` quoted for a shell. */
-function command(model, fix) {
+function command(model, passes) {
   const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
-  const known = /\.mlpackage[\\/]?$/.test(model);
-  const from = known ? model.replace(/[\\/]+$/, "") : "MODEL.mlpackage";
-  const to = from.replace(/\.mlpackage$/, "_ane.mlpackage");
-  const which = fix.preset === "named" ? `--passes ${fix.pass.replace(/^ane::/, "")}` : `--preset ${fix.preset}`;
-  return `mil-ane-passes rewrite ${quoted(from)} -o ${quoted(to)} ${which}`;
+  const from = /\.mlpackage[\\/]?$/.test(model) ? quoted(model) : "MODEL.mlpackage";
+  const names = passes.map((name) => name.replace(/^ane::/, "")).join(",");
+  return `mil-ane-passes rewrite ${from} -o OUT.mlpackage --passes ${names}`;
 }

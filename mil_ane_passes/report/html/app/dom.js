@@ -25,10 +25,11 @@ function say(text) {
 
 const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
+/** Rounded down: 100 % is all of it. */
 const percent = (share) =>
   share === null || share === undefined
     ? "–"
-    : `${share >= 99.95 || share === 0 ? Math.round(share) : share.toFixed(1)} %`;
+    : `${(Math.floor(share * 10 + 1e-6) / 10).toFixed(share === 100 || share === 0 ? 0 : 1)} %`;
 
 /** A number with three digits that count. */
 function digits(value) {

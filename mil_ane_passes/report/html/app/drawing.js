@@ -4,18 +4,22 @@ Object.assign(graph, {
   // Geometry
 
   spot(at) {
-    return [this.layout.layer[at] * BOX.across, this.layout.y[at]];
+    const { layer, columns, y } = this.layout;
+    return [(layer[at] % columns) * BOX.across, y[at]];
   },
 
   /** The row under a point of the canvas; -1 for none. */
   at(x, y) {
     const { view, layout } = this;
     const [wx, wy] = [view.x + x / view.k, view.y + y / view.k];
-    const members = layout.layers[Math.floor(wx / BOX.across)] || [];
     const slack = view.k < 0.3 ? 6 / view.k : 0;
-    if (wx % BOX.across > BOX.width + slack) return -1;
-    const found = members.find((at) => wy >= layout.y[at] - slack && wy <= layout.y[at] + BOX.height + slack);
-    return found === undefined ? -1 : layout.first + found;
+    const column = Math.floor(wx / BOX.across);
+    const line = layout.lines.find(({ top, height }) => wy >= top - slack && wy <= top + height + slack);
+    if (!line || column < 0 || column >= layout.columns || wx % BOX.across > BOX.width + slack) return -1;
+    const members = layout.layers[line.from + column] || [];
+    const far = (at) => Math.abs(wy - layout.y[at] - BOX.height / 2);
+    const nearest = members.reduce((best, at) => (best < 0 || far(at) < far(best) ? at : best), -1);
+    return nearest >= 0 && far(nearest) <= BOX.height / 2 + slack ? layout.first + nearest : -1;
   },
 
   // Drawing
@@ -35,34 +39,58 @@ Object.assign(graph, {
     pen.setTransform(size.dense, 0, 0, size.dense, 0, 0);
     pen.fillStyle = this.ink.page;
     pen.fillRect(0, 0, size.width, size.height);
-    const from = Math.max(0, Math.floor(view.x / BOX.across));
-    const to = Math.min(layout.layers.length - 1, Math.ceil((view.x + size.width / view.k) / BOX.across));
-    this.edges(from, to);
+    const seen = this.inView();
+    this.edges(seen);
     let drawn = 0;
-    for (let depth = from; depth <= to; depth++) {
-      for (const at of layout.layers[depth]) drawn += this.box(at);
+    for (const { layers } of seen) {
+      for (const members of layers) for (const at of members) drawn += this.box(at);
     }
-    this.band();
     this.last = { drawn, took: performance.now() - started };
     this.canvas.dataset.drawn = drawn;
     this.canvas.dataset.zoom = view.k.toPrecision(4);
     this.canvas.dataset.centre = `${Math.round(view.x + size.width / 2 / view.k)},${Math.round(view.y + size.height / 2 / view.k)}`;
   },
 
-  edges(from, to) {
+  /** The lines in view, each with its layers in view. */
+  inView() {
+    const { layout, view, size } = this;
+    const first = Math.max(0, Math.floor(view.x / BOX.across));
+    const last = Math.ceil((view.x + size.width / view.k) / BOX.across);
+    const [top, bottom] = [view.y, view.y + size.height / view.k];
+    return layout.lines.flatMap((line, place) =>
+      line.top + line.height < top - BOX.line || line.top > bottom + BOX.line
+        ? []
+        : [{ place, layers: layout.layers.slice(line.from + first, Math.min(line.to, line.from + last + NEAR)) }],
+    );
+  },
+
+  edges(seen) {
     const { pen, layout, view } = this;
     pen.strokeStyle = this.ink["line-strong"];
-    pen.globalAlpha = 0.6;
+    pen.globalAlpha = 0.65;
     pen.lineWidth = Math.max(0.5, Math.min(1.5, view.k * 1.4));
     pen.beginPath();
-    for (let depth = from; depth <= Math.min(to + 3, layout.layers.length - 1); depth++) {
-      for (const at of layout.layers[depth]) layout.short[at].forEach((maker) => this.edge(maker, at));
-    }
-    for (const [maker, at] of layout.long) {
-      if (layout.layer[at] >= from && layout.layer[maker] <= to) this.edge(maker, at);
+    for (const { place, layers } of seen) {
+      for (const members of layers) for (const at of members) this.edgesOf(at);
+      for (const [maker, at] of layout.long[place]) this.edge(maker, at);
     }
     pen.stroke();
     pen.globalAlpha = 1;
+  },
+
+  /** What an op reads nearby; what comes from or goes to other lines is a stub at its side. */
+  edgesOf(at) {
+    const { pen, layout, view } = this;
+    layout.short[at].forEach((maker) => this.edge(maker, at));
+    if (!layout.comes[at] && !layout.goes[at]) return;
+    const [x, y] = this.spot(at);
+    const middle = (y + BOX.height / 2 - view.y) * view.k;
+    const stub = (from, to) => {
+      pen.moveTo((from - view.x) * view.k, middle);
+      pen.lineTo((to - view.x) * view.k, middle);
+    };
+    if (layout.comes[at]) stub(x - 16, x);
+    if (layout.goes[at]) stub(x + BOX.width, x + BOX.width + 16);
   },
 
   edge(maker, at) {
@@ -145,7 +173,7 @@ Object.assign(graph, {
       ink.soft,
       wide - mark - 12 * view.k,
     );
-    if (report.found[row].length)
+    if (report.found[row].some((finding) => !finding.note))
       this.words("▲", left + wide - 9 * view.k, top + 12 * view.k, 10, 400, ink.warn, mark, "center");
   },
 
@@ -166,22 +194,5 @@ Object.assign(graph, {
     pen.beginPath();
     pen.roundRect(left - 4, top - 4, Math.max(8, wide + 8), Math.max(12, BOX.height * view.k + 8), 7);
     pen.stroke();
-  },
-
-  /** A thin band below: the whole graph, its CPU ops, and the part in view. */
-  band() {
-    const { pen, size, layout, view, ink } = this;
-    if (!layout.size || (view.x <= 0 && view.x + size.width / view.k >= layout.width)) return;
-    const [high, top] = [6, size.height - 6];
-    pen.fillStyle = ink.ane;
-    pen.fillRect(0, top, size.width, high);
-    pen.fillStyle = ink.cpu;
-    layout.islands ??= layout.layers.map((members) => members.some((at) => !this.report.onAne(layout.first + at)));
-    const step = size.width / layout.layers.length;
-    layout.islands.forEach((cpu, depth) => cpu && pen.fillRect(depth * step, top - 3, Math.max(1.5, step), high + 3));
-    pen.strokeStyle = ink.text;
-    pen.lineWidth = 2;
-    const scale = size.width / layout.width;
-    pen.strokeRect(Math.max(1, view.x * scale), top - 5, Math.max(6, (size.width / view.k) * scale), high + 4);
   },
 });

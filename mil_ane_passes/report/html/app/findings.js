@@ -1,6 +1,6 @@
 // The findings, grouped by rule, worst first; what almost was one comes last and stays folded.
 
-const STEP = 50;
+const STEP = 10;
 
 function grouped(findings) {
   const groups = new Map();
@@ -29,7 +29,8 @@ const findingsView = {
       ...this.tier("Ops the ANE does not take", off, true),
       ...this.tier("Worth mending", others, true),
       ...this.tier("Notes", notes, false),
-      ...this.tier("Near misses: almost a finding", grouped(nears), false),
+      this.nears(grouped(nears)),
+      this.together(hits),
       hits.length + nears.length ? null : el("p", { class: "note" }, "No rule found anything."),
     );
   },
@@ -38,6 +39,35 @@ const findingsView = {
     return groups.length
       ? [el("h3", { class: "tier" }, name), ...groups.map((group, place) => this.group(group, open && place < 3))]
       : [];
+  },
+
+  /** All near misses in one fold: what almost was a finding. */
+  nears(groups) {
+    if (!groups.length) return null;
+    const head = el(
+      "summary",
+      {},
+      el("span", { class: "group-title" }, el("b", {}, "Near misses"), el("span", {}, "What almost was a finding.")),
+      el("span", { class: "group-side" }, `by ${count(groups.length, "rule")}`),
+    );
+    const box = el("details", { class: "group near" }, head);
+    const fillIn = () => box.children.length > 1 || box.append(...groups.map((group) => this.group(group, false)));
+    head.addEventListener("click", fillIn);
+    return el("div", { class: "apart" }, el("h3", { class: "tier" }, "Almost"), box);
+  },
+
+  /** One command for all that has a pass, where that is more than one. */
+  together(hits) {
+    const passes = [
+      ...new Set(hits.filter((finding) => !finding.note && finding.of.fix?.pass).map(({ of }) => of.fix.pass)),
+    ];
+    if (passes.length < 2) return null;
+    return el(
+      "div",
+      { class: "together" },
+      el("h4", {}, "All fixes at once"),
+      el("p", { class: "command" }, command(current().model, passes)),
+    );
   },
 
   group(findings, open) {
@@ -84,6 +114,7 @@ const findingsView = {
       },
       el("span", { class: "what name" }, text(finding.value)),
       ` ${text(finding.type)}${covers}`,
+      finding.fresh ? el("span", { class: "warn" }, " · new") : null,
       finding.refuses && !finding.sure ? el("span", { class: "warn" }, " · not sure") : null,
       el("span", { class: "why text" }, text(finding.reason)),
     );

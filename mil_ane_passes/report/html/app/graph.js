@@ -1,5 +1,7 @@
 // The graph on a canvas: only what is in view is drawn.
 
+const NO_GRAPH = { first: 0, size: 0, layers: [], lines: [], columns: 1, line: () => 0, width: 1, height: 1 };
+
 const graph = {
   view: { x: 0, y: 0, k: 1 },
   laid: new Map(),
@@ -73,32 +75,13 @@ const graph = {
         : "Graph without functions",
     );
     this.resize();
-    this.home();
+    this.fit();
   },
 
   laidOut() {
     const key = `${state.side}/${state.function}`;
-    if (!this.laid.has(key)) {
-      const known = this.report.functions[state.function];
-      this.laid.set(
-        key,
-        known
-          ? layoutOf(this.report, state.function)
-          : {
-              first: 0,
-              size: 0,
-              layer: [],
-              y: [],
-              layers: [],
-              short: [],
-              long: [],
-              left: 0,
-              top: 0,
-              width: 1,
-              height: 1,
-            },
-      );
-    }
+    const known = this.report.functions[state.function];
+    if (!this.laid.has(key)) this.laid.set(key, known ? layoutOf(this.report, state.function, 2.4) : { ...NO_GRAPH });
     return this.laid.get(key);
   },
 
@@ -115,21 +98,12 @@ const graph = {
 
   whole() {
     const { width, height } = this.size;
-    return Math.min(1.1, (width - 40) / this.layout.width, (height - 60) / this.layout.height);
+    return Math.min(1.1, (width - 40) / this.layout.width, (height - 50) / this.layout.height);
   },
 
   fit() {
     this.view.k = Math.max(1e-5, this.whole());
-    this.centre(this.layout.left + this.layout.width / 2, this.layout.top + this.layout.height / 2);
-    this.place();
-  },
-
-  /** The whole graph where it can be read, else its start. */
-  home() {
-    this.fit();
-    if (this.view.k >= 0.5) return;
-    this.view.k = 0.8;
-    this.centre(this.size.width / 2 / this.view.k - 20 / this.view.k, BOX.height / 2);
+    this.centre(this.layout.width / 2, this.layout.height / 2);
     this.place();
   },
 
@@ -266,17 +240,19 @@ const graph = {
 
   show(row) {
     const [x, y] = this.spot(row - this.layout.first);
-    if (this.view.k < 0.45) this.view.k = 0.8;
+    if (this.view.k < 0.7) this.view.k = 0.8;
     this.centre(x + BOX.width / 2, y + BOX.height / 2);
   },
 
+  /** A segment: all of it, if it stands in one line and can be read; else its start. */
   span(first, last) {
-    const ends = [first, last].map((row) => this.spot(row - this.layout.first)[0]);
-    const wide = Math.max(...ends) - Math.min(...ends) + BOX.width;
-    this.view.k = Math.max(Math.min(this.whole(), 0.5), Math.min(1, (this.size.width - 40) / wide));
-    this.centre(
-      (Math.min(...ends) + Math.max(...ends) + BOX.width) / 2,
-      this.spot(first - this.layout.first)[1] + BOX.height / 2,
-    );
+    const { layout, size } = this;
+    const [[x1, y1], [x2]] = [first, last].map((row) => this.spot(row - layout.first));
+    const whole = layout.line(first - layout.first) === layout.line(last - layout.first);
+    const wide = whole ? Math.abs(x2 - x1) + BOX.width : BOX.width;
+    this.view.k = Math.max(0.45, Math.min(1, (size.width - 40) / wide));
+    const middle = wide * this.view.k < size.width ? Math.min(x1, x2) + wide / 2 : x1 + size.width / this.view.k / 2.2;
+    this.centre(middle, y1 + BOX.height / 2);
+    this.place();
   },
 };

@@ -11,11 +11,13 @@ class Grid {
     this.id = `grid${grids++}`;
     this.shape = columns.map((column) => column.width).join(" ");
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
+    const least = columns.reduce((sum, { width }) => sum + Number(/[\d.]+/.exec(width)[0]), 0);
+    const inner = el("div", { class: "grid-inner", role: "presentation" }, this.head(), this.body);
+    inner.style.minWidth = `${least}rem`;
     this.box = el(
       "div",
       { class: "grid", role: "grid", tabindex: 0, "aria-label": label, "aria-colcount": columns.length },
-      this.head(),
-      this.body,
+      inner,
     );
     this.box.addEventListener("scroll", () => this.later());
     this.box.addEventListener("keydown", (event) => this.key(event));

@@ -1,46 +1,54 @@
-// Where the graph's ops stand: layers from left to right by longest path, lanes by the mean of what an op reads.
+// Where the graph's ops stand. Layers go from left to right by longest path, lanes by the mean of what an op reads; and
+// as most models are long and thin, the layers are broken into lines as words are.
 // Everything is linear in ops and edges, but for sorting the ops of one layer.
 
-const BOX = { width: 150, height: 38, across: 190, down: 56 };
+const BOX = { width: 150, height: 38, across: 190, down: 56, line: 40 };
+const NEAR = 3;
 
-function layoutOf(report, place) {
+function layoutOf(report, place, aspect) {
   const { first, count: size } = report.functions[place];
-  const makers = (row) =>
-    [...report.ops.reads[row], report.ops.inside[row]].filter((maker) => maker >= first && maker < row);
-  const layer = new Int32Array(size);
-  for (let at = 0; at < size; at++) {
-    for (const maker of makers(first + at)) layer[at] = Math.max(layer[at], layer[maker - first] + 1);
-  }
-  for (let at = 0; at < size; at++) {
-    const readers = report.readers[first + at].map((row) => layer[row - first]);
-    if (readers.length && !makers(first + at).length) layer[at] = Math.max(0, Math.min(...readers.slice(0, 1000)) - 1);
-  }
+  const makers = Array.from({ length: size }, (_, at) =>
+    [...report.ops.reads[first + at], report.ops.inside[first + at]]
+      .filter((maker) => maker >= first && maker < first + at)
+      .map((maker) => maker - first),
+  );
+  const layer = layersOf(report, first, makers);
   const layers = [];
   for (let at = 0; at < size; at++) (layers[layer[at]] ??= []).push(at);
-  const y = lanes(
-    Array.from(layers, (one) => one || []),
-    (at) => makers(first + at).map((maker) => maker - first),
-    size,
-  );
+  for (let depth = 0; depth < layers.length; depth++) layers[depth] ??= [];
+  const y = lanes(layers, makers);
+  const { columns, lines } = linesOf(layers, y, aspect);
+  const line = (at) => Math.floor(layer[at] / columns);
+  const bottom = lines.length ? lines[lines.length - 1].top + lines[lines.length - 1].height : 1;
   return {
-    first,
-    size,
-    layer,
-    y,
-    layers: Array.from(layers, (one) => one || []),
-    ...edgesOf(report, first, size, layer, makers),
-    ...bounds(y, layers.length),
+    ...{ first, size, layer, layers, y, columns, lines, line },
+    ...edgesOf(makers, layer, line, lines.length),
+    width: Math.max(1, Math.min(columns, layers.length) * BOX.across - (BOX.across - BOX.width)),
+    height: bottom,
   };
 }
 
-function lanes(layers, makers, size) {
-  const y = new Float64Array(size);
+/** Each op one layer after the last op it reads; what reads nothing stands just before its first reader. */
+function layersOf(report, first, makers) {
+  const layer = new Int32Array(makers.length);
+  makers.forEach((from, at) => from.forEach((maker) => (layer[at] = Math.max(layer[at], layer[maker] + 1))));
+  makers.forEach((from, at) => {
+    const readers = report.readers[first + at];
+    if (from.length || !readers.length) return;
+    const nearest = readers.reduce((least, row) => Math.min(least, layer[row - first]), Infinity);
+    layer[at] = Math.max(0, nearest - 1);
+  });
+  return layer;
+}
+
+function lanes(layers, makers) {
+  const y = new Float64Array(makers.length);
   for (const members of layers) {
     const wish = new Map(
-      members.map((at) => {
-        const from = makers(at);
-        return [at, from.length ? from.reduce((sum, maker) => sum + y[maker], 0) / from.length : 0];
-      }),
+      members.map((at) => [
+        at,
+        makers[at].length ? makers[at].reduce((sum, maker) => sum + y[maker], 0) / makers[at].length : 0,
+      ]),
     );
     members.sort((a, b) => wish.get(a) - wish.get(b) || a - b);
     let floor = -Infinity;
@@ -55,30 +63,43 @@ function lanes(layers, makers, size) {
   return y;
 }
 
-/** Edges by the layer they end in; those that span many layers apart, as they may cross a view they neither start nor end in. */
-function edgesOf(report, first, size, layer, makers) {
-  const short = Array.from({ length: size }, () => []);
-  const long = [];
-  for (let at = 0; at < size; at++) {
-    for (const maker of makers(first + at)) {
-      if (layer[at] - layer[maker - first] > 3) long.push([maker - first, at]);
-      else short[at].push(maker - first);
+/** Breaks the layers into lines so that all of them have about the wanted shape; moves `y` to where the lines are. */
+function linesOf(layers, y, aspect) {
+  const extents = layers.map((members) =>
+    members.reduce(([low, high], at) => [Math.min(low, y[at]), Math.max(high, y[at])], [Infinity, -Infinity]),
+  );
+  const broken = (columns) => {
+    const lines = [];
+    let top = 0;
+    for (let from = 0; from < layers.length; from += columns) {
+      const part = extents.slice(from, from + columns);
+      const low = part.reduce((least, [one]) => Math.min(least, one), Infinity);
+      const high = part.reduce((most, [, one]) => Math.max(most, one), -Infinity);
+      lines.push({ from, to: Math.min(from + columns, layers.length), top, low, height: high - low + BOX.height });
+      top += high - low + BOX.height + BOX.line;
     }
+    return { columns, lines, shape: (Math.min(columns, layers.length) * BOX.across) / Math.max(1, top) };
+  };
+  let best = broken(Math.max(1, layers.length));
+  while (best.shape > aspect && best.columns > 4) best = broken(Math.floor(best.columns * 0.85));
+  for (const { from, to, top, low } of best.lines) {
+    for (const members of layers.slice(from, to)) for (const at of members) y[at] += top - low;
   }
-  return { short, long };
+  return best;
 }
 
-function bounds(y, depth) {
-  let top = 0;
-  let bottom = 0;
-  for (const one of y) {
-    top = Math.min(top, one);
-    bottom = Math.max(bottom, one);
-  }
-  return {
-    left: 0,
-    top,
-    width: Math.max(1, depth) * BOX.across - (BOX.across - BOX.width),
-    height: bottom - top + BOX.height,
-  };
+/** Edges within a line, short ones by the op they end in and long ones by line; those to other lines are only marked. */
+function edgesOf(makers, layer, line, count) {
+  const short = makers.map(() => []);
+  const long = Array.from({ length: count }, () => []);
+  const comes = new Uint8Array(makers.length);
+  const goes = new Uint8Array(makers.length);
+  makers.forEach((from, at) => {
+    for (const maker of from) {
+      if (line(maker) !== line(at)) comes[at] = goes[maker] = 1;
+      else if (layer[at] - layer[maker] > NEAR) long[line(at)].push([maker, at]);
+      else short[at].push(maker);
+    }
+  });
+  return { short, long, comes, goes };
 }

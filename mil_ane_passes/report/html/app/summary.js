@@ -16,13 +16,13 @@ function tilesOf(report) {
     ["estimated in all", time(summary.est_ms)],
     ["switches of processor", summary.switches.toLocaleString("en")],
     ["findings", report.hits.length.toLocaleString("en")],
-    ["bytes padded to dense", `${factor(report).toFixed(2)}×`],
+    ["buffer bytes to needed", `${factor(report).toFixed(2)}×`],
   ];
 }
 
 function verdict(report) {
   const { ops, predicted_on_ane: on, switches, ane_unknown: unknown } = report.summary;
-  if (!ops) return "This program has no ops: there is nothing to place.";
+  if (!ops) return ["This program has no ops: there is nothing to place.", ""];
   const what =
     on === ops
       ? `All ${ops.toLocaleString("en")} ops are predicted to run on the ANE`
@@ -32,7 +32,7 @@ function verdict(report) {
   const open = unknown
     ? ` For ${count(unknown, "op")} nobody has published what this target does: there the nearest evidence decides.`
     : "";
-  return `${what}.${idle(report)}${open}`;
+  return [`${what}.`, `${idle(report)}${open}`.trim()];
 }
 
 /** Ops that the ANE would take, and that are predicted to run on the CPU all the same. */
@@ -41,9 +41,10 @@ const staying = (report, rows) => rows.filter((row) => stays(report, row)).lengt
 
 function idle(report) {
   const many = staying(report, report.rows);
-  return many
-    ? ` The ANE would take ${count(many, "op")} of those on the CPU, but going there costs more than it saves.`
-    : "";
+  const cpu = report.size - report.summary.predicted_on_ane;
+  if (!many) return "";
+  if (many === cpu) return " The ANE would take all that stays on the CPU, but going there costs more than it saves.";
+  return ` Of those on the CPU the ANE would take ${many.toLocaleString("en")}, but going there costs more than it saves.`;
 }
 
 function basisText() {
@@ -76,7 +77,7 @@ const summary = {
     fill(byId("model"), named(base(report.model)));
     const chips = data.chips.length && data.target !== "all" ? ` (${data.chips.join(", ")})` : "";
     byId("facts").textContent = `Target ${data.target}${chips} · ${report.model}`;
-    byId("verdict").textContent = verdict(report);
+    [byId("verdict").textContent, byId("further").textContent] = verdict(report);
     byId("tiles").replaceChildren(
       ...tilesOf(report).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
