@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..report.lint import LintReport
 
 HELP = "which ops leave the ANE, why, and what mends it"
-FORMATS = ("text", "json", "sarif")
+FORMATS = ("text", "json", "sarif", "html")
 _SHARED = ("select", "ignore", "target", "baseline")
 "What both the command line and a file of settings may say; errors about it begin with that word."
 
@@ -37,6 +37,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore", metavar="RULES", help="do not report these; in the prediction they still count")
     parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
     parser.add_argument("--baseline", metavar="FILE", help="gate: no findings but those in this JSON report")
+    parser.add_argument("--measured", metavar="RESULT.json",
+                        help="what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped "
+                             "compute plan")
     parser.add_argument("--after", metavar="B.mlpackage", help="a second package to set beside IN")
     parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
                                                          "nearest one that speaks of us, from here upwards)")
@@ -75,7 +78,8 @@ def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
 
     try:
         return lint(arguments.input, target=first("target", "all"), select=first("select"), ignore=first("ignore"),
-                    options=settings.options, after=arguments.after, baseline=first("baseline"))
+                    options=settings.options, after=arguments.after, baseline=first("baseline"),
+                    measured=arguments.measured)
     except InputError as error:
         word = str(error).split(" ")[0].rstrip(":")
         theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word) is None)
@@ -89,6 +93,10 @@ def _written(report: LintReport, arguments: argparse.Namespace) -> str:
         from ..report.lint_text import text
 
         return text(report, everything=arguments.all)
+    if arguments.format == "html":
+        from ..report.html import page
+
+        return page(report, report.after).rstrip("\n")
     if arguments.format == "sarif":
         from ..report.sarif import sarif
 
@@ -102,7 +110,7 @@ def _show(report: LintReport, made: str, target: Path | None) -> None:
         return
     from ..report.lint_text import verdict
 
-    write_file(target, made if made.endswith("\n") else made + "\n")
+    write_file(target, f"{made}\n")
     print(f"{verdict(report)}\nwritten to {target}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .contract import Community, Evidence, Measured, Vendor
 from .targets import Generation, between, listed
@@ -150,6 +151,11 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
 
 def limit(name: str, generations: Sequence[Generation]) -> Bound | None:
     """The strictest bound called `name` among `generations`, or None where nobody stated one for any of them."""
+    return _limit(name, tuple(generations))
+
+
+@lru_cache(maxsize=4096)
+def _limit(name: str, generations: tuple[Generation, ...]) -> Bound | None:
     wanted = set(generations)
     found = [bound for bound in LIMITS[name] if wanted.intersection(bound.generations)]
     return min(found, key=lambda bound: (bound.most, not bound.sure), default=None)
@@ -157,6 +163,11 @@ def limit(name: str, generations: Sequence[Generation]) -> Bound | None:
 
 def over(name: str, value: int, generations: Sequence[Generation]) -> Over | None:
     """Which of `generations` take less than `value`, in words such as "> 15 (M4; 13 on M1)"; None where none does."""
+    return _over(name, value, tuple(generations))
+
+
+@lru_cache(maxsize=4096)
+def _over(name: str, value: int, generations: tuple[Generation, ...]) -> Over | None:
     wanted = set(generations)
     broken = [bound for bound in LIMITS[name] if bound.most < value and wanted.intersection(bound.generations)]
     if not broken:

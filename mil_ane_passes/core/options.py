@@ -88,6 +88,8 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 def with_options(cls: type[T], values: Mapping[str, Any]) -> T:
     """An instance of `cls` with the options in `values` set; unknown names raise InputError with the nearest one."""
+    if not values:
+        return cls()
     known = options_of(cls)
     owner = f"ane::{getattr(cls, 'name', '') or cls.__name__}"
     rule = cls()

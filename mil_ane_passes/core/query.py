@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "all_blocks", "all_ops", "consumers", "flat_inputs", "function_name", "is_all_zero",
-    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "op_count", "static_shape",
+    "Kind", "all_blocks", "all_ops", "consumers", "flat_inputs", "function_name", "is_all_zero",
+    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of", "op_count", "static_shape",
     "used", "value",
 ]
 
@@ -38,9 +39,36 @@ def is_all_zero(var: Var | None) -> bool:
     return is_const(var) and var is not None and not np.any(var.val)
 
 
+class Kind(NamedTuple):
+    """What a type says of its values: pymil derives it anew at each question, which is most of the cost of a rule.
+
+    `dtype` and `shape` are those of the tensor, or of the one in a state; a scalar has shape (); `shape` is None where
+    a dimension is symbolic.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...] | None
+    is_tensor: bool
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _kind(sym_type: Any) -> Kind:
+    inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    if not types.is_tensor(inner):
+        return Kind(inner, (), False)
+    extents = inner.get_shape()
+    shape = None if any_symbolic(extents) else tuple(int(extent) for extent in extents)
+    return Kind(inner.get_primitive(), shape, types.is_tensor(sym_type))
+
+
+def kind_of(var: Var) -> Kind:
+    """Dtype, static shape and whether it is a tensor, from a cache: pymil keeps one type for each of them anyway."""
+    return _kind(var.sym_type)
+
+
 def static_shape(var: Var) -> tuple[int, ...] | None:
     """The shape, or None when a dimension is symbolic."""
-    return None if any_symbolic(var.shape) else tuple(int(d) for d in var.shape)
+    return _kind(var.sym_type).shape
 
 
 def is_opaque(op: Operation) -> bool:
@@ -50,7 +78,12 @@ def is_opaque(op: Operation) -> bool:
 
 def itemsize(var: Var) -> int:
     """Bytes per element."""
-    return int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
+    return _itemsize(_kind(var.sym_type).dtype)
+
+
+@functools.cache
+def _itemsize(dtype: Any) -> int:
+    return int(np.dtype(types.nptype_from_builtin(dtype)).itemsize)
 
 
 def flat_inputs(op: Operation) -> list[Var]:

@@ -3,8 +3,9 @@
 `all`, the default target, stands for every generation Core ML still runs on: a rule that applies to any of them
 applies. Sources: the device list of hollance/neural-engine, the generations of sbryngelson/ANEForge
 `docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Which iPhone
-chip has the ANE of which Mac chip Apple does not say; A17 is put with the older one of those it may go with. A chip's
-Pro, Max and Ultra have more cores, not other limits (the same source).
+chip has the ANE of which Mac chip Apple does not say. A17 may go with M3 or, as Apple's naming "A17 Pro, M4" in one
+breath suggests (https://github.com/apple/coremltools/issues/2410), with M4: it is put with the older, stricter one. A
+chip's Pro, Max and Ultra have more cores, not other limits (ANEForge).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ __all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "in
            "parse_target"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
-    """One ANE generation: its name here and the chips that carry it."""
+    """One ANE generation: its name here and the chips that carry it. There is one object of each."""
 
     name: str
     chips: tuple[str, ...]

@@ -11,12 +11,14 @@ from .._version import __version__
 from ..core.contract import Miss
 from ..core.plan import Plan, Row
 from ..core.printer import op_text
+from ..residency.agreement import Agreement
 from ..residency.buffers import Buffer, buffers
 from ..residency.predict import Found
 from .baseline import Compared
 from .lint_finding import LintFinding, finding_of, kind
 from .lint_order import groups
 from .lint_text import text
+from .measured import agreement_dict
 
 __all__ = ["LintReport"]
 
@@ -27,7 +29,8 @@ class LintReport:
 
     `findings` are the hits, worst first; `near_misses` what almost was one. `plan` holds the program itself and is no
     part of the JSON. `after` is the report of the model it is compared with, `baseline` what is new and gone since an
-    earlier report; both are None, and no part of the JSON, where they were not asked for.
+    earlier report, `measured` what Core ML said on a Mac; all are None, and no part of the JSON, where they were not
+    asked for.
     """
 
     model: str
@@ -38,6 +41,7 @@ class LintReport:
     buffers: list[Buffer] = field(default_factory=list)
     after: LintReport | None = None
     baseline: Compared | None = None
+    measured: Agreement | None = None
 
     @classmethod
     def of(
@@ -96,10 +100,12 @@ class LintReport:
             for index in item.covers:
                 if item.refuses or (item.function, index) not in fixes:
                     fixes[item.function, index] = item.fix
+        told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
             "model": self.model, "target": self.target,
-            "ops": [_op(row, fixes.get((row.function, row.index))) for row in self.plan.rows],
+            "ops": [{**_op(row, fixes.get((row.function, row.index))),
+                     **({"measured": told[id(row)].to_dict()} if id(row) in told else {})} for row in self.plan.rows],
             "findings": [item.to_dict() for item in self.findings],
             "near_misses": [item.to_dict() for item in self.near_misses],
             "segments": [segment.to_dict() for segment in self.plan.segments],
@@ -107,6 +113,7 @@ class LintReport:
             "summary": self.summary(),
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
+            **({"measured": agreement_dict(self.measured)} if self.measured is not None else {}),
         }
 
     def __str__(self) -> str:

@@ -61,6 +61,11 @@ class LintFinding:
         return self.rule.code, self.function, self.op, self.value
 
     def to_dict(self) -> dict[str, Any]:
+        """What a near miss lacks is nothing to act on: there may be many, and rule, place and reason are all there is."""
+        if self.near_miss:
+            return {"code": self.rule.code, "slug": self.rule.slug, "rule": self.rule.name, "level": self.level,
+                    "function": self.function, "index": self.index, "op": self.op, "value": self.value,
+                    "reason": self.reason, "near_miss": True}
         return {
             "code": self.rule.code, "slug": self.rule.slug, "rule": self.rule.name, "summary": self.rule.summary(),
             "level": self.level, "function": self.function, "index": self.index,

@@ -15,6 +15,7 @@ from ..core.targets import Generation
 from ..residency.accepted import accepted
 from .lint_finding import LintFinding
 from .lint_order import REFUSED, Group, groups
+from .measured import lines as agreement_lines
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -31,6 +32,7 @@ def text(report: LintReport, *, everything: bool = False) -> str:
     """The report as lines; `everything`: all places, and with a baseline also the findings that it has."""
     shown = None if everything else _SHOWN
     lines = [verdict(report), *_functions(report), *_after(report), *_compared(report, shown)]
+    lines += [] if report.measured is None else agreement_lines(report.measured)
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
     found = groups(listed, report.plan)

@@ -58,9 +58,10 @@ On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
 
     {_command(folder.images)}
 
-Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, and with ALL Core ML may compile
-for long; what is done is kept. It writes result.json. Send that file back. It holds the Mac's model, chip, macOS and library versions, differences of
-outputs, times and compute plans; no weights, no outputs.
+Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, as Core ML compiles the model
+for each choice of units; what is done is kept. It writes result.json: send that file back. It holds the Mac's model and
+chip, the versions of macOS and libraries, differences of outputs with the worst element of each, times and compute
+plans; no weights, no whole outputs.
 
 What is here
 - {', '.join(folder.packages)}: the packages to measure.

@@ -46,7 +46,7 @@ MEMORY = Law("bytes of all inputs and the first output", 68.0, 56.66666412353515
 "GiB/s: on the CPU 1.2 times less. On the CPU it is also the least that a product or a pool takes."
 PEAK = Law("operations: 2 of a multiply-add, 1 of a pool's tap", _MEMORY_ONLY, 754.5433349609375, 656.0, 8)
 "Seen with pools."
-RELU = Law("bytes of the input and the output", 100.0, 100.0, 100.0, 6)
+RELU = Law("bytes of the input and the output", 100.0, 100.0, 100.0, 6, giga=1e9)
 ELEMENTS = Law("elements of the inputs", 17.990264892578125, 10.56109619140625, 9.181818008422852, 7)
 CONCAT = Law("bytes of the inputs", 100.0, 11.502184867858887, 10.0, 3)
 GATHER = Law("elements of the inputs, all of a table", _MEMORY_ONLY, 11.502184867858887, 10.0, 2)

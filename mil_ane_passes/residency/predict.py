@@ -10,6 +10,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Block, Operation, Program
 
+from ..core.collector import collector_off
 from ..core.contract import Hit, Miss, PlanRule, Rule
 from ..core.engine import answers
 from ..core.plan import Cost, Plan, Row, Segment
@@ -38,24 +39,25 @@ def predict(
 
     Raises InputError for an unknown target.
     """
-    generations = parse_target(target)
-    rules = list(rules)
-    found = list(_asked(rules, program, target))
-    refusals: dict[Operation, list[tuple[Rule, Hit]]] = defaultdict(list)
-    for item in found:
-        if isinstance(item.answer, Hit) and item.rule.refuses:
-            for op in item.answer.covers:
-                refusals[op].append((item.rule, item.answer))
-    rows = list(_rows(program, refusals, generations))
-    segments = list(_placed(program, rows))
-    plan = Plan(program, generations, rows, segments, package)
-    for rule in rules:
-        if isinstance(rule, PlanRule) and applies(rule.targets, target):
-            rule._generations = generations
-            where = {row.op: row.function for row in rows}
-            found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
-    _mark(rows, found)
-    return plan, found
+    with collector_off():
+        generations = parse_target(target)
+        rules = list(rules)
+        found = list(_asked(rules, program, target))
+        refusals: dict[Operation, list[tuple[Rule, Hit]]] = defaultdict(list)
+        for item in found:
+            if isinstance(item.answer, Hit) and item.rule.refuses:
+                for op in item.answer.covers:
+                    refusals[op].append((item.rule, item.answer))
+        rows = list(_rows(program, refusals, generations))
+        segments = list(_placed(program, rows))
+        plan = Plan(program, generations, rows, segments, package)
+        for rule in rules:
+            if isinstance(rule, PlanRule) and applies(rule.targets, target):
+                rule._generations = generations
+                where = {row.op: row.function for row in rows}
+                found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
+        _mark(rows, found)
+        return plan, found
 
 
 def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, types
 
-from ..core.query import consumers, is_const, is_opaque
+from ..core.query import consumers, is_const, is_opaque, kind_of
 
 __all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "graded", "read_bytes", "softmaxes"]
 
@@ -106,7 +106,7 @@ class Flow:
         """Every value's fate, from those of what is computed from it, last op first."""
         for op in reversed(self._ops):
             for var in op.outputs:
-                if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type):
+                if kind_of(var).is_tensor or types.is_scalar(var.sym_type):
                     self._fates[var] = self._of(var, sink)
 
     def _of(self, var: Var, sink: Callable[[Var], Fate]) -> Fate:
@@ -118,7 +118,7 @@ class Flow:
             if fate.reason:
                 break
             fate = fate.also(self._through(reader, var, sink))
-        return replace(fate, half=fate.half or var.dtype == types.fp16)
+        return replace(fate, half=fate.half or kind_of(var).dtype == types.fp16)
 
     def _through(self, op: Operation, var: Var, sink: Callable[[Var], Fate]) -> Fate:
         """What becomes of `var` in one of the ops that read it."""
@@ -146,7 +146,7 @@ class Flow:
             1.0, scan.smallest if op.op_type == "mul" else 1 / max(scan.largest, 1.0)))
 
     def _sink(self, var: Var) -> Fate:
-        return Fate(half=var.dtype == types.fp16)
+        return Fate(half=kind_of(var).dtype == types.fp16)
 
     def _loaded_sink(self, var: Var) -> Fate:
         load = self._loads.get(var, _Load())

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputeP
 from ..core.build import Names, RewriteBuilder
 from ..core.consts import array_const
 from ..core.edit import BlockEditor
-from ..core.query import flat_inputs, is_const, is_opaque
+from ..core.query import flat_inputs, is_const, is_opaque, kind_of
 from ._halves import Halves
 
 __all__ = ["Scope", "computes", "is_fp32", "narrow", "narrowable", "operands", "walk"]
@@ -39,7 +39,7 @@ def walk(block: Block) -> Iterator[Operation]:
 
 def is_fp32(var: Any) -> bool:
     """Whether `var` is a number or a tensor of fp32."""
-    return isinstance(var, Var) and bool(var.is_tensor_or_scalar_of(dtype="fp32"))
+    return isinstance(var, Var) and kind_of(var).dtype == types.fp32 and not types.is_state(var.sym_type)
 
 
 def operands(op: Operation) -> Iterator[tuple[str, Var]]:

@@ -3,52 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
-from coremltools.converters.mil.mil import Block, Operation, Var, types
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import is_const
+from ..core.query import flat_inputs, is_const, kind_of
 from ..core.targets import GENERATIONS, Generation, parse_target
 
-__all__ = ["among", "islands", "known", "spatial", "tensors"]
+__all__ = ["Shape", "among", "islands", "known", "spatial"]
+
+Shape = Sequence[object]
 
 
-def tensors(op: Operation) -> Iterator[Var]:
-    """The tensors that `op` computes from and makes: no parameters, no weights, no lists, no states."""
-    for given in op.inputs.values():
-        for var in given if isinstance(given, (list, tuple)) else (given,):
-            if var is not None and not is_const(var) and types.is_tensor(var.sym_type):
-                yield var
-    for var in op.outputs:
-        if types.is_tensor(var.sym_type):
-            yield var
+def islands(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Operation], Var]]:
+    """Ops of `block` that read or make a value whose shape is too `large`, joined where they share one; the first such.
 
-
-def islands(block: Block, large: Callable[[Var], bool]) -> list[tuple[list[Operation], Var]]:
-    """Ops of `block` that read or make a value that is too `large`, joined where they share one; with the first such.
-
-    Linear: of two groups the smaller moves.
+    Parameters and weights are no values here. Linear: of two groups the smaller moves. Nearly always there is none.
     """
+    judged = {var: large(_shape(var)) for var in _own(block)}
+    if isinstance(block, Function) and not any(judged.values()):
+        return []
     group: dict[Operation, list[Operation]] = {}
-    met: dict[Var, list[Operation] | None] = {}
-    first: dict[int, Var] = {}
+    holder: dict[Var, Operation] = {}
+    first: dict[Operation, Var] = {}
     for op in block.operations:
         if op.op_type == "const" or op.op_type.startswith("constexpr_"):
             continue
-        for var in tensors(op):
-            if var not in met:
-                met[var] = [] if large(var) else None
-            holders = met[var]
-            if holders is None:
-                continue
-            group.setdefault(op, [op])
-            first.setdefault(id(op), var)
-            if holders:
-                _join(group, holders[0], op)
-            holders.append(op)
-    found = {id(members): members for members in group.values()}
+        for var in (*flat_inputs(op), *op.outputs):
+            if var not in judged:
+                judged[var] = not is_const(var) and large(_shape(var))
+            if judged[var]:
+                group.setdefault(op, [op])
+                first.setdefault(op, var)
+                _join(group, holder.setdefault(var, op), op)
     order = {op: place for place, op in enumerate(block.operations)}
-    return [(ops, first[id(ops[0])]) for ops in (sorted(members, key=order.__getitem__) for members in found.values())]
+    found = [sorted(members, key=order.__getitem__) for members in {id(one): one for one in group.values()}.values()]
+    return [(ops, first[ops[0]]) for ops in found]
+
+
+def _own(block: Block) -> Iterator[Var]:
+    """The values that enter a block or are made in it."""
+    yield from block.inputs.values() if isinstance(block, Function) else block.inputs
+    for op in block.operations:
+        if op.op_type != "const":
+            yield from op.outputs
+
+
+def _shape(var: Var) -> Shape:
+    kind = kind_of(var)
+    if not kind.is_tensor:
+        return ()
+    return var.shape if kind.shape is None else kind.shape
 
 
 def _join(group: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
@@ -72,7 +78,12 @@ def spatial(op: Operation) -> tuple[int, ...] | None:
     return None if sizes is None else tuple(int(size) for size in sizes)
 
 
-def among(generations: Sequence[Generation], *chips: str) -> tuple[Generation, ...]:
-    """Those of `generations` that one of `chips` belongs to."""
+@cache
+def _among(generations: tuple[Generation, ...], chips: tuple[str, ...]) -> tuple[Generation, ...]:
     wanted = {parse_target(chip)[0] for chip in chips}
     return tuple(one for one in GENERATIONS if one in wanted and one in generations)
+
+
+def among(generations: Sequence[Generation], *chips: str) -> tuple[Generation, ...]:
+    """Those of `generations` that one of `chips` belongs to."""
+    return _among(tuple(generations), chips)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
@@ -10,7 +10,8 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
 from ..core.examples import program
 from ..core.limits import Over, evidence_of, limit, over
-from ._sizes import among, islands
+from ..core.targets import Generation
+from ._sizes import Shape, among, islands
 
 _M4, _OLDER = (f"N[1-65536]D[1-{most}]C[1-65536]H[1-{most}]W[1-{most}]" for most in (65536, 16384))
 
@@ -41,37 +42,24 @@ class DimensionLimit(BlockRule):
         shortest = limit("spatial", looked_at)
         if shortest is None:
             return
+        judged: dict[tuple[int, ...], tuple[int, Over] | None] = {}
 
-        def large(var: Var) -> bool:
-            long = any(not is_symbolic(extent) and int(extent) > shortest.most for extent in var.shape)
-            return long and self._over(var) is not None
+        def large(shape: Shape) -> bool:
+            extents = _extents(shape)
+            if max(extents, default=0) <= shortest.most:
+                return False
+            if extents not in judged:
+                judged[extents] = _longest(extents, looked_at)
+            return judged[extents] is not None
 
         for ops, var in islands(block, large):
-            found = self._over(var)
+            found = judged[_extents(var.shape)]
             if found is None:
                 continue
             more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
             message = _message(var, bool(among(looked_at, "m4")), bool(among(looked_at, "m1", "m2")))
             yield Hit(ops[0], covers=ops, sure=found[1].sure, message=message,
                       note=f"'{var.name}' is {_text(var)}: dimension {found[0]} {found[1].words}{more}")
-
-    def _over(self, var: Var) -> tuple[int, Over] | None:
-        """The longest dimension that is over a limit, and who takes less."""
-        found: list[tuple[int, Over]] = []
-        for place, extent in enumerate(var.shape):
-            if is_symbolic(extent):
-                continue
-            last = place == var.rank - 1
-            wide = over("spatial", int(extent), tuple(self.generations))
-            if last or (var.rank > 3 and place > 1):
-                broken = wide
-            else:
-                broken = over("channels", int(extent), tuple(self.generations))
-                if broken is None and wide and var.rank < 4:
-                    broken = Over(wide.most, False, f"{wide.words}, if that is the height")
-            if broken:
-                found.append((int(extent), broken))
-        return max(found, key=lambda item: (item[1].sure, item[0]), default=None)
 
     def examples(self) -> Iterable[Example]:
         yield Example("a width of 65537", lambda: _chain(1, 1, 1, 65537))
@@ -81,6 +69,27 @@ class DimensionLimit(BlockRule):
         yield Example("a long sequence", lambda: _chain(1, 20000, 4))
         yield Example("at the limit", lambda: _chain(1, 1, 1, 16384), reason="")
         yield Example("channels of a width's length", lambda: _chain(1, 20000, 1, 1), reason="")
+
+
+def _extents(shape: Shape) -> tuple[int, ...]:
+    """The dimensions as numbers, those that are not known as 1."""
+    return tuple(1 if is_symbolic(extent) else int(str(extent)) for extent in shape)
+
+
+def _longest(shape: tuple[int, ...], looked_at: Sequence[Generation]) -> tuple[int, Over] | None:
+    """The longest dimension that is over a limit, and who takes less."""
+    found: list[tuple[int, Over]] = []
+    for place, extent in enumerate(shape):
+        wide = over("spatial", extent, looked_at)
+        if place == len(shape) - 1 or (len(shape) > 3 and place > 1):
+            broken = wide
+        else:
+            broken = over("channels", extent, looked_at)
+            if broken is None and wide and len(shape) < 4:
+                broken = Over(wide.most, False, f"{wide.words}, if that is the height")
+        if broken:
+            found.append((extent, broken))
+    return max(found, key=lambda item: (item[1].sure, item[0]), default=None)
 
 
 def _text(var: Var) -> str:

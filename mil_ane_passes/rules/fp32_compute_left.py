@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
-from ..core.query import flat_inputs, is_opaque
+from ..core.query import flat_inputs, is_opaque, kind_of
 
 _SHOWN = 4
 "Kinds of ops a note names."
@@ -66,7 +66,7 @@ def _computes_in_fp32(op: Operation) -> bool:
     if op.op_type in ("const", "cast") or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
         return False
     read = [var for var in flat_inputs(op) if var.op is None or var.op.op_type != "const"]
-    return any(var.dtype == types.fp32 for var in [*op.outputs, *read] if not types.is_list(var.sym_type))
+    return any(kind_of(var).dtype == types.fp32 for var in [*op.outputs, *read])
 
 
 def _join(island: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:

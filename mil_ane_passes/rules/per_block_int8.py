@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.contract import Community, Example, Hit, Miss, Rule
 from ..core.examples import program, weight
 from ..core.query import is_compressed, value
+from ._sizes import among
 
 
 class PerBlockInt8(Rule):
@@ -21,13 +22,16 @@ class PerBlockInt8(Rule):
             the GPU. On an M4 a conv, linear or matmul with an int8 or int4 weight of any granularity was given to
             the CPU. The reports differ in what happens; in neither does the ANE compute it right.
     when    conv, linear or matmul reads a constexpr_blockwise_shift_scale of integers with more than one block along
-            the input channels. Scales for each output channel only are left out.
+            the input channels. Scales for each output channel only are left out. That the ANE refuses the op was seen
+            on an M4; elsewhere it may compute it, wrongly.
     fix     none here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
             output channel: granularity="per_channel" in coremltools.optimize.
     """
 
     code, slug = "ANE402", "per-block-int8-weight"
     roots = ("conv", "linear", "matmul")
+    refuses, confidence = True, "medium"
+    advice = "Palettize the weight, or quantize it with one scale for each output channel."
     evidence = (
         Community("8-bit weights with a scale for each block: output cosine 0.367 on the Neural Engine, 0.999 on the "
                   "GPU; 8-bit palettized in groups of 32: 0.9975 on the Neural Engine (Core AI)",
@@ -51,8 +55,9 @@ class PerBlockInt8(Rule):
                 return Miss(op, "the scaled data are not integers", near=False)
             if blocks > 1:
                 kind = types.builtin_to_string(data.dtype)
-                return Hit(op, note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
-                                    f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
+                return Hit(op, sure=bool(among(tuple(self.generations), "m4")),
+                           note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
+                                f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
         return Miss(op, "one scale for all input channels")
 
     def examples(self) -> Iterable[Example]:

@@ -33,7 +33,7 @@ class RankAbove5(BlockRule):
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for ops, var in islands(block, lambda var: var.rank > 5):
+        for ops, var in islands(block, lambda shape: len(shape) > 5):
             more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
             yield Hit(ops[0], covers=ops, note=f"'{var.name}' has rank {var.rank}, the limit is 5{more}")
 

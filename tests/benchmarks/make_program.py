@@ -37,14 +37,14 @@ def kinds(n_ops: int, n_rewrites: int) -> list[str]:
 class Layers:
     """Makes one op at a time. Strides, pads and the like are shared consts: that halves the building time."""
 
-    def __init__(self, mb: Any, seed: int) -> None:
-        self.mb, self.generator = mb, np.random.default_rng(seed)
+    def __init__(self, mb: Any, seed: int, dtype: Any = np.float32) -> None:
+        self.mb, self.generator, self.dtype = mb, np.random.default_rng(seed), dtype
         self.shared: dict[Any, Var] = {}
 
     def draw(self, *shape: int) -> np.ndarray:
         """Values of either sign that are never near zero: no bias can be taken for an absent one."""
         size = self.generator.uniform(0.1, 0.4, shape)
-        return (size * self.generator.choice((-1.0, 1.0), shape)).astype(np.float32)
+        return (size * self.generator.choice((-1.0, 1.0), shape)).astype(self.dtype)
 
     def const(self, value: Any) -> Var:
         if value not in self.shared:
@@ -77,17 +77,20 @@ class Layers:
             return mb.add(x=x, y=skip)
         if kind == "mul":
             return mb.mul(x=x, y=self.draw(1, CHANNELS, 1))
-        return mb.leaky_relu(x=x, alpha=0.1) if kind == "leaky_relu" else mb.relu(x=x)
+        return mb.leaky_relu(x=x, alpha=self.dtype(0.1)) if kind == "leaky_relu" else mb.relu(x=x)
 
 
-def program(n_ops: int = 8000, n_rewrites: int = 2000, seed: int = 0) -> Program:
+def program(n_ops: int = 8000, n_rewrites: int = 2000, seed: int = 0, dtype: Any = np.float32) -> Program:
     """`n_ops` non-const ops in one chain with residual adds, `n_rewrites` of them 1-D conv_transposes with a bias."""
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb
+    from coremltools.converters.mil.mil import types
 
-    @mb.program(input_specs=[mb.TensorSpec(shape=(1, CHANNELS, LENGTH))], opset_version=ct.target.iOS17)
+    kind = types.numpy_type_to_builtin_type(dtype)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape=(1, CHANNELS, LENGTH), dtype=kind)], opset_version=ct.target.iOS17)
     def chain(x: Var) -> Var:
-        layers, skip = Layers(mb, seed), x
+        layers, skip = Layers(mb, seed, dtype), x
         for kind in kinds(n_ops, n_rewrites):
             following = layers.apply(kind, x, skip)
             if kind in ("down", "add", "conv"):  # a residual add takes the latest of these

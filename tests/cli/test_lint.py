@@ -92,7 +92,7 @@ def test_programs_in_memory(made):
     assert {op["function"] for op in data["ops"]} <= {"main", "other"}
 
 
-@pytest.mark.parametrize("form", ["text", "json", "sarif"])
+@pytest.mark.parametrize("form", ["text", "json", "sarif", "html"])
 def test_a_file_is_written_whole(form, source, tmp_path, capsys):
     target = tmp_path / "report"
     target.write_text("old")
@@ -228,6 +228,8 @@ def test_after(source, tmp_path, capsys):
     assert lines[1].startswith("after: after.mlpackage: ") and lines[2].startswith("findings that fail a gate: ")
     data = strict(ran(capsys, source, "--after", "after.mlpackage", "--format", "json", code=1)[1])
     assert checked(data["after"])["model"] == "after.mlpackage" and "after" not in data["after"]
+    page = ran(capsys, source, "--after", "after.mlpackage", "--format", "html", code=1)[1]
+    assert page.lower().startswith("<!doctype html>") and "after.mlpackage" in page
     assert "no such file or folder" in refused(capsys, source, "--after", "none.mlpackage")
 
 

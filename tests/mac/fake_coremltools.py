@@ -7,6 +7,7 @@ the test says.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import types as python
 from pathlib import Path
@@ -20,7 +21,7 @@ from mil_ane_passes.runtime import predictor
 REAL = ct.models.MLModel
 CPU, GPU, ANE = (object.__new__(each) for each in (
     compute_device.MLCPUComputeDevice, compute_device.MLGPUComputeDevice, compute_device.MLNeuralEngineComputeDevice))
-DEVICES = {"cpu": CPU, "gpu": GPU, "ane": ANE}
+DEVICES = {"cpu": CPU, "gpu": GPU, "ane": ANE, None: None}
 FACTS = {"hw.model": "Mac16,12", "machdep.cpu.brand_string": "Apple M4", "hw.memsize": "17179869184",
          "-productVersion": "26.1", "-buildVersion": "25B78"}
 
@@ -66,7 +67,8 @@ def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
             made = [compute_plan.MLModelStructureProgramOperation(
                 inputs={}, operator_name=op.op_type if op.op_type == "const" else f"ios17.{op.op_type}",
                 outputs=[python.SimpleNamespace(name=var.name, type=None) for var in op.outputs],
-                blocks=[self.block(name, inner) for inner in op.blocks], __proxy__=(name, op)) for op in block.operations]
+                blocks=[self.block(name, inner) for inner in op.blocks], __proxy__=(name, op))
+                for op in block.operations]
             return compute_plan.MLModelStructureProgramBlock([], made, [])
 
         def told(self, operation):
@@ -96,12 +98,15 @@ def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
     return FakeMLModel, FakeMLComputePlan
 
 
-def measured(folder, *arguments):
-    """Run the folder's own copy of the script, as on a Mac; returns what it wrote."""
-    import json
-
+def script(folder):
+    """The names in the folder's own copy of the script."""
     source = Path(folder) / "measure.py"
     scope = {"__name__": "measure", "__file__": str(source)}
     exec(compile(source.read_text(), str(source), "exec"), scope)
-    assert scope["main"](["--runs", "2", *arguments]) == 0
+    return scope
+
+
+def measured(folder, *arguments):
+    """Run the script in the folder, as on a Mac; returns what it wrote."""
+    assert script(folder)["main"](["--runs", "2", *arguments]) == 0
     return json.loads((Path(folder) / "result.json").read_text())

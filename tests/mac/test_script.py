@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import sys
+from pathlib import Path
 
 import coremltools as ct
 import numpy as np
@@ -15,7 +18,7 @@ from coremltools.models import compute_plan
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 
-from .fake_coremltools import fake_mac, measured
+from .fake_coremltools import fake_mac, measured, script
 
 QUIRK = "conv_transpose_1d_bias"
 
@@ -87,6 +90,43 @@ def test_the_compute_plan_lists_every_op_but_constants(source, tmp_path, capsys,
     assert [row["operator"] for row in rows] == [f"ios17.{op.op_type}" for op in ops]
     assert [row["outputs"] for row in rows] == [[var.name for var in op.outputs] for op in ops]
     assert rows[0] == dict(rows[0], preferred="ane", supported=["cpu", "gpu", "ane"], cost=0.5, depth=0)
+
+
+@pytest.mark.parametrize("said, kept", [
+    (None, (None, None, None)),
+    ((("cpu",), "cpu", float("nan")), (["cpu"], "cpu", None)),
+    ((("cpu",), None, 0.25), (["cpu"], None, 0.25)),
+])
+def test_what_core_ml_does_not_say_is_null(source, tmp_path, capsys, monkeypatch, said, kept):
+    folder, _ = written(tmp_path, capsys, source, "--seeds", "1")
+    fake_mac(monkeypatch, answer=lambda function, op: said)
+    row = measured(folder)["packages"]["before"]["plans"]["ALL"]["program"]["functions"]["main"][0]
+    assert (row["supported"], row["preferred"], row["cost"]) == kept
+
+
+def test_the_script_needs_little():
+    """Python 3.9's syntax, and nothing but coremltools, numpy and, for images, Pillow."""
+    text = (Path(ane.__file__).parent / "report/mac/measure.py").read_text()
+    tree = ast.parse(text, feature_version=(3, 9))
+    named = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    named |= {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
+              for alias in node.names}
+    assert named - set(sys.stdlib_module_names) == {"coremltools", "numpy", "PIL"}
+
+
+def test_numbers_that_differ_are_described(source, tmp_path, capsys):
+    folder, _ = written(tmp_path, capsys, source, "--seeds", "1")
+    compare = script(folder)["compare"]
+    found = compare(np.array([1.0, -4.0, np.nan, np.inf]), np.array([1.0, -3.0, np.nan, np.inf]), 0.1)
+    assert (found["passed"], found["max_abs"], found["worst_at"], found["beyond"]) == (False, 1.0, [1], 1)
+    assert (found["allowed"], found["max_rel"], found["nan"], found["reference_inf"]) == (0.4, 0.25, 1, 1)
+    assert compare(np.array([1.0, 2.0]), np.array([1.0, np.nan]), 1.0)["max_abs"] == np.inf
+    assert compare(np.array([1, 2]), np.array([1, 3]), 1.0)["passed"] is False
+    assert compare(np.zeros((2, 3)), np.zeros((3, 2)), 1.0)["problem"] == "shape [3, 2], expected [2, 3]"
+    assert compare(np.array(["a"]), np.array(["b"]), 1.0)["passed"] is False
+    assert compare(np.zeros((0, 2)), np.zeros((0, 2)), 0.0)["passed"] is True
+    flat = script(folder)["flat"]({"p": {"b": 0.1, "a": 0.9}, "label": "a"})
+    assert flat["p"].tolist() == [0.9, 0.1] and flat["p labels"].tolist() == ["a", "b"] and flat["label"] == "a"
 
 
 def test_what_fails_is_told_and_the_rest_goes_on(source, tmp_path, capsys, monkeypatch):

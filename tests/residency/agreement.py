@@ -20,6 +20,8 @@ from .m4_cases import CASES, alone, context, estimates, networks
 __all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_context", "table"]
 
 BACKENDS = {"ane": "ANE", "bnns": "CPU (bnns)", "classic": "CPU (classic_cpu)"}
+INCOMPLETE = ("slice_dyn",)
+"""Half of this network's ops were published without a device, and the op under test accepted: alone it was refused."""
 
 
 @cache
@@ -45,10 +47,12 @@ def disagreements() -> Iterator[tuple[str, str, str, str, str]]:
             if told.ane != seen:
                 yield name, row["op_type"], seen, told.ane, told.reason
     for name, row in networks().items():
+        if name in INCOMPLETE:
+            continue
         for place, (text, told) in enumerate(zip(row["ops"].split(";"), plan_context(name).rows, strict=True)):
             kind, _, devices = text.split(":")
             seen = "yes" if "A" in devices else "no"
-            if devices != "-" and told.ane != seen:
+            if told.ane != seen:
                 yield f"{name} in a network", f"{kind} ({place})", seen, told.ane, told.reason
 
 
@@ -65,7 +69,7 @@ def errors() -> dict[str, list[float]]:
 
 
 def judged(name: str) -> str:
-    """'equal' where the partition is the measured one, 'of equal cost', else 'dearer' or 'cheaper' (the measured one)."""
+    """'equal' where the partition is the measured one, else whether that is of equal cost, dearer or cheaper."""
     rows = plan_context(name).rows
     seen = [text.split(":")[1] for text in networks()[name]["ops"].split(";")]
     if all(device in (row.backend[0].upper(), "-") for device, row in zip(seen, rows, strict=True)):
@@ -85,7 +89,8 @@ def _only(cost: Cost, device: str) -> Cost:
 
 def table() -> str:
     """Markdown: support, estimates and partitions against the published ones."""
-    ops = sum(map(len, estimates().values())) + sum(int(row["n_ops"]) for row in networks().values())
+    ops = sum(map(len, estimates().values()))
+    ops += sum(int(row["n_ops"]) for name, row in networks().items() if name not in INCOMPLETE)
     wrong = len(list(disagreements()))
     lines = ["| what | compared | agreement |", "|---|---|---|",
              f"| does the ANE take the op | {ops} ops | {ops - wrong} equal ({(ops - wrong) / ops:.1%}) |"]

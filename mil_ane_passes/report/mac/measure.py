@@ -7,8 +7,8 @@ For each package and function it loads the model with CPU_ONLY, CPU_AND_NE and A
 CPU_ONLY and with the expected outputs, times predictions, and reads the compute plan. Send result.json back.
 
 The authors of this script had no Mac. It was tested against stand-ins for the classes that exist on a Mac only; they
-never ran it on a Mac. So each step stands alone: what fails is written to result.json as text, and the rest goes on.
-result.json is written before and after each step: should Core ML crash or hang, "doing" in it says where.
+never ran it on a Mac. So each step stands alone: what fails is written to result.json as text, and the rest goes on;
+should Core ML crash or hang, "doing" in it says where.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 UNITS = ("CPU_ONLY", "CPU_AND_NE", "ALL")
-DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralEngineComputeDevice": "ane"}
+DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralEngineComputeDevice": "ane",
+           "NoneType": None}
 ASKED = {"model": "sysctl -n hw.model", "chip": "sysctl -n machdep.cpu.brand_string",
          "memory_bytes": "sysctl -n hw.memsize", "macos": "sw_vers -productVersion", "build": "sw_vers -buildVersion"}
-WARM_UP = 3
 Json = dict[str, Any]
 
 
@@ -150,7 +150,7 @@ def answer(command: str) -> str:
     return subprocess.run(command.split(), capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
-def device_name(device: Any) -> str:
+def device_name(device: Any) -> str | None:
     return DEVICES.get(type(device).__name__, type(device).__name__)
 
 
@@ -218,13 +218,13 @@ def compared(against: str, reference: Json, found: Json, share: float) -> list[J
             for name, value in reference.items()]
 
 
-def timings(model: Any, inputs: Json, start: Json, runs: int) -> Json:
+def timings(model: Any, inputs: Json, start: Json, runs: int, warm_up: int = 3) -> Json:
     ticks = [time.perf_counter()]
-    for _ in range(WARM_UP + runs):
+    for _ in range(warm_up + runs):
         predict(model, inputs, start)
         ticks.append(time.perf_counter())
-    spent = [(after - before) * 1e3 for before, after in zip(ticks[WARM_UP:], ticks[WARM_UP + 1:])]
-    return {"median_ms": statistics.median(spent), "min_ms": min(spent), "runs": runs, "warm_up": WARM_UP}
+    spent = [(after - before) * 1e3 for before, after in zip(ticks[warm_up:], ticks[warm_up + 1:])]
+    return {"median_ms": statistics.median(spent), "min_ms": min(spent), "runs": runs, "warm_up": warm_up}
 
 
 def plan_of(ct: Any, path: Path, units: str, function: str | None) -> Json:
@@ -253,7 +253,7 @@ def plan_ops(plan: Any, block: Any, depth: int) -> Iterator[Json]:
         yield {"operator": op.operator_name, "outputs": [each.name for each in op.outputs], "depth": depth,
                "preferred": None if usage is None else device_name(usage.preferred_compute_device),
                "supported": None if usage is None else [device_name(each) for each in usage.supported_compute_devices],
-               "cost": None if cost is None else float(cost.weight)}
+               "cost": None if cost is None or not np.isfinite(cost.weight) else float(cost.weight)}
         for inner in op.blocks:
             yield from plan_ops(plan, inner, depth + 1)
 

@@ -1,0 +1,53 @@
+"""Our prediction against what Core ML said on somebody's machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InputError
+from ..core.selecting import configured
+from ..core.targets import parse_target
+from ..report.calibrate_plan import CalibratePlanReport, Compared
+from ..residency import predict
+from ..residency.agreement import agreement
+from ..residency.measured import Measurement, best_match, read_measurements
+from .source import opened
+
+__all__ = ["calibrate_plan"]
+
+
+def calibrate_plan(measured: Any, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
+    """How the prediction stands to `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
+
+    `model` is what was measured; without it the packages that lie beside a result.json are taken. `target` is what to
+    predict for, by default the chip of the measurement. Raises InputError for what cannot be read or does not go
+    together.
+    """
+    read = read_measurements(measured)
+    report = CalibratePlanReport()
+    wanted = target or _target(read[0], report)
+    parse_target(wanted)
+    for source, plans in [(model, read)] if model is not None else _beside(read):
+        source = opened(source)
+        plan, _ = predict(source.program, configured(None).values(), target=wanted, package=source.package)
+        report.compared.append(Compared(source.name, wanted, agreement(plan, best_match(plan, plans, source.name))))
+    return report
+
+
+def _beside(read: list[Measurement]) -> list[tuple[Any, list[Measurement]]]:
+    """The packages that lie beside the file, each with its own measurement."""
+    found = [(path, [each]) for each in read if each.path is not None
+             and (path := Path(each.file).parent / Path(each.path).name).is_dir()]
+    if not found:
+        raise InputError(f"no package lies beside {read[0].file}; give the one that was measured, --model IN.mlpackage")
+    return [(str(path), plans) for path, plans in found]
+
+
+def _target(measurement: Measurement, report: CalibratePlanReport) -> str:
+    generation = measurement.generation
+    if generation is None:
+        report.notes.append(f"the measurement's chip ({measurement.chip or 'not stated'}) is no known target, so the "
+                            "prediction is for all; --target says which one is meant")
+        return "all"
+    return str(measurement.chip)

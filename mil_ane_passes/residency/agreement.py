@@ -1,0 +1,190 @@
+"""Our prediction against what Core ML said: who takes what, where it runs, and what each op is estimated to cost."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from ..core.plan import Plan, Row
+from ..core.registry import all_rules
+from .measured import Matched, Told
+from .segments import partition
+
+__all__ = ["Agreement", "Differs", "Shares", "agreement", "believe", "factors"]
+
+_TIE = 1e-6
+"Milliseconds up to which two partitions cost the same."
+_ENOUGH = 3
+"Ops of one kind on one backend below which no factor is given."
+
+
+@dataclass(frozen=True)
+class Differs:
+    """An op about which we said something else than Core ML: whether the ANE takes it, or where it runs.
+
+    `ours` and `reason` are what we had said before the measurement was known, `codes` the rules that made it a "no".
+    """
+
+    what: Literal["support", "backend"]
+    row: Row
+    told: Told
+    ours: str
+    theirs: str
+    reason: str
+    codes: tuple[str, ...] = ()
+
+
+@dataclass
+class Shares:
+    """Each op's share of the model's cost, ours against theirs, on the backend that Core ML prefers."""
+
+    rows: list[tuple[Row, Told, float, float]] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[float]:
+        return sorted(abs(ours / theirs - 1) for _, _, ours, theirs in self.rows if theirs > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        errors = self.errors
+        return {"ops": len(self.rows), "correlation": self.correlation,
+                "median_error": median(errors) if errors else None,
+                "p90_error": errors[math.ceil(0.9 * len(errors)) - 1] if errors else None,
+                "max_error": errors[-1] if errors else None}
+
+    @property
+    def correlation(self) -> float | None:
+        """Pearson's, None where one side does not vary."""
+        pairs = np.array([(ours, theirs) for _, _, ours, theirs in self.rows]).reshape(-1, 2)
+        if len(pairs) < 2 or not np.all(np.ptp(pairs, axis=0) > 0):
+            return None
+        return float(np.corrcoef(pairs.T)[0, 1])
+
+
+@dataclass
+class Agreement:
+    """`support` and `backend` are the ops we differ about; `learned` those of which we had said "unknown".
+
+    `extra_ms`: by our estimates, how much more the measured partition costs than ours; None where that cannot be said.
+    """
+
+    match: Matched
+    support: list[Differs] = field(default_factory=list)
+    backend: list[Differs] = field(default_factory=list)
+    learned: list[tuple[Row, Told]] = field(default_factory=list)
+    shares: Shares = field(default_factory=Shares)
+    segments: int = 0
+    measured_segments: int = 0
+    extra_ms: float | None = None
+
+    @property
+    def tie(self) -> bool:
+        """Whether the backends differ between partitions that cost the same by our estimates."""
+        return bool(self.backend) and self.extra_ms is not None and self.extra_ms <= _TIE
+
+    @property
+    def agrees(self) -> bool:
+        return not self.support and (not self.backend or self.tie)
+
+    def kinds(self) -> dict[str, dict[str, int]]:
+        """Per op kind: ops of which Core ML said whether the ANE takes them, and how we stand to that."""
+        wrong, new = {id(each.row) for each in self.support}, {id(row) for row, _ in self.learned}
+        table: dict[str, dict[str, int]] = defaultdict(lambda: {"ops": 0, "agree": 0, "differ": 0, "unknown": 0})
+        for row, told in self.match.pairs:
+            if told.ane is not None:
+                counts = table[row.op.op_type]
+                counts["ops"] += 1
+                counts["differ" if id(row) in wrong else "unknown" if id(row) in new else "agree"] += 1
+        return dict(sorted(table.items()))
+
+
+def agreement(plan: Plan, match: Matched) -> Agreement:
+    """How the prediction in `plan` stands to what was measured."""
+    found = Agreement(match)
+    refusing = {rule.code for rule in all_rules().values() if rule.refuses}
+    for row, told in match.pairs:
+        if told.ane is None:
+            continue
+        if row.ane == "unknown":
+            found.learned.append((row, told))
+        elif (row.ane == "yes") != told.ane:
+            codes = tuple(code for code in row.codes if code in refusing) if told.ane else ()
+            found.support.append(
+                Differs("support", row, told, row.ane, "yes" if told.ane else "no", row.reason, codes))
+    placed = [(row, told) for row, told in match.pairs if told.preferred is not None]
+    found.backend = [Differs("backend", row, told, row.backend, str(told.preferred), row.reason)
+                     for row, told in placed if row.backend != told.preferred]
+    found.segments = _runs([(row.function, row.backend) for row, _ in placed])
+    found.measured_segments = _runs([(row.function, told.preferred) for row, told in placed])
+    found.extra_ms = _extra(plan, match)
+    found.shares = _shares(match)
+    return found
+
+
+def believe(plan: Plan, found: Agreement) -> None:
+    """Let the measurement answer where it says otherwise than the prediction, or knows what that did not.
+
+    Of a target of several generations it answers "no" only: a "yes" would need a machine of each. Where ops were
+    predicted to run stays as it was. A machine of another generation, or one without an ANE, answers nothing.
+    """
+    measurement = found.match.measurement
+    if not measurement.with_ane or measurement.generation not in plan.generations:
+        return
+    told = [(each.row, each.told) for each in found.support]
+    for row, each in [*told, *found.learned]:
+        if not each.ane or len(plan.generations) == 1:
+            row.ane = "yes" if each.ane else "no"
+            says = "takes it" if each.ane else "does not take it"
+            row.reason = f"measured by you on {measurement.where}: the ANE {says}"
+
+
+def _runs(backends: Sequence[Any]) -> int:
+    return sum(1 for _ in groupby(backends))
+
+
+def _shares(match: Matched) -> Shares:
+    """Over the ops for which both sides have a cost on the preferred backend; each side's shares sum to 1."""
+    known: list[tuple[Row, Told, float, float]] = []
+    for row, told in match.pairs:
+        ours = row.cost.ane if told.preferred == "ane" else row.cost.cpu if told.preferred == "cpu" else None
+        if ours is not None and told.cost is not None:
+            known.append((row, told, ours, told.cost))
+    total, theirs = sum(ours for _, _, ours, _ in known), sum(cost for _, _, _, cost in known)
+    if not (total > 0 and theirs > 0):
+        return Shares()
+    return Shares([(row, told, ours / total, cost / theirs) for row, told, ours, cost in known])
+
+
+def _extra(plan: Plan, match: Matched) -> float | None:
+    """What the measured partition costs more than the cheapest by our estimates: each op held to where it was."""
+    told = {id(row): each.preferred for row, each in match.pairs}
+    extra = 0.0
+    for name, function in plan.program.functions.items():
+        rows = [row for row in plan.of(name) if not row.op.op_type.startswith("constexpr_")]
+        ends = set(function.outputs)
+        made = [sum(var in ends for var in row.op.outputs) for row in rows]
+        held = []
+        for row in rows:
+            where = told.get(id(row))
+            if where == "gpu" or (where == "ane" and row.cost.ane is None):
+                return None
+            held.append(replace(row.cost, ane=None) if where == "cpu" else
+                        replace(row.cost, bnns=math.inf, classic=math.inf) if where == "ane" else row.cost)
+        extra += partition(held, made)[1] - partition([row.cost for row in rows], made)[1]
+    return max(0.0, extra)
+
+
+def factors(shares: Shares) -> list[dict[str, Any]]:
+    """Per op kind and backend with at least three ops: by what our share of the model has to be multiplied."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row, told, ours, theirs in shares.rows:
+        if ours > 0 and theirs > 0:
+            groups[row.op.op_type, str(told.preferred)].append(theirs / ours)
+    return [{"op": kind, "backend": backend, "ops": len(ratios), "factor": median(ratios), "lowest": min(ratios),
+             "highest": max(ratios)} for (kind, backend), ratios in sorted(groups.items()) if len(ratios) >= _ENOUGH]

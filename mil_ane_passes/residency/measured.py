@@ -1,0 +1,246 @@
+"""What Core ML itself said of a model on somebody's machine: the compute plan that `measure.py` or a user dumped.
+
+The shape that is read, a dumped `MLComputePlan`:
+
+    {"program": {"functions": {NAME: [{"operator", "outputs", "supported", "preferred", "cost"}, ...]}},
+     "machine": {"chip", "macos", ...}, "units": "CPU_AND_NE"}
+
+Ops are in program order, those of nested blocks after the op that holds them. `supported` lists devices ("cpu", "gpu",
+"ane"), `preferred` is one, `cost` is the op's share of the model; each of the three may be null, constants may be
+listed. `machine` and `units` may be left out. Or the whole `result.json`, which holds such plans by package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InputError
+from ..core.plan import Plan, Row
+from ..core.targets import Generation, parse_target
+
+__all__ = ["Matched", "Measurement", "Told", "best_match", "matched", "read_measurements"]
+
+_UNITS = ("CPU_AND_NE", "ALL")
+"Of several plans of one package the first of these is read: with the GPU in play the ANE gets less."
+_DEVICES = {"cpu": "cpu", "gpu": "gpu", "ane": "ane", "mlcpucomputedevice": "cpu", "mlgpucomputedevice": "gpu",
+            "mlneuralenginecomputedevice": "ane", "neuralengine": "ane", "neural_engine": "ane", "ne": "ane"}
+_EXPECTED = "expected the result.json of measure.py (mil-ane-passes mac-script writes it), or a dumped compute plan"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What Core ML said of one op; `supported` and `preferred` are None where it said nothing."""
+
+    function: str
+    kind: str
+    outputs: tuple[str, ...]
+    supported: tuple[str, ...] | None
+    preferred: str | None
+    cost: float | None
+
+    @property
+    def ane(self) -> bool | None:
+        """Whether the ANE takes it, None where that was not said."""
+        return None if self.supported is None else "ane" in self.supported
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"preferred": self.preferred, "supported": None if self.supported is None else list(self.supported),
+                "cost": self.cost}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One package's compute plan from one machine; constants are left out."""
+
+    file: str
+    package: str
+    path: str | None
+    units: str | None
+    machine: Mapping[str, Any]
+    functions: Mapping[str, Sequence[Told]]
+    runs: Sequence[Mapping[str, Any]] = ()
+    "Per function and choice of units: did the numbers agree (None: nothing to compare), in words, and how long."
+
+    @property
+    def chip(self) -> str | None:
+        found = self.machine.get("chip") or self.machine.get("model")
+        return None if found is None else str(found).removeprefix("Apple ")
+
+    @property
+    def where(self) -> str:
+        """Chip and OS, in words."""
+        macos = self.machine.get("macos")
+        return f"{self.chip or 'chip not stated'}, {f'macOS {macos}' if macos else 'OS not stated'}"
+
+    @property
+    def generation(self) -> Generation | None:
+        """The ANE generation of the machine, None where that is not known."""
+        try:
+            return parse_target(self.chip)[0] if self.chip and self.chip.strip().lower() != "all" else None
+        except InputError:
+            return None
+
+    @property
+    def with_ane(self) -> bool:
+        """Whether the ANE takes anything at all: where not, the units left it out or the machine has none."""
+        return any(op.ane for ops in self.functions.values() for op in ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"file": self.file, "package": self.package, "units": self.units, "chip": self.chip,
+                "macos": self.machine.get("macos"), "coremltools": self.machine.get("coremltools"),
+                "ops": sum(map(len, self.functions.values())), "runs": [dict(each) for each in self.runs]}
+
+
+@dataclass
+class Matched:
+    """Which op of a plan is which of a measurement, and what of both has no partner."""
+
+    measurement: Measurement
+    pairs: list[tuple[Row, Told]] = field(default_factory=list)
+    ours: list[Row] = field(default_factory=list)
+    theirs: list[Told] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        return {"matched": len(self.pairs), "only_here": len(self.ours), "only_measured": len(self.theirs)}
+
+
+def matched(plan: Plan, measurement: Measurement) -> Matched:
+    """Ops by function and name of the first output; those left over by order among their kind, where both sides have
+    the same number of it. Unpacked weights, which Core ML may have folded, are not missed."""
+    found = Matched(measurement)
+    functions = dict(measurement.functions)
+    names = list(plan.program.functions)
+    if len(functions) == len(names) == 1:
+        functions = {names[0]: next(iter(functions.values()))}
+    for name in names:
+        _match(plan.of(name), functions.pop(name, ()), found)
+    found.theirs += [op for ops in functions.values() for op in ops]
+    found.ours = [row for row in found.ours if not row.op.op_type.startswith("constexpr_")]
+    found.theirs = [op for op in found.theirs if not op.kind.startswith("constexpr_")]
+    return found
+
+
+def _match(rows: Sequence[Row], ops: Sequence[Told], found: Matched) -> None:
+    named = {(op.kind, op.outputs[0]): op for op in reversed(ops) if op.outputs}
+    taken: dict[int, Told] = {}
+    for row in rows:
+        op = named.pop((row.op.op_type, row.op.outputs[0].name), None) if row.op.outputs else None
+        if op is not None:
+            taken[row.index] = op
+    used = {id(op) for op in taken.values()}
+    left: dict[str, list[Row]] = defaultdict(list)
+    over: dict[str, list[Told]] = defaultdict(list)
+    for row in rows:
+        if row.index not in taken:
+            left[row.op.op_type].append(row)
+    for op in ops:
+        if id(op) not in used:
+            over[op.kind].append(op)
+    for kind in left:
+        if len(left[kind]) == len(over[kind]):
+            taken.update({row.index: op for row, op in zip(left[kind], over.pop(kind))})
+    found.pairs += [(row, taken[row.index]) for row in rows if row.index in taken]
+    found.ours += [row for row in rows if row.index not in taken]
+    found.theirs += [op for group in over.values() for op in group]
+
+
+def best_match(plan: Plan, measurements: Sequence[Measurement], name: str) -> Matched:
+    """The measurement that leaves the fewest ops without a partner. Raises InputError when none has an op in common
+    with the model `name`."""
+    tried = [matched(plan, each) for each in measurements]
+    best = min(tried, key=lambda each: len(each.ours) + len(each.theirs))
+    if plan.rows and not best.pairs:
+        raise InputError(f"measured: no op of {name} is in '{best.measurement.file}'; expected a measurement of this "
+                         "model")
+    return best
+
+
+def read_measurements(given: str | os.PathLike[str] | Mapping[str, Any]) -> list[Measurement]:
+    """The plans in a file, or in what was read from one. Raises InputError for anything else."""
+    if isinstance(given, Mapping):
+        return list(_measurements(given, "the measurement"))
+    file = Path(given)
+    if not file.is_file():
+        raise InputError(f"measured: no file '{file}'; {_EXPECTED}")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"measured: '{file}' cannot be read as JSON ({error}); {_EXPECTED}") from error
+    return list(_measurements(data, str(file)))
+
+
+def _measurements(data: Any, file: str) -> Iterator[Measurement]:
+    if not isinstance(data, Mapping) or ("packages" not in data and "program" not in data):
+        raise InputError(f"measured: '{file}' holds no compute plan; {_EXPECTED}")
+    machine = _typed(data.get("machine") or {}, Mapping, file, "machine")
+    if "packages" not in data:
+        yield Measurement(file, "", None, data.get("units"), machine, _functions(data, file))
+        return
+    if data.get("schema") != 1:
+        raise InputError(f"measured: '{file}' has schema {data.get('schema')!r}; expected 1")
+    plans = 0
+    for name, package in _typed(data["packages"], Mapping, file, "packages").items():
+        listed = _typed(_typed(package, Mapping, file, name).get("plans") or {}, Mapping, file, f"{name}, plans")
+        for units in [units for units in _UNITS if units in listed][:1]:
+            plans += 1
+            plan = _typed(listed[units], Mapping, file, f"{name}, {units}")
+            yield Measurement(file, str(name), package.get("path"), units, machine, _functions(plan, file),
+                              list(_runs(data.get("verdict"), str(name), package)))
+    if not plans:
+        said = next((str(each.get("problem")) for each in data.get("problems") or [] if isinstance(each, Mapping)
+                     and str(each.get("where")).startswith("compute plan")), "none was read")
+        raise InputError(f"measured: '{file}' has no compute plan: {said}")
+
+
+def _runs(verdict: Any, name: str, package: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the script concluded of one package; what is not in its shape is passed over."""
+    for line in verdict if isinstance(verdict, list) else ():
+        if not isinstance(line, Mapping) or line.get("package") != name:
+            continue
+        timing: Any = package
+        for key in ("functions", line.get("function"), "units", line.get("units"), "timing"):
+            timing = timing.get(key) if isinstance(timing, Mapping) else None
+        spent = timing.get("median_ms") if isinstance(timing, Mapping) else None
+        yield {"function": str(line.get("function")), "units": str(line.get("units")), "passed": line.get("passed"),
+               "says": str(line.get("says")), "median_ms": spent if isinstance(spent, (int, float)) else None}
+
+
+def _functions(plan: Mapping[str, Any], file: str) -> dict[str, list[Told]]:
+    program = _typed(plan.get("program"), Mapping, file, "program")
+    functions = _typed(program.get("functions"), Mapping, file, "program, functions")
+    return {str(name): [told for place, op in enumerate(_typed(ops, list, file, f"function {name}"))
+                        if (told := _told(str(name), op, file, f"function {name}, op {place}")).kind != "const"]
+            for name, ops in functions.items()}
+
+
+def _told(function: str, op: Any, file: str, where: str) -> Told:
+    op = _typed(op, Mapping, file, where)
+    kind = _typed(op.get("operator"), str, file, f"{where}, operator").rpartition(".")[2]
+    outputs = _typed(op.get("outputs", []), list, file, f"{where}, outputs")
+    supported, preferred, cost = op.get("supported"), op.get("preferred"), op.get("cost")
+    if supported is not None:
+        supported = tuple(_device(each, file, where) for each in _typed(supported, list, file, f"{where}, supported"))
+    if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost < 1e9):
+        raise InputError(f"measured: '{file}', {where}: cost is {cost!r}; expected a number from 0 to 1, or null")
+    return Told(function, kind, tuple(map(str, outputs)), supported,
+                None if preferred is None else _device(preferred, file, where), cost)
+
+
+def _device(name: Any, file: str, where: str) -> str:
+    found = _DEVICES.get(str(name).lower())
+    if found is None:
+        raise InputError(f"measured: '{file}', {where}: device {name!r}; expected cpu, gpu or ane")
+    return found
+
+
+def _typed(value: Any, kind: type[Any], file: str, where: str) -> Any:
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "a text" if kind is str else "an object"
+        raise InputError(f"measured: '{file}', {where}: found {type(value).__name__}, expected {wanted}; {_EXPECTED}")
+    return value

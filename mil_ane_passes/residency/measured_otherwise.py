@@ -1,0 +1,36 @@
+"""Where a user's own measurement contradicts the prediction, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core.contract import Community, Hit, Rule
+from .agreement import Agreement
+from .predict import Found
+
+__all__ = ["MeasuredOtherwise", "contradictions"]
+
+
+class MeasuredOtherwise(Rule):
+    """Core ML on your machine says otherwise than the prediction.
+
+    why     The prediction knows published measurements of some chips and versions of macOS; yours may differ.
+    when    A measurement is given (lint --measured), and of an op it says that the ANE takes it where a rule says that
+            it does not, or the other way round.
+    cure    Trust the measurement for that chip and macOS. Where it names a rule, that rule is too wide or too narrow
+            there: please report it with the result.json.
+    """
+
+    name, code, slug = "measured_otherwise", "ANE599", "measured-otherwise"
+    confidence, level = "high", "note"
+    evidence = (Community("what Core ML said on the user's machine", source="the file given as measured"),)
+    advice = "Go by the measurement for that chip and macOS, and report the contradiction."
+
+
+def contradictions(found: Agreement) -> Iterator[Found]:
+    """One finding for each op about which the measurement contradicts the prediction."""
+    for each in found.support:
+        codes = f"{', '.join(each.codes)}: " if each.codes else ""
+        where = found.match.measurement.where
+        note = f"measured {each.theirs} on {where}, predicted {each.ours} ({codes}{each.reason})"
+        yield Found(MeasuredOtherwise(), Hit(each.row.op, note=note), each.row.function)

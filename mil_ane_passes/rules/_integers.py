@@ -1,0 +1,109 @@
+"""Which ops compute on integers, which of them hang together, and what they compute them for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from coremltools.converters.mil.mil import Block, Operation, Var, types
+
+from ..core.query import consumers, flat_inputs, is_const, is_opaque
+from ._refused import at_run_time
+
+__all__ = ["chains", "kinds_of", "purposes", "refused"]
+
+_OWN = frozenset({
+    "one_hot", "band_part", "argsort", "reduce_argmax", "reduce_argmin", "non_maximum_suppression", "topk", "range_1d",
+    "fill", "non_zero", "sliding_windows", "crop_resize", "scatter", "scatter_nd", "scatter_along_axis", "lstm", "gru",
+    "rnn", "cond", "while_loop", "make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write",
+    "random_normal", "random_uniform", "random_bernoulli", "random_categorical", "classify", "custom_layer",
+})
+"Ops that leave the ANE whatever they compute on: rules of their own speak of them."
+_PLACES = {
+    "gather": ("indices",), "gather_nd": ("indices",), "gather_along_axis": ("indices",), "reshape": ("shape",),
+    "tile": ("reps",), "pad": ("pad",), "resize": ("shape",), "slice_by_index": ("begin", "end", "stride"),
+    "slice_by_size": ("begin", "size"), "slice_update": ("begin", "end", "stride"),
+    "torch_tensor_assign": ("begin", "end", "stride"),
+}
+"Inputs that say where or how much: where one is computed, a rule of its own speaks of the op."
+_NARROW = frozenset({types.int8, types.uint8, types.int16, types.uint16})
+_WORDS = {"indices": "the indices of", "begin": "the place of", "end": "the place of", "size": "the size of",
+          "shape": "the shape of", "reps": "the shape of", "pad": "the shape of"}
+_FOLLOWED, _NAMED = 64, 3
+"How many readers are looked at, and how many are named."
+
+
+def refused(op: Operation) -> bool | None:
+    """True where the ANE refuses `op` for its integers, False where that is a guess, None where it does not."""
+    if op.op_type in _OWN or op.op_type.startswith("const") or op.blocks or is_opaque(op):
+        return None
+    kinds = kinds_of(op)
+    if not kinds or at_run_time(op, *_PLACES.get(op.op_type, ())):
+        return None
+    if types.int32 in kinds:
+        return True
+    if kinds - _NARROW:
+        return False
+    if op.op_type != "cast":
+        return None
+    return bool(op.outputs[0].dtype == types.int8 and types.is_float(op.x.dtype))
+
+
+def kinds_of(op: Operation) -> set[type]:
+    """The integer types of what `op` makes, and of what it reads that is no constant."""
+    return {var.dtype for var in (*op.outputs, *flat_inputs(op)) if _is_int(var) and not is_const(var)}
+
+
+def _is_int(var: Var) -> bool:
+    return not types.is_list(var.sym_type) and not types.is_dict(var.sym_type) and bool(types.is_int(var.dtype))
+
+
+def chains(block: Block, found: Mapping[Operation, object]) -> Iterable[list[Operation]]:
+    """Groups of ops that hand integers to one another, in program order; each holds one of `found` at least."""
+    group: dict[Operation, list[Operation]] = {}
+    place: dict[Operation, int] = {}
+    for op in block.operations:
+        if op not in found and (op.op_type == "const" or not any(_is_int(out) for out in op.outputs)):
+            continue
+        group[op], place[op] = [op], len(place)
+        for var in flat_inputs(op):
+            if var.op in group and (_is_int(var) or (op in found and var.op in found)):
+                _join(group, group[var.op], group[op])
+    unique = {id(members): members for members in group.values()}
+    for members in unique.values():
+        if any(op in found for op in members):
+            yield sorted(members, key=place.__getitem__)
+
+
+def _join(group: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:
+    if one is other:
+        return
+    large, small = (one, other) if len(one) >= len(other) else (other, one)
+    large.extend(small)
+    for op in small:
+        group[op] = large
+
+
+def purposes(members: list[Operation]) -> str:
+    """What reads the results of a chain, in words; nothing where it is read by nobody."""
+    inside, found, looked = set(members), dict[str, None](), 0
+    for var in (out for op in reversed(members) for out in op.outputs):
+        if looked >= _FOLLOWED:
+            break
+        if var.consuming_blocks:
+            found[f"the output '{var.name}'"] = None
+        for reader in consumers(var):
+            looked += 1
+            if reader not in inside and looked <= _FOLLOWED:
+                found[f"{_role(var, reader)} {reader.op_type} '{_name(reader)}'"] = None
+    named = list(found)
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + more
+
+
+def _role(var: Var, reader: Operation) -> str:
+    given = next((name for name, value in reader.inputs.items() if value is var), "")
+    return _WORDS.get(given, "what reads it is")
+
+
+def _name(op: Operation) -> str:
+    return str(op.outputs[0].name if op.outputs else op.name)

@@ -1,0 +1,56 @@
+"""Find gathers at constant places, on generations before the M4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.examples import program
+from ._refused import BEFORE_M4, at_run_time, on_m4, private
+
+
+class ConstantGather(Rule):
+    """Before the M4 nobody saw a gather at constant indices on the ANE.
+
+    why     Sources disagree. In 2020 gather was listed among the layers that leave the ANE; comments of Apple's say
+            that it resides there, and on an M4 it is accepted. What decides, the chip or the system, nobody says.
+    when    gather, gather_nd and gather_along_axis of numbers with constant indices, on generations before the M4.
+    cure    Slices and a concat give the same bits; one slice_by_index does where the places are evenly apart. For many
+            places, a matmul with a constant matrix of zeros and ones: exact where all values are finite.
+    """
+
+    code, slug = "ANE220", "constant-gather"
+    roots = ("gather", "gather_nd", "gather_along_axis")
+    targets = BEFORE_M4
+    refuses, confidence, level = True, "low", "note"
+    advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
+    evidence = (
+        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
+                  date="2020"),
+        Vendor("contradicts it: scatter falls off the ANE, while gather resides there",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+        on_m4("contradicts it: gather with constant indices is accepted", rows=True),
+        private("contradicts it: gather is taken in a narrow form on M1, and by the hardware from M2 on"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if at_run_time(op, "indices"):
+            return Miss(op, "its indices are computed", near=False)
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "gathers integers", near=False)
+        return Hit(op, note=f"{op.op_type} at constant indices is accepted on M4; on earlier chips sources disagree",
+                   sure=False)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("channels", lambda: program(
+            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=1, name="y"), x=(1, 3, 4)))
+        yield Example("places", lambda: program(
+            lambda x: Builder.gather_nd(x=x, indices=np.array([[0, 1]], np.int32), name="y"), x=(3, 4)))
+        yield Example("computed", lambda: program(
+            lambda ids: Builder.gather(x=np.ones((3, 4), np.float16), indices=ids, axis=0, name="y"),
+            dtype=types.int32, ids=(2,)), reason="its indices are computed")
+        yield Example("slice", lambda: program(
+            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")

@@ -1,0 +1,70 @@
+"""Find branches, loops and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.query import is_const
+from ._refused import on_m1, private, refusal
+
+_LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
+
+
+class ControlFlow(Rule):
+    """Branches, loops and lists run on the CPU, and what stands inside them with them.
+
+    why     cond was seen to leave the ANE in a GPT model; the ANE's compiler, asked without Core ML, has no form of
+            cond, while_loop and the list ops on any generation.
+    when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
+    cure    A loop whose number of steps is fixed: unroll it, the same bits. A branch: compute both sides and select
+            (the same bits where neither side traps), or make two functions and choose outside. A list: a concat or
+            stack of its members.
+    """
+
+    code, slug = "ANE218", "control-flow"
+    roots = ("cond", "while_loop", *_LISTS)
+    refuses, confidence = True, "high"
+    advice = "Unroll fixed loops and select between both sides of a branch (same bits), or choose outside the model."
+    evidence = (
+        on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
+        private("cond and while_loop have no form of their own, the list ops none on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        inside = sum(_size(block.operations) for block in op.blocks)
+        what = f" with {inside} op{'s' * (inside != 1)} inside" if op.blocks else ""
+        known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
+        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("branch", lambda: program(_branched, x=(2, 3)))
+        yield Example("loop", _looped)
+        yield Example("both sides", lambda: program(
+            lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=Builder.exp(x=x), name="y"),
+            x=(2, 3)), reason="")
+
+
+def _size(ops: Iterable[Operation]) -> int:
+    return sum(1 for op in ops if op.op_type != "const")
+
+
+def _branched(x: Var) -> Var:
+    positive = Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0))
+    result: Var = Builder.cond(pred=positive, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x),
+                               name="y")
+    return result
+
+
+def _looped() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda i, a: Builder.less(x=i, y=np.int32(3)),
+            _body=lambda i, a: (Builder.add(x=i, y=np.int32(1)), Builder.relu(x=a)), loop_vars=(np.int32(0), x))
+        return outputs[1]
+
+    return program(body, dtype=types.fp16, x=(2, 3))

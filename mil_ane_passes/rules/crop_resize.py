@@ -1,0 +1,52 @@
+"""Find crop_resize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Var
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.targets import Gate
+from ._refused import M4, admits, on_m4, private, refusal
+
+
+class CropResize(Rule):
+    """The ANE takes no crop_resize.
+
+    why     Core ML on an M4 refuses it, and it runs on no GPU either. The hardware has it from M2 on (asked without
+            Core ML), not on an M1.
+    when    Any crop_resize, with constant or computed boxes.
+    cure    Constant boxes: a slice_by_index and a resize_bilinear or resize_nearest_neighbor for each, and a concat;
+            near the same numbers where the sampling modes agree. Computed boxes: crop outside, or use resample with
+            coordinates that are an input.
+    """
+
+    code, slug = "ANE216", "crop-resize"
+    roots = ("crop_resize",)
+    refuses, confidence = True, "high"
+    advice = "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed."
+    evidence = (
+        on_m4("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),
+        private("crop_resize is not there on M1; the hardware has it from M2 on"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        known = admits(Gate(last="m1"), tuple(self.generations))
+        return refusal(self, op, "the ANE takes no crop_resize", seen=Gate(last="m1") if known else M4)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one box", lambda: program(_cropped, x=(1, 3, 8, 8)))
+        yield Example("slice and resize", lambda: program(
+            lambda x: Builder.resize_bilinear(x=Builder.slice_by_size(x=x, begin=[0, 0, 1, 1], size=[1, 3, 4, 4]),
+                                              target_size_height=2, target_size_width=2, name="y"), x=(1, 3, 8, 8)),
+            reason="")
+
+
+def _cropped(x: Var) -> Var:
+    result: Var = Builder.crop_resize(
+        x=x, boxes=np.array([[0, 0, 4, 4]], np.float16), box_indices=np.zeros(1, np.int32), target_height=2,
+        target_width=2, box_coordinate_mode="CORNERS_HEIGHT_FIRST", name="y")
+    return result

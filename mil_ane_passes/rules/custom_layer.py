@@ -1,0 +1,52 @@
+"""Find custom layers, classifiers' labels, and ops that coremltools cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Builder, mil_list, types
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.examples import program
+from ..core.query import is_opaque
+from ._refused import refusal
+
+
+class CustomLayer(BlockRule):
+    """A custom layer runs where its own code runs: on the CPU or the GPU, never on the ANE.
+
+    why     A custom layer is code of the app's. Listed among the layers that leave the ANE since 2020. A classify op
+            returns a label and a dictionary, which are no tensors. What an op of a later version means to the ANE
+            nobody can say who cannot read it.
+    when    custom_layer and classify. Ops that this version of coremltools does not know, or whose inputs it does not
+            take, as a guess.
+    cure    Write the layer with ops that Core ML has (a composite op in the converter), or split the model there.
+            classify: return the probabilities and look the label up in the app; it is the last op, so its cost is one
+            change of processor. An unknown op: a newer coremltools.
+    """
+
+    code, slug = "ANE219", "custom-layer"
+    refuses, confidence = True, "high"
+    advice = "Write it with ops that Core ML has, or split the model there; of a classifier, return the probabilities."
+    evidence = (
+        Community("custom layers do not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
+                  date="2020"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type == "custom_layer" or op.op_type in SSAOpRegistry.custom_ops:
+                name = (getattr(op, "bindings", None) or {}).get("class_name")
+                yield refusal(self, op, f"the custom layer {name or op.name} is code of the app's")
+            elif op.op_type == "classify":
+                yield refusal(self, op, "classify returns a label and a dictionary, which are no tensors")
+            elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
+                yield Hit(op, note=f"this version of coremltools cannot read {op.op_type}, so what the ANE makes of it "
+                                   "is not known", sure=False)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("classifier", lambda: program(
+            lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
+            dtype=types.fp32, x=(1, 2)))
+        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")

@@ -1,0 +1,66 @@
+"""Find shapes that are computed while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.examples import program
+from ._refused import at_run_time, on_m4, private, refusal
+
+_SHAPES = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
+"Ops that take the shape of their output, or what makes it, as an input."
+
+
+class DataDependentShape(Rule):
+    """The shape of an output depends on values, which the ANE cannot plan for.
+
+    why     The ANE runs what is laid out when the model is compiled. non_zero is refused by Core ML on an M4, and runs
+            on no GPU either; asked without Core ML the ANE's compiler names the shape as the reason. For a reshape,
+            tile, pad or resize by computed numbers that is predicted: nobody reported one.
+    when    Any non_zero; reshape, tile, pad and resize whose shape, repetitions or widths are no constant.
+    cure    Fix the shapes (ct.TensorType with fixed numbers, or one function for each size), and fold what is then
+            known. Select with a mask in place of picking out the elements that are not zero.
+    """
+
+    code, slug = "ANE210", "data-dependent-shape"
+    roots = ("non_zero", *_SHAPES)
+    refuses, confidence = True, "high"
+    advice = "Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements."
+    evidence = (
+        on_m4("non_zero is refused, and runs on no GPU either"),
+        private("non_zero has no form on any generation, as its shape depends on the data; shapes are static"),
+        Community("layers whose shapes are dynamic do not run on the ANE",
+                  source="eiln, coreml102: Model Surgery Tips"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "non_zero":
+            return refusal(self, op, "non_zero makes as many rows as there are elements that are not zero")
+        given = _SHAPES[op.op_type]
+        if not at_run_time(op, given):
+            return Miss(op, f"its {given} is a constant", near=False)
+        return Hit(op, note=f"the {given} of a {op.op_type} is computed in the model; no such op was measured",
+                   sure=False)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("non_zero", lambda: program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)))
+        yield Example("size from a shape", _flattened)
+        yield Example("fixed size", lambda: program(lambda x: Builder.reshape(x=x, shape=[3, -1], name="y"), x=(2, 3)),
+                      reason="its shape is a constant")
+        yield Example("mask", lambda: program(
+            lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
+            x=(2, 3)), reason="")
+
+
+def _flattened() -> Program:
+    def body(x: Var) -> Var:
+        extent = Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0)
+        size = Builder.concat(values=[Builder.expand_dims(x=extent, axes=[0]), np.array([-1], np.int32)], axis=0)
+        result: Var = Builder.reshape(x=x, shape=size, name="y")
+        return result
+
+    return program(body, dtype=types.fp16, x=(None, 3, 4))

@@ -1,0 +1,110 @@
+"""Find ops that compute on integers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_const
+from ._integers import chains, kinds_of, purposes, refused
+from ._refused import on_m4, private, refusal
+
+_SHOWN = 4
+"Kinds of ops a note names."
+_INT32 = "Unsupported tensor data type: int32"
+
+
+class Int32Ops(BlockRule):
+    """An op that reads or makes int32 leaves the ANE, the casts to and from it, too.
+
+    why     The ANE has no int32. Core ML on an M4 refuses every op on it, one by one; bool, the int8 of quantize, and
+            16 bits where an op passes them on (the uint16 of topk, the int16 of a squeeze) are accepted. In the middle
+            of a model such an op costs two changes of processor. Much of it nobody wrote: the preparation of indices,
+            and sizes computed from shapes.
+    when    A chain: ops of one block that hand integers to one another. One finding each, at its first op; the note
+            says what it is computed for. A cast to int8 is refused, too. Casts to other narrow types and int64, uint32
+            and int4 were not measured, and are a guess. Constants, and shapes or axes that are constants, do not
+            count; ops that are refused whatever they compute on have rules of their own.
+    cure    Compute what is known at conversion beforehand; fixed input shapes fold most sizes. Pass positions, lengths
+            and masks as fp16, which is exact up to 2048, and compare in fp16. Return indices, and use them outside.
+    """
+
+    code, slug = "ANE201", "int32-op"
+    refuses, confidence = True, "high"
+    advice = "Fold what is known at conversion, pass numbers as fp16 (exact up to 2048), and use indices outside."
+    evidence = (
+        on_m4("any arithmetic on int32 is refused, and casts between fp16 and int32 and from fp16 to int8"),
+        on_m4("refused: cast, add, mul, select and greater_equal on int32; accepted: bool, quantize to int8, "
+              "uint16 indices of topk, squeeze of int16, gather_nd by int16", rows=True),
+        Vendor("with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup",
+               source="apple/ml-ane-transformers README.md", date="2022-06"),
+        private("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are taken", chip="M1"),
+        Community("fp32, int32 and bf16 are not implemented (private route)",
+                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = {op: sure for op in block.operations if (sure := refused(op)) is not None}
+        for members in chains(block, found) if found else ():
+            for sure in (True, False):
+                ops = [op for op in members if found.get(op) is sure]
+                if ops and sure:
+                    yield refusal(self, ops[0], _note(ops, members), message=_message(ops[0]), covers=ops)
+                elif ops:
+                    yield Hit(ops[0], note=f"{_note(ops, members)}; not measured", sure=False, covers=ops)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("indices", _wrapped_indices)
+        yield Example("arithmetic", lambda: program(
+            lambda i: Builder.mul(x=i, y=i, name="y"), dtype=types.int32, i=(3,)))
+        yield Example("passed through", lambda: program(
+            lambda i: Builder.identity(x=i, name="y"), dtype=types.int32, i=(3,)))
+        yield Example("rounded to integers", lambda: program(
+            lambda x: Builder.cast(x=x, dtype="int32", name="y"), x=(3,)))
+        yield Example("to int8", lambda: program(lambda x: Builder.cast(x=x, dtype="int8", name="y"), x=(3,)))
+        yield Example("to uint8", lambda: program(lambda x: Builder.cast(x=x, dtype="uint8", name="y"), x=(3,)))
+        yield Example("size of a flexible input", lambda: program(
+            lambda x: Builder.cast(x=Builder.shape(x=x), dtype="fp16", name="y"), x=(None, 3)))
+        yield Example("truth", lambda: program(
+            lambda x: Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16", name="y"), x=(3,)), reason="")
+        yield Example("constants", lambda: program(
+            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)), reason="")
+
+
+def _note(ops: list[Operation], members: list[Operation]) -> str:
+    counted = Counter(op.op_type for op in ops).most_common()
+    shown = ", ".join(f"{count} {kind}" for kind, count in counted[:_SHOWN])
+    more = f" and {len(counted) - _SHOWN} kinds more" if len(counted) > _SHOWN else ""
+    kinds = sorted({types.builtin_to_string(kind) for op in ops for kind in kinds_of(op)})
+    ends = purposes(members)
+    named = "int32" if "int32" in kinds else " and ".join(kinds)
+    return f"{len(ops)} op{'s' * (len(ops) != 1)} on {named} ({shown}{more}){f': {ends}' if ends else ''}"
+
+
+def _message(op: Operation) -> str | None:
+    """What Core ML says of such an op, for the forms in which it was asked."""
+    if types.int32 not in kinds_of(op):
+        return None
+    if op.op_type in ("cast", "select"):
+        return _INT32
+    if op.op_type == "greater_equal" and is_const(op.y):
+        return 'Unable to resolve operation input "y".'
+    if op.op_type == "add" and is_const(op.y):
+        return 'Failed to extract constant value "add"' if op.y.rank else _INT32
+    return None
+
+
+def _wrapped_indices() -> Program:
+    """What coremltools writes so that negative indices count from the end."""
+    def body(ids: Var) -> Var:
+        wrapped = Builder.add(x=ids, y=np.int32(16))
+        ids = Builder.select(cond=Builder.greater_equal(x=ids, y=np.int32(0)), a=ids, b=wrapped)
+        result: Var = Builder.gather(x=weight(16, 4), indices=Builder.cast(x=ids, dtype="int16"), axis=0, name="y")
+        return result
+
+    return program(body, dtype=types.int32, ids=(3,))

@@ -1,0 +1,72 @@
+"""Find layer norms of rank 3 in models with enumerated shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, types
+from coremltools.converters.mil.mil.types.symbolic import any_symbolic
+
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.examples import program
+from ..core.islands import by_function
+from ..core.plan import Plan
+
+
+class LayerNormFlexible(PlanRule):
+    """A layer_norm of rank 3 keeps a model with enumerated shapes off the ANE.
+
+    why     One report with a script: a LayerNorm and a matmul take 175 ms with two enumerated shapes and 20 ms with a
+            fixed shape or a range; without the LayerNorm enumerated shapes run on the ANE, too. Chip not stated.
+    when    layer_norm of a value of rank 3 with a dimension that is not fixed, in a package with enumerated shapes.
+            A program in memory does not say whether its shapes are enumerated, so it is reported as well.
+    cure    Fix the shape, or give each shape a function of its own, or normalise at rank 4 (expand_dims before,
+            squeeze behind; the same numbers). That rank 4 helps is in no report.
+    """
+
+    code, slug = "ANE235", "layer-norm-flexible"
+    confidence, level = "low", "note"
+    advice = "Fix the shape, or give each shape a function of its own."
+    evidence = (
+        Community("with LayerNorm in it a model with EnumeratedShapes does not run on the ANE (175 ms for 20); with a "
+                  "fixed shape or RangeDim it does", source="https://github.com/apple/coremltools/issues/1909",
+                  date="2023-07-10"),
+    )
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for name, rows in by_function(plan):
+            norms = [row.op for row in rows if _struck(row.op)]
+            if not norms:
+                continue
+            kinds = _flexibilities(plan.package, name)
+            if kinds and "enumerated" not in kinds:
+                yield Miss(norms[0], "the shapes are ranged, with which layer_norm runs", near=False)
+                continue
+            how = "the shapes are enumerated" if kinds else "if the shapes are enumerated"
+            count = f"{len(norms)} layer_norm{'s' * (len(norms) != 1)} of rank 3 with a dimension that is not fixed"
+            yield Hit(norms[0], covers=norms, note=f"{count}: {how}, the model was reported off the ANE")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("rank 3", lambda: _norm(None, 4, 8))
+        yield Example("fixed", lambda: _norm(2, 4, 8), reason="")
+        yield Example("rank 4", lambda: _norm(None, 2, 4, 8), reason="")
+
+
+def _struck(op: Operation) -> bool:
+    return op.op_type == "layer_norm" and types.is_tensor(op.x.sym_type) and op.x.rank == 3 \
+        and bool(any_symbolic(op.x.shape))
+
+
+def _flexibilities(package: Any, function: str) -> set[str]:
+    """How the package says that its inputs' shapes vary: enumerated, ranged; empty where nothing is known."""
+    found = set()
+    for feature in package.description(function).input if package is not None else ():
+        if feature.type.WhichOneof("Type") == "multiArrayType":
+            kind = feature.type.multiArrayType.WhichOneof("ShapeFlexibility")
+            found |= {"enumerated"} if kind == "enumeratedShapes" else {"ranged"} if kind == "shapeRange" else set()
+    return found
+
+
+def _norm(*shape: int | None) -> Program:
+    return program(lambda x: Builder.layer_norm(x=x, axes=[-1], name="y"), x=shape)

@@ -1,0 +1,85 @@
+"""Find gathers at places that are known only when the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_compressed, is_const
+from ._refused import BEFORE_M4, admits, at_run_time, chips, on_m1, on_m4, private, refusal
+
+_BESIDE = ("gather_nd", "gather_along_axis")
+
+
+class RuntimeGather(Rule):
+    """A gather at computed indices, such as an embedding lookup, runs on the CPU.
+
+    why     Core ML on an M4 refuses gather unless its indices are constants; so it was listed in 2020 and seen on an
+            M1 Pro, and Apple's transformers leave the lookup of the embedding there. gather_nd and gather_along_axis
+            are themselves accepted on an M4; what prepares their indices is not (see int32-op).
+    when    gather whose indices are no constant; gather_nd and gather_along_axis with int32 indices, and with others
+            on generations before the M4, where nobody saw them accepted.
+    cure    Look up outside, and pass the rows in as fp16. A small table: a one-hot row, passed in or compared in fp16,
+            times the table: exact where the table is finite and its sums stay below 32768. A row to be chosen by
+            position: multiply by a mask and sum.
+    """
+
+    code, slug = "ANE214", "runtime-gather"
+    roots = ("gather", *_BESIDE)
+    refuses, confidence = True, "high"
+    advice = "Look the rows up outside and pass them in as fp16, or multiply a one-hot row by the table."
+    evidence = (
+        on_m4("gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True),
+        on_m4("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),
+        Vendor("the lookup of an embedding runs on the CPU: 4 of 606 ops", source="apple/ml-ane-transformers README.md",
+               date="2022-06"),
+        on_m1("the gather of GPT models runs on the CPU"),
+        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
+                  date="2020"),
+        Community("of RF-DETR only topk and the expand_dims, tile and gather_along_axis that use its indices leave "
+                  "the ANE", source="https://github.com/roboflow/rf-detr/pull/1495", chip="M3 Pro", os="macOS 27.0",
+                  date="2026-09-21"),
+        private("gather and gather_along_axis are taken in a narrow form on M1 and by the hardware from M2 on"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not at_run_time(op, "indices"):
+            return Miss(op, "its indices are constant", near=False)
+        kind = types.builtin_to_string(op.indices.dtype)
+        if op.op_type == "gather":
+            what = "embedding lookup" if is_const(op.x) or is_compressed(op.x) else "gather"
+            message = "Unsupported gather index type" if kind == "int16" else None
+            return refusal(self, op, f"{what} at computed indices ({kind})", message=message)
+        if kind == "int32":
+            return refusal(self, op, f"{op.op_type} reads int32 indices; those of 16 bits (target iOS17) pass on M4")
+        if not admits(BEFORE_M4, tuple(self.generations)):
+            return Miss(op, f"{op.op_type} is accepted on M4", near=False)
+        where = chips(tuple(one for one in self.generations if BEFORE_M4.admits(one)))
+        return Hit(op, note=f"{op.op_type} at computed indices is accepted on M4, not measured on {where}", sure=False)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("embedding", lambda: _gathered(weight(16, 4)))
+        yield Example("first opset", lambda: _gathered(weight(16, 4), ct.target.iOS15))
+        yield Example("16 bits", lambda: program(
+            lambda x, ids: Builder.gather_along_axis(x=weight(3, 4), indices=Builder.cast(x=ids, dtype="uint16"),
+                                                     axis=1, name="y"), dtype=types.int32, x=(1,), ids=(3, 2)))
+        yield Example("32 bits", lambda: program(
+            lambda ids: Builder.gather_nd(x=weight(3, 4), indices=ids, name="y"), dtype=types.int32, ids=(2, 1)))
+        yield Example("constant indices", lambda: program(
+            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)),
+            reason="its indices are constant")
+        yield Example("slice", lambda: program(
+            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")
+
+
+def _gathered(table: np.ndarray, opset: object = ct.target.iOS17) -> Program:
+    def body(ids: Var) -> Var:
+        result: Var = Builder.gather(x=table, indices=ids, axis=0, name="y")
+        return result
+
+    return program(body, opset=opset, dtype=types.int32, ids=(3,))

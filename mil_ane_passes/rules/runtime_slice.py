@@ -1,0 +1,91 @@
+"""Find slices at places that are known only when the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Function, Operation, Program, types
+
+from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.examples import program, weight
+from ._refused import at_run_time, on_m4, private, refusal
+
+_PLACES = {
+    "slice_by_index": ("begin", "end", "stride"), "slice_by_size": ("begin", "size"),
+    "slice_update": ("begin", "end", "stride"), "torch_tensor_assign": ("begin", "end", "stride"),
+}
+
+
+class RuntimeSlice(Rule):
+    """A slice whose place is computed runs on the CPU.
+
+    why     Core ML on an M4 refuses a slice_by_size that begins at an input in int32; the ANE's compiler folds a place
+            that is fixed into the layout, and has no other form. In a network the same op was once listed as accepted,
+            in a plan that is odd in other respects.
+    when    slice_by_index and slice_by_size with a begin, end, stride or size that is no constant. slice_update and
+            assignments to a window likewise, but there sources disagree, and the finding is a guess.
+    cure    Fixed places give the same bits: one function for each, where there are few. Else take the whole, multiply
+            by a mask that is an input, and sum: exact where the values are finite. A cache: return the new row, and
+            let the program outside write it.
+    """
+
+    code, slug = "ANE215", "runtime-slice"
+    roots = tuple(_PLACES)
+    refuses, confidence = True, "high"
+    advice = "Fix the place (one function for each), or multiply by a mask that is an input, and sum."
+    evidence = (
+        on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
+        on_m4("at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "
+              "too, and gives some ops no device", rows=True),
+        private("only a slice at a fixed place has a form"),
+        Vendor("an assignment to a window may reside on the ANE",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+        Community("at odds with it: a decoder that updates its cache in the model is rejected by the ANE's compiler",
+                  source="https://github.com/FluidInference/mobius/pull/77", chip="M5 Pro", date="2026-07-16"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        computed = at_run_time(op, *_PLACES[op.op_type])
+        if not computed:
+            return Miss(op, "its place is fixed", near=False)
+        note = f"the {' and '.join(computed)} of a {op.op_type} {'are' if len(computed) > 1 else 'is'} computed"
+        if op.op_type in ("slice_update", "torch_tensor_assign"):
+            return Hit(op, note=f"{note}; sources disagree on whether the ANE takes it", sure=False)
+        return refusal(self, op, note, message=_message(op))
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("begin", lambda: program(
+            lambda at: Builder.slice_by_size(x=weight(4, 6), begin=at, size=[1, 2], name="y"), dtype=types.int32,
+            at=(2,)))
+        yield Example("end", lambda: program(
+            lambda at: Builder.slice_by_index(x=weight(4, 6), begin=[0, 0], end=at, name="y"), dtype=types.int32,
+            at=(2,)))
+        yield Example("a row of a cache", _updated)
+        yield Example("fixed", lambda: program(
+            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 2], name="y"), x=(4, 6)),
+            reason="its place is fixed")
+        yield Example("masked", lambda: program(
+            lambda x, m: Builder.reduce_sum(x=Builder.mul(x=x, y=m), axes=[0], name="y"), x=(4, 6), m=(4, 1)),
+            reason="")
+
+
+def _message(op: Operation) -> str | None:
+    """What was measured for a begin that is a model input in int32."""
+    begin = op.inputs.get("begin")
+    given = begin is not None and begin.op is None and begin.dtype == types.int32
+    return "Unsupported tensor data type: int32" if given and op.op_type == "slice_by_size" else None
+
+
+def _updated() -> Program:
+    inputs = {"x": Builder.placeholder(shape=(4, 6), dtype=types.fp16),
+              "at": Builder.placeholder(shape=(2,), dtype=types.int32)}
+    with Function(inputs, opset_version=ct.target.iOS18) as function:
+        end = Builder.add(x=function.inputs["at"], y=np.array([1, 6], np.int32))
+        row = np.ones((1, 6), np.float16)
+        function.set_outputs([Builder.slice_update(x=function.inputs["x"], update=row, begin=function.inputs["at"],
+                                                   end=end, name="y")])
+    built = Program()
+    built.add_function("main", function)
+    return built

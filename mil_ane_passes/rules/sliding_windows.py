@@ -1,0 +1,45 @@
+"""Find sliding_windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation
+
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.examples import program
+from ..core.query import value
+from ._refused import on_m4, private, refusal
+
+
+class SlidingWindows(Rule):
+    """The ANE takes no sliding_windows (torch's unfold of one axis).
+
+    why     Core ML on an M4 refuses it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
+            no form of it.
+    when    Any sliding_windows.
+    cure    Windows that do not overlap are a reshape. Few windows: one slice_by_size each, and a stack. Many: a conv
+            with a weight of ones and zeros that copies each element of the window to a channel. The same bits.
+    """
+
+    code, slug = "ANE211", "sliding-windows"
+    roots = ("sliding_windows",)
+    refuses, confidence = True, "high"
+    advice = "Reshape where windows do not overlap, else stack slices, or let a conv copy them: the same bits."
+    evidence = (
+        on_m4("sliding_windows is refused, and runs on no GPU either"),
+        private("sliding_windows has no form on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        size, step = value(op.size), value(op.stride, 1)
+        shape = f"of {size} elements, {step} apart" if size is not None else "of a computed size"
+        return refusal(self, op, f"the ANE takes no sliding_windows ({shape})")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("overlapping", lambda: program(
+            lambda x: Builder.sliding_windows(x=x, axis=2, size=4, stride=2, name="y"), x=(1, 3, 16)))
+        yield Example("not overlapping", lambda: program(
+            lambda x: Builder.sliding_windows(x=x, axis=1, size=4, stride=4, name="y"), x=(1, 16)))
+        yield Example("reshape", lambda: program(
+            lambda x: Builder.reshape(x=x, shape=[1, 3, 4, 4], name="y"), x=(1, 3, 16)), reason="")
