@@ -11,6 +11,10 @@ from ..residency.agreement import Agreement, Differs
 __all__ = ["agreement_dict", "contradicted", "differs_dict", "lines"]
 
 
+_SHOWN = 5
+"Problems of the script that are listed."
+
+
 def lines(found: Agreement) -> Iterator[str]:
     """What was measured where, and how much of it was predicted."""
     measurement, match = found.match.measurement, found.match
@@ -22,6 +26,10 @@ def lines(found: Agreement) -> Iterator[str]:
         spent = "" if run["median_ms"] is None else f"; {run['median_ms']:.3g} ms a prediction (median)"
         wrong = "DIFFERS: " if run["passed"] is False else ""
         yield f"  {run['function']} with {run['units']}: {wrong}{run['says']}{spent}"
+    for problem in measurement.problems[:_SHOWN]:
+        yield f"  problem there: {problem}"
+    if len(measurement.problems) > _SHOWN:
+        yield f"  and {len(measurement.problems) - _SHOWN} problems more"
     if not measurement.with_ane:
         yield ("  the ANE takes no op at all there: units without it, a machine without it, or Core ML could not "
                "compile for it; that says nothing about single ops")

@@ -30,6 +30,7 @@ _UNITS = ("CPU_AND_NE", "ALL")
 "Of several plans of one package the first of these is read: with the GPU in play the ANE gets less."
 _DEVICES = {"cpu": "cpu", "gpu": "gpu", "ane": "ane", "mlcpucomputedevice": "cpu", "mlgpucomputedevice": "gpu",
             "mlneuralenginecomputedevice": "ane", "neuralengine": "ane", "neural_engine": "ane", "ne": "ane"}
+_STOPPED = "the script did not finish"
 _EXPECTED = "expected the result.json of measure.py (mil-ane-passes mac-script writes it), or a dumped compute plan"
 
 
@@ -66,6 +67,8 @@ class Measurement:
     functions: Mapping[str, Sequence[Told]]
     runs: Sequence[Mapping[str, Any]] = ()
     "Per function and choice of units: did the numbers agree (None: nothing to compare), in words, and how long."
+    problems: Sequence[str] = ()
+    "Steps of the script that failed, in its words."
 
     @property
     def chip(self) -> str | None:
@@ -94,7 +97,8 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         return {"file": self.file, "package": self.package, "units": self.units, "chip": self.chip,
                 "macos": self.machine.get("macos"), "coremltools": self.machine.get("coremltools"),
-                "ops": sum(map(len, self.functions.values())), "runs": [dict(each) for each in self.runs]}
+                "ops": sum(map(len, self.functions.values())), "runs": [dict(each) for each in self.runs],
+                "problems": list(self.problems)}
 
 
 @dataclass
@@ -184,18 +188,26 @@ def _measurements(data: Any, file: str) -> Iterator[Measurement]:
         return
     if data.get("schema") != 1:
         raise InputError(f"measured: '{file}' has schema {data.get('schema')!r}; expected 1")
-    plans = 0
+    plans, problems = 0, list(_problems(data))
     for name, package in _typed(data["packages"], Mapping, file, "packages").items():
         listed = _typed(_typed(package, Mapping, file, name).get("plans") or {}, Mapping, file, f"{name}, plans")
         for units in [units for units in _UNITS if units in listed][:1]:
             plans += 1
             plan = _typed(listed[units], Mapping, file, f"{name}, {units}")
             yield Measurement(file, str(name), package.get("path"), units, machine, _functions(plan, file),
-                              list(_runs(data.get("verdict"), str(name), package)))
+                              list(_runs(data.get("verdict"), str(name), package)), problems)
     if not plans:
-        said = next((str(each.get("problem")) for each in data.get("problems") or [] if isinstance(each, Mapping)
-                     and str(each.get("where")).startswith("compute plan")), "none was read")
-        raise InputError(f"measured: '{file}' has no compute plan: {said}")
+        said = next((text for text in problems if text.startswith(("compute plan", _STOPPED))), "none was read")
+        raise InputError(f"measured: '{file}' has no compute plan ({said})")
+
+
+def _problems(data: Mapping[str, Any]) -> Iterator[str]:
+    if data.get("complete") is False:
+        yield f"{_STOPPED}: {data.get('doing') or 'between two steps'}"
+    listed = data.get("problems")
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, Mapping):
+            yield f"{each.get('where')}: {each.get('problem')}"
 
 
 def _runs(verdict: Any, name: str, package: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -242,6 +242,15 @@ def test_plans_that_an_m4_gave_are_read_and_agree(name):
     assert max(abs(ours - theirs) for _, _, ours, theirs in found.shares.rows) < 2e-4
 
 
+def test_what_went_wrong_there_is_shown(package, predicted):
+    plan = {"plans": {"ALL": as_predicted(predicted)}}
+    data = {"schema": 1, "machine": {"chip": "Apple M4"}, "packages": {"before": plan}, "complete": False,
+            "doing": "compute plan of after, ALL", "problems": [{"where": "load", "problem": "no"}] * 6}
+    text = str(ane.lint(package, target="m4", measured=data))
+    assert "  problem there: the script did not finish: compute plan of after, ALL\n  problem there: load: no\n" in text
+    assert "  and 2 problems more\n" in text
+
+
 def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
     data = as_predicted(predicted) | {"machine": {"chip": "Apple M99"}}
     assert main(["calibrate-plan", plan(data), "--model", package]) in (0, 1)
@@ -253,7 +262,9 @@ def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
     ([], "holds no compute plan; expected the result.json of measure.py"),
     ({"schema": 2, "packages": {}}, "has schema 2; expected 1"),
     ({"schema": 1, "packages": {}, "problems": [{"where": "compute plan of before, ALL", "problem": "no macOS"}]},
-     "has no compute plan: no macOS"),
+     "has no compute plan (compute plan of before, ALL: no macOS)"),
+    ({"schema": 1, "packages": {}, "complete": False, "doing": "load before, main, ALL"},
+     "has no compute plan (the script did not finish: load before, main, ALL)"),
     ({"program": None}, "program: found NoneType, expected an object"),
     (functions(7), "function main, op 0: found int, expected an object"),
     (functions(OP | {"operator": None}), "function main, op 0, operator: found NoneType, expected a text"),
