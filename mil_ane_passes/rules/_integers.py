@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
-from coremltools.converters.mil.mil import Block, Operation, Var, types
+from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
 from ..core.query import consumers, flat_inputs, is_const, is_opaque
 from ._refused import at_run_time
@@ -13,7 +14,7 @@ __all__ = ["chains", "kinds_of", "purposes", "refused"]
 
 _OWN = frozenset({
     "one_hot", "band_part", "argsort", "reduce_argmax", "reduce_argmin", "non_maximum_suppression", "topk", "range_1d",
-    "fill", "non_zero", "sliding_windows", "crop_resize", "scatter", "scatter_nd", "scatter_along_axis", "lstm", "gru",
+    "non_zero", "sliding_windows", "crop_resize", "scatter", "scatter_nd", "scatter_along_axis", "lstm", "gru",
     "rnn", "cond", "while_loop", "make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write",
     "random_normal", "random_uniform", "random_bernoulli", "random_categorical", "classify", "custom_layer",
 })
@@ -21,10 +22,10 @@ _OWN = frozenset({
 _PLACES = {
     "gather": ("indices",), "gather_nd": ("indices",), "gather_along_axis": ("indices",), "reshape": ("shape",),
     "tile": ("reps",), "pad": ("pad",), "resize": ("shape",), "slice_by_index": ("begin", "end", "stride"),
-    "slice_by_size": ("begin", "size"), "slice_update": ("begin", "end", "stride"),
+    "slice_by_size": ("begin", "size"), "fill": ("shape",), "slice_update": ("begin", "end", "stride"),
     "torch_tensor_assign": ("begin", "end", "stride"),
 }
-"Inputs that say where or how much: where one is computed, a rule of its own speaks of the op."
+"Inputs that say where or how much: where one is computed, a rule of its own speaks of that."
 _NARROW = frozenset({types.int8, types.uint8, types.int16, types.uint16})
 _WORDS = {"indices": "the indices of", "begin": "the place of", "end": "the place of", "size": "the size of",
           "shape": "the shape of", "reps": "the shape of", "pad": "the shape of"}
@@ -37,8 +38,10 @@ def refused(op: Operation) -> bool | None:
     if op.op_type in _OWN or op.op_type.startswith("const") or op.blocks or is_opaque(op):
         return None
     kinds = kinds_of(op)
-    if not kinds or at_run_time(op, *_PLACES.get(op.op_type, ())):
+    if not kinds:
         return None
+    if at_run_time(op, *_PLACES.get(op.op_type, ())):
+        return True if any(out.dtype == types.int32 for out in op.outputs) else None
     if types.int32 in kinds:
         return True
     if kinds - _NARROW:
@@ -54,7 +57,13 @@ def kinds_of(op: Operation) -> set[type]:
 
 
 def _is_int(var: Var) -> bool:
-    return not types.is_list(var.sym_type) and not types.is_dict(var.sym_type) and bool(types.is_int(var.dtype))
+    return not isinstance(var, ListVar) and _integer(var.dtype)
+
+
+@functools.cache
+def _integer(dtype: type) -> bool:
+    """The host works out what a type is anew at each question."""
+    return bool(types.is_int(dtype))
 
 
 def chains(block: Block, found: Mapping[Operation, object]) -> Iterable[list[Operation]]:
@@ -90,7 +99,7 @@ def purposes(members: list[Operation]) -> str:
         if looked >= _FOLLOWED:
             break
         if var.consuming_blocks:
-            found[f"the output '{var.name}'"] = None
+            found[f"{_returns(var)} '{var.name}'"] = None
         for reader in consumers(var):
             looked += 1
             if reader not in inside and looked <= _FOLLOWED:
@@ -98,6 +107,12 @@ def purposes(members: list[Operation]) -> str:
     named = list(found)
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return ", ".join(named[:_NAMED]) + more
+
+
+def _returns(var: Var) -> str:
+    """What `var` is a result of, where it is one."""
+    block = var.consuming_blocks[0]
+    return "the output" if isinstance(block, Function) else f"the {block.outer_op.op_type}'s"
 
 
 def _role(var: Var, reader: Operation) -> str:

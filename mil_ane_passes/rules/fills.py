@@ -33,9 +33,9 @@ class Fills(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.outputs[0].dtype):
+            return Miss(op, "makes integers", near=False)
         if op.op_type == "fill_like":
-            if not types.is_float(op.outputs[0].dtype):
-                return Miss(op, "makes integers", near=False)
             if not admits(BEFORE_M4, tuple(self.generations)):
                 return Miss(op, "fill_like is accepted on M4", near=False)
             return Hit(op, note="fill_like was reported on the CPU, and is accepted on M4", sure=False)
