@@ -96,9 +96,10 @@ class LintReport:
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `lint --format json` prints."""
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
-        for item in [*self.findings][::-1]:
+        ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
+        for item in ranked[::-1]:  # the last one counts: what refuses an op before warnings, warnings before notes
             for index in item.covers:
-                if item.refuses or (item.function, index) not in fixes:
+                if item.refuses or item.fix is not None:
                     fixes[item.function, index] = item.fix
         told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
         return {

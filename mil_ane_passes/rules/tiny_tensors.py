@@ -40,13 +40,15 @@ class TinyTensors(PlanRule):
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in by_function(plan):
             inputs = plan.program.functions[name].inputs.values()
-            sizes = [_elements(var) for var in [*inputs, *(var for row in rows for var in row.op.outputs)]]
-            largest = max((size for size in sizes if size is not None), default=0)
-            if None in sizes or largest >= self.least:
-                continue
-            yield Hit(rows[0].op, covers=[row.op for row in rows],
-                      note=f"the largest of {counted(len(sizes), 'tensor')} has {counted(largest, 'element')}, fewer "
-                           f"than {self.least}")
+            sizes = []
+            for size in map(_elements, (*inputs, *(var for row in rows for var in row.op.outputs))):
+                if size is None or size >= self.least:
+                    break
+                sizes.append(size)
+            else:
+                yield Hit(rows[0].op, covers=[row.op for row in rows],
+                          note=f"the largest of {counted(len(sizes), 'tensor')} has "
+                               f"{counted(max(sizes, default=0), 'element')}, fewer than {self.least}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("a vector", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 63)))

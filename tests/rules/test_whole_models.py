@@ -202,6 +202,17 @@ def test_a_report_lists_near_misses_and_no_ordinary_ops():
                 if item.rule.name in ("compile_traps", "factor_conv_stride")]
 
 
+def test_the_fix_of_an_op_is_that_of_its_worst_finding():
+    """Notes about the whole model cover every op; they do not hide what mends one."""
+    small = program(lambda x: Builder.tanh(
+        x=Builder.conv(x=x, weight=weight(2, 2, 3), strides=[5], name="c"), name="y"), x=(1, 2, 300))
+    conv_row, last = ane.lint(small).to_dict()["ops"]
+    assert conv_row["fix"]["pass"] == "ane::factor_conv_stride" and "ANE516" in conv_row["codes"]
+    assert last["fix"]["pass"] is None and "too small" in last["fix"]["advice"]
+    refused = program(lambda x: Builder.cumsum(x=Builder.tanh(x=x, name="t"), axis=1, name="y"), x=(1, 4))
+    assert "triangle" in ane.lint(refused).to_dict()["ops"][1]["fix"]["advice"]
+
+
 def test_what_is_not_computed_in_fp16_is_not_compiled_for_the_ane():
     assert not find(all_rules()["compile_traps"](), conv((1, 2, 20, 20), (16, 16), np.float32)).fired
 
