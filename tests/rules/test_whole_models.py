@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import coremltools as ct
 import numpy as np
@@ -18,6 +19,7 @@ from mil_ane_passes.core.layout import padded_bytes
 from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.residency import predict
 from mil_ane_passes.rules._flexible import extents
+from tests.package.helpers import main_block, make, spec_of, write_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -155,6 +157,14 @@ def test_functions_are_weighed_alone(tmp_path):
     assert len(hits("model_size", built, phone=size / 2)) == 2 and not hits("model_size", built, phone=size * 1.5)
 
 
+def test_files_that_are_too_large_for_functions_that_are_not():
+    package = SimpleNamespace(weight_bytes=1_400_000_000, description=None)
+    rule = all_rules()["model_size"]()
+    (found,) = predict(linear(), [rule], package=package)[1]
+    assert isinstance(found.answer, Miss)
+    assert found.answer.reason.startswith("the weight files hold 1.4 GB, the largest function reads 8.")
+
+
 @pytest.mark.parametrize("count,most,fires,near", [(4, 3, True, False), (3, 3, False, True), (2, 3, False, False)])
 def test_convs_are_counted(count, most, fires, near):
     def body(x):
@@ -254,6 +264,24 @@ def test_an_output_that_is_an_input():
     built = program(lambda x, z: (Builder.relu(x=x, name="y"), z), x=(2, 3), z=(4,))
     ((_, hit),) = answers(all_rules()["passthrough_output"](), built)
     assert hit.note == "output 'z' is the input 'z'" and hit.op.op_type == "relu"
+
+
+def test_an_op_of_tomorrow_is_a_cause_like_others(tmp_path):
+    """An op that the loader keeps without knowing it, in a package of an old target."""
+    def body(x):
+        for number in range(4):
+            x = Builder.tanh(x=x, name=f"t{number}")
+        return Builder.relu(x=Builder.softsign(x=x, name="odd"), name="y")
+
+    path = make(tmp_path / "m.mlpackage", program(body, opset=ct.target.iOS16, x=(1, 64, 512, 512)), ct.target.iOS16)
+    spec = spec_of(path)
+    for op in main_block(spec).operations:
+        op.type = "softsign_of_tomorrow" if op.type == "softsign" else op.type
+    write_spec(path, spec)
+    package = ane.load(path)
+    (hit,) = hits("late_departure", package.program, "m4", package)
+    assert hit.op.op_type == "softsign_of_tomorrow" and "4 ops before" in hit.note
+    assert len(ane.lint(package).to_dict()["ops"]) == 6
 
 
 def test_linear_in_ops():
