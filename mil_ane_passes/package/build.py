@@ -124,6 +124,8 @@ class OpBuilder:
         op.set_inputs(type_inference=False, **defaults)
 
     def _default(self, value: Any, name: str) -> Var:
+        if isinstance(value, range):  # pymil states some defaults as ranges, which it cannot make consts of
+            value = np.asarray(value, np.int32)
         array = np.asarray(value)
         key = (type(value), array.dtype.str, array.shape, array.tobytes())
         var, uses = self._shared.get(key, (None, 0))

@@ -29,6 +29,8 @@ _NOT_REFUSED = Measured("among the 276 cases that were tried, and not listed wit
 _STATES = Measured("a model with a state 256 wide runs on the ANE", chip="M4", os="macOS 15.2", date="2025-12-19",
                    source="https://github.com/apple/coremltools/issues/2631")
 _SWEPT = Community(f"compiles and runs {PRIVATE}", chip="M5", date="2026", source=f"{_FORGE}/capabilities.json")
+_PLANNED = Community("supported by the ANE in a published compute plan", chip="M5 Max",
+                     source="https://github.com/0seba/VoxCPMANE/issues/15")
 _PROBED = Community(f"native, by a probe {PRIVATE}", chip="M1", date="2026", source=f"{_FORGE}/op-catalog.md")
 _AT_ITS_CAP = Community(f"compiles and runs up to its largest size {PRIVATE}", chip="M1 and M2 Pro", date="2026",
                         source="sbryngelson/ANEForge aneforge/_targets.py")
@@ -54,6 +56,7 @@ _TABLE: tuple[tuple[str, Evidence, str], ...] = (
         reduce_sum_square resample reverse scaled_tanh sigmoid sigmoid_hard sign softplus space_to_batch space_to_depth
         split sqrt"""),
     ("m4", _STATES, "read_state coreml_update_state"),
+    ("m5", _PLANNED, "add conv mul reduce_mean rsqrt"),
     ("m5", _SWEPT, """
         abs add affine atan avg_pool batch_norm batch_to_space ceil clamped_relu clip concat conv conv_transpose cos
         depth_to_space dequantize einsum elu equal erf exp exp2 expand_dims floor floor_div gelu greater greater_equal

@@ -12,6 +12,7 @@ from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
+from ..core.query import is_opaque
 
 
 class LayerNormFlexible(PlanRule):
@@ -54,8 +55,9 @@ class LayerNormFlexible(PlanRule):
 
 
 def _struck(op: Operation) -> bool:
-    return op.op_type == "layer_norm" and types.is_tensor(op.x.sym_type) and op.x.rank == 3 \
-        and bool(any_symbolic(op.x.shape))
+    if op.op_type != "layer_norm" or is_opaque(op) or not types.is_tensor(op.x.sym_type):
+        return False
+    return op.x.rank == 3 and bool(any_symbolic(op.x.shape))
 
 
 def _flexibilities(package: Any, function: str) -> set[str]:

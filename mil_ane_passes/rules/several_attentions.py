@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
 from ..core.examples import program
+from ..core.query import is_opaque
 from ._refused import on_m4
 
 _KIND = "scaled_dot_product_attention"
@@ -62,7 +63,7 @@ def _attentions(block: Block) -> Iterator[Operation]:
     while pending:
         for op in pending.pop().operations:
             pending.extend(op.blocks)
-            if op.op_type == _KIND:
+            if op.op_type == _KIND and not is_opaque(op):
                 yield op
 
 

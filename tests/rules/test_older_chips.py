@@ -76,3 +76,31 @@ def test_block_scales_are_known_to_be_refused_where_that_was_seen(target, sure):
     rule = all_rules()["per_block_int8"]
     built = next(example.build() for example in rule().examples() if example.name == "conv")
     assert [hit.sure for hit in said("per_block_int8", built, target)] == [sure]
+
+
+@pytest.mark.parametrize("kind", ["conv", "matmul", "max_pool", "scaled_dot_product_attention", "pad"])
+def test_ops_that_the_loader_could_not_read_are_looked_at_from_outside_only(kind, tmp_path):
+    traced = torch.jit.trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()).eval(), torch.zeros(1, 70000))
+    model = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(1, 70000))], skip_model_load=True)
+    spec = model.get_spec()
+    (block,) = spec.mlProgram.functions["main"].block_specializations.values()
+    for op in block.operations:
+        op.type = kind if op.type == "relu" else op.type
+    ct.models.utils.save_spec(spec, str(tmp_path / "future.mlpackage"), weights_dir=model.weights_dir)
+    package = ane.load(tmp_path / "future.mlpackage")
+    assert any(op.op_type == kind and op.opaque for op in package.program.functions["main"].operations
+               if hasattr(op, "opaque"))
+    rows = ane.lint(package, target="m4").plan.rows
+    assert {row.op.op_type: row.ane for row in rows}[kind] == "no"
+
+
+def test_a_layer_norm_over_all_axes_is_read_as_one(tmp_path):
+    traced = torch.jit.trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()).eval(), torch.zeros(2, 3))
+    model = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(2, 3))], skip_model_load=True)
+    spec = model.get_spec()
+    (block,) = spec.mlProgram.functions["main"].block_specializations.values()
+    for op in block.operations:
+        op.type = "layer_norm" if op.type == "relu" else op.type
+    ct.models.utils.save_spec(spec, str(tmp_path / "norm.mlpackage"), weights_dir=model.weights_dir)
+    rows = ane.lint(ane.load(tmp_path / "norm.mlpackage"), target="m4").plan.rows
+    assert {row.op.op_type: row.ane for row in rows}["layer_norm"] == "yes"
