@@ -12,11 +12,13 @@ from ..core.query import is_compressed, is_const
 from ..core.targets import ALL, Gate, Generation
 
 __all__ = [
-    "BEFORE_M4", "M4", "admits", "at_run_time", "chips", "notes", "on_m1", "on_m4", "private", "refusal",
+    "BEFORE_M4", "M1_TO_M5", "M4", "admits", "at_run_time", "chips", "notes", "on_m1", "on_m4", "private", "refusal",
 ]
 
 M4 = Gate(first="m4", last="m4")
 BEFORE_M4 = Gate(last="m3")
+M1_TO_M5 = Gate(first="m1", last="m5")
+"Where the ANE's compiler was asked without Core ML; on M4 it and Core ML agree in what is gated so."
 _DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
 _ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
 from ..core.query import is_const
-from ._refused import on_m1, private, refusal
+from ._refused import M1_TO_M5, on_m1, private, refusal
 
 _LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 
@@ -39,7 +39,7 @@ class ControlFlow(Rule):
         inside = sum(_size(block.operations) for block in op.blocks)
         what = f" with {inside} op{'s' * (inside != 1)} inside" if op.blocks else ""
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
-        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}")
+        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("branch", lambda: program(_branched, x=(2, 3)))

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
-from ._refused import on_m4, private, refusal
+from ._refused import M1_TO_M5, on_m4, private, refusal
 
 _SPELT = {
     "asin": "atan(x / sqrt(1 - x * x)), inexact near -1 and 1",
@@ -45,7 +45,7 @@ class ElementaryFunctions(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, f"the ANE has no {op.op_type}; it is {_SPELT[op.op_type]}")
+        return refusal(self, op, f"the ANE has no {op.op_type}; it is {_SPELT[op.op_type]}", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         for kind in _SPELT:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
-from ._refused import on_m1, on_m4, private, refusal
+from ._refused import M1_TO_M5, on_m1, on_m4, private, refusal
 
 _CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
 
@@ -37,7 +37,8 @@ class MasksAtRunTime(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         message = 'Unsupported MIL operation "one_hot".' if op.op_type == "one_hot" else None
-        return refusal(self, op, f"the ANE takes no {op.op_type}; it is {_CURES[op.op_type]}", message=message)
+        return refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
+                       message=message)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one_hot", lambda: program(

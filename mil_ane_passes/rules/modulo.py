@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
-from ._refused import on_m4, private, refusal
+from ._refused import M1_TO_M5, on_m4, private, refusal
 
 
 class Modulo(Rule):
@@ -33,7 +33,7 @@ class Modulo(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, "the ANE has no mod; it is x - y * floor(x / y)")
+        return refusal(self, op, "the ANE has no mod; it is x - y * floor(x / y)", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("by a number", lambda: program(

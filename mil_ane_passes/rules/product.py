@@ -8,7 +8,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
-from ._refused import on_m4, private, refusal
+from ._refused import M1_TO_M5, on_m4, private, refusal
 
 
 class Product(Rule):
@@ -33,7 +33,7 @@ class Product(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, "the ANE has no reduce_prod")
+        return refusal(self, op, "the ANE has no reduce_prod", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one axis", lambda: program(lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3)))

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
 from ..core.targets import Gate
-from ._refused import admits, on_m4, private, refusal
+from ._refused import M1_TO_M5, admits, on_m4, private, refusal
 
 
 class RandomNumbers(Rule):
@@ -37,7 +37,7 @@ class RandomNumbers(Rule):
         note = f"{op.op_type} draws numbers in the model"
         if op.op_type == "random_uniform" and not admits(Gate(last="m2"), tuple(self.generations)):
             return Hit(op, note=f"{note}; the hardware has it on M3 and later, nobody saw Core ML use it", sure=False)
-        return refusal(self, op, f"{note}; the ANE takes them as an input")
+        return refusal(self, op, f"{note}; the ANE takes them as an input", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("noise", _noisy)

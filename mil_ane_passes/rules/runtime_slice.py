@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Program
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..core.examples import program, weight
-from ._refused import at_run_time, on_m4, private, refusal
+from ._refused import M1_TO_M5, at_run_time, on_m4, private, refusal
 
 _PLACES = {
     "slice_by_index": ("begin", "end", "stride"), "slice_by_size": ("begin", "size"),
@@ -53,7 +53,7 @@ class RuntimeSlice(Rule):
         note = f"the {' and '.join(computed)} of a {op.op_type} {'are' if len(computed) > 1 else 'is'} computed"
         if op.op_type in ("slice_update", "torch_tensor_assign"):
             return Hit(op, note=f"{note}; sources disagree on whether the ANE takes it", sure=False)
-        return refusal(self, op, note, message=_message(op))
+        return refusal(self, op, note, seen=M1_TO_M5, message=_message(op))
 
     def examples(self) -> Iterable[Example]:
         yield Example("begin", lambda: program(

@@ -9,11 +9,11 @@ from coremltools.converters.mil.mil import Builder, Operation
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
 from ..core.query import value
-from ._refused import on_m4, private, refusal
+from ._refused import M1_TO_M5, on_m4, private, refusal
 
 
 class SlidingWindows(Rule):
-    """The ANE takes no sliding_windows (torch's unfold of one axis).
+    """The ANE takes no sliding_windows.
 
     why     Core ML on an M4 refuses it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
             no form of it.
@@ -34,7 +34,7 @@ class SlidingWindows(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         size, step = value(op.size), value(op.stride, 1)
         shape = f"of {size} elements, {step} apart" if size is not None else "of a computed size"
-        return refusal(self, op, f"the ANE takes no sliding_windows ({shape})")
+        return refusal(self, op, f"the ANE takes no sliding_windows ({shape})", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("overlapping", lambda: program(

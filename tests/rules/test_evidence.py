@@ -51,7 +51,8 @@ def test_a_vendor_is_apple(rule, evidence):
 
 
 CONTRADICTED = ("int_inputs", "last_axis_slice", "wide_reduce_sum", "large_angle", "large_round", "flexible_shapes",
-                "compile_traps", "lopsided")
+                "compile_traps", "lopsided", "fills", "constant_gather",
+                "runtime_slice")
 
 
 @pytest.mark.parametrize("name", CONTRADICTED)
