@@ -10,8 +10,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ..core.contract import Measured
 from ..core.examples import program
 from ..core.plan import Row
+from ..core.query import consumers
 
-__all__ = ["COST_MODEL", "chain", "counted", "kinds", "listed", "ms", "name", "rows_text"]
+__all__ = ["COST_MODEL", "chain", "counted", "inputs_at", "kinds", "listed", "ms", "name", "rows_text"]
 
 COST_MODEL = Measured(
     "the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, 0.125 ms for each "
@@ -56,6 +57,11 @@ def rows_text(rows: Sequence[Row]) -> str:
     if len(rows) == 1:
         return f"1 op, {name(rows[0].op)}"
     return f"{len(rows)} ops from {name(rows[0].op)} to {name(rows[-1].op)}"
+
+
+def inputs_at(inputs: Iterable[Var], rows: Sequence[Row]) -> dict[Var, Operation]:
+    """Each input of a function with the op to report it at: its first reader, or the function's first op."""
+    return {var: next(iter(consumers(var)), rows[0].op) for var in inputs}
 
 
 def chain(spec: str, channels: int = 64, side: int = 512) -> Callable[[], Program]:

@@ -14,7 +14,7 @@ from ..core.islands import by_function
 from ..core.plan import Plan, Row
 from ..core.query import consumers
 from ._flexible import extents
-from ._plans import counted
+from ._plans import counted, inputs_at
 
 
 class FlexibleShapes(PlanRule):
@@ -60,10 +60,8 @@ class FlexibleShapes(PlanRule):
             inputs = [var for var in function.inputs.values() if not types.is_state(var.sym_type)]
             found = {var: said for var in inputs if (said := extents(features.get(var.name), var)) is not None}
             reach = _reach(rows) if found else ""
-            for var, said in found.items():
-                readers = consumers(var)
-                yield Hit(readers[0] if readers else rows[0].op, covers=readers,
-                          note=f"input '{var.name}' {said}; {reach}")
+            for var, at in inputs_at(found, rows).items():
+                yield Hit(at, covers=consumers(var), note=f"input '{var.name}' {found[var]}; {reach}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("batch", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(None, 8)))

@@ -13,7 +13,7 @@ from ..core.islands import by_function
 from ..core.layout import padded_bytes, size_text
 from ..core.plan import Plan, Row
 from ..core.query import itemsize, static_shape
-from ._plans import counted, listed
+from ._plans import counted, inputs_at, listed
 
 _TAKEN = (types.fp16, types.int8, types.uint8)
 
@@ -25,8 +25,8 @@ class LastAxisWaste(PlanRule):
             its bytes in fp16, 64 times in int8, and as much more to move. Apple says so of a model's inputs and
             outputs; values between may be held on the chip, where smaller rows may do. The bytes are computed by that
             layout, not measured.
-    when    An fp16 or 8-bit input, or a value that an op on the ANE makes or reads, whose rows take at least `times`
-            its bytes and lose at least `lost` bytes. One finding for each function, the largest loss first.
+    when    An fp16 or 8-bit input, or a value made or read by an op that the ANE takes, whose rows take at least
+            `times` its bytes and lose at least `lost` bytes. One finding for each function, the largest loss first.
     cure    Move a longer axis to the last place: for (1, C, S, 1) that is (1, C, 1, S), Apple's own layout for
             transformers. At a border, hand the input over in that layout.
     """
@@ -71,7 +71,7 @@ class LastAxisWaste(PlanRule):
 def _values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:
     """Inputs and what ops make that the ANE takes or that feed one, each with the op it is reported at."""
     makers = {var: row for row in rows for var in row.op.outputs}
-    found = dict.fromkeys(inputs, rows[0].op)
+    found = inputs_at(inputs, rows)
     for var, row in makers.items():
         if row.takes or any(reader.takes for reader in _readers(var, makers)):
             found[var] = row.op

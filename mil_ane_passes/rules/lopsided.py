@@ -13,7 +13,7 @@ from ..core.islands import by_function
 from ..core.plan import Plan
 from ..core.query import static_shape
 from ..core.targets import GENERATIONS, parse_target
-from ._plans import counted, listed
+from ._plans import counted, inputs_at, listed
 
 _TAKEN = (types.fp16, types.int8, types.uint8)
 
@@ -49,7 +49,7 @@ class Lopsided(PlanRule):
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in by_function(plan):
             made = {var: row.op for row in rows for var in row.op.outputs}
-            read = dict.fromkeys(plan.program.functions[name].inputs.values(), rows[0].op)
+            read = inputs_at(plan.program.functions[name].inputs.values(), rows)
             found = [var for var in (*read, *made) if self._is_lopsided(var)]
             if found:
                 found.sort(key=lambda var: max(var.shape), reverse=True)

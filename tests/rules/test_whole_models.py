@@ -251,6 +251,14 @@ def test_waste_begins_where_the_options_say(shape, options, wasted):
     assert bool(hits("last_axis_waste", tanh(*shape), **options)) is wasted
 
 
+def test_an_input_is_reported_at_what_reads_it():
+    built = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(64, 600, 1))
+    (hit,) = hits("last_axis_waste", built)
+    assert [op.op_type for op in hit.covers] == ["tanh"]
+    long = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(9000,))
+    assert [op.op_type for op in hits("lopsided", long)[0].covers] == ["tanh"]
+
+
 def test_integers_and_what_stays_on_the_cpu_waste_nothing_on_the_ane():
     assert not hits("last_axis_waste", program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
                                                x=(1, 768, 600, 1)))
