@@ -80,17 +80,19 @@ def nested() -> Program:
 
 
 def large(ops: int = 10_000) -> Program:
-    """A long chain with skips, and an op that the ANE does not take now and then."""
+    """A long chain with skips, and an op that the ANE does not take now and then: hundreds of segments."""
 
     def body(x: Any) -> Any:
-        kept = x
+        kept, shared = x, Builder.const(val=weight(64, 64, 3, 3), name="shared")
         for place in range(ops):
             if place % 40 == 39:
                 x = Builder.cumsum(x=x, axis=1, name=f"sum_{place}")
             elif place % 8 == 7:
                 x = kept = Builder.add(x=x, y=kept, name=f"skip_{place}")
+            elif place % 4 == 1:
+                x = Builder.conv(x=x, weight=shared, pad_type="same", name=f"conv_{place}")
             else:
                 x = Builder.relu(x=x, name=f"relu_{place}")
         return x
 
-    return program(body, x=(1, 64, 1024))
+    return program(body, x=(1, 64, 64, 64))

@@ -31,15 +31,18 @@ const changesView = {
       {},
       el("h3", {}, name, el("span", { class: "facts name" }, base(report.model))),
       el("table", { "aria-label": `${name}: summary` }, el("tbody", {}, ...this.lines(report, side))),
-      ...report.functions.map((one, place) =>
-        el(
-          "div",
-          {},
-          el("p", { class: "strip-name" }, "Function ", named(one.name)),
-          stripOf(report, one, place, false),
-        ),
-      ),
+      ...report.functions.map((one, place) => this.strip(report, one, place)),
     );
+  },
+
+  /** Both sides on one scale: what is faster is shorter. */
+  strip(report, one, place) {
+    const total = (of) => of.segments.reduce((sum, segment) => sum + segment[3], 0);
+    const longest = Math.max(...reports.flatMap(({ functions }) => functions).map(total));
+    const strip = stripOf(report, one, place, false);
+    strip.style.width = `${longest ? Math.max(12, (100 * total(one)) / longest) : 100}%`;
+    const words = el("span", {}, "Function ", named(one.name), `, ${time(total(one))} estimated`);
+    return el("div", {}, el("p", { class: "strip-name" }, words), strip);
   },
 
   lines(report, side) {
@@ -54,7 +57,7 @@ const changesView = {
     ];
     return rows.map(([name, of, show, good]) => {
       const gain = side ? Math.sign(of(reports[1]) - of(reports[0])) * good : 0;
-      const [style, word] = gain > 0 ? ["better", " better"] : gain < 0 ? ["worse", " worse"] : ["", ""];
+      const [style, word] = gain > 0 ? ["better", " (better)"] : gain < 0 ? ["worse", " (worse)"] : ["", ""];
       return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: style }, show(of(report)), word));
     });
   },

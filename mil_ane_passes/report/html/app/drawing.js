@@ -119,11 +119,11 @@ Object.assign(graph, {
     const row = layout.first + at;
     const ane = report.onAne(row);
     if (wide < 30) {
-      const high = Math.max(ane ? 4 : 9, BOX.height * view.k * (ane ? 1 : 1.35));
+      const high = Math.max(ane ? 3 : 5, BOX.height * view.k * (ane ? 1 : 1.6));
       pen.fillStyle = ane ? ink.ane : ink.cpu;
       pen.fillRect(left, top + (BOX.height * view.k - high) / 2, Math.max(1.5, wide), high);
     } else this.card(row, left, top, wide, ane);
-    if (row === this.cursor || (state.chosen && state.chosen.row === row)) this.ring(left, top, wide);
+    if (row === this.cursor || (state.chosen && state.chosen.row === row)) this.ring(row, left, top, wide);
     return 1;
   },
 
@@ -162,7 +162,7 @@ Object.assign(graph, {
       12.5,
       650,
       ink.text,
-      wide - mark - 26 * view.k,
+      wide - mark - 36 * view.k,
     );
     this.words(
       report.output(row),
@@ -187,8 +187,9 @@ Object.assign(graph, {
     pen.fillText(words.length > fits ? `${words.slice(0, fits - 1)}…` : words, x, y);
   },
 
-  ring(left, top, wide) {
+  ring(row, left, top, wide) {
     const { pen, view, ink } = this;
+    this.canvas.dataset.ring = `${row},${Math.round(left + wide / 2)},${Math.round(top + (BOX.height * view.k) / 2)}`;
     pen.strokeStyle = ink.focus;
     pen.lineWidth = 2.5;
     pen.beginPath();

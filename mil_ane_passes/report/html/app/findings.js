@@ -1,6 +1,7 @@
 // The findings, grouped by rule, worst first; what almost was one comes last and stays folded.
 
 const STEP = 10;
+const FEW = 4;
 
 function grouped(findings) {
   const groups = new Map();
@@ -37,7 +38,10 @@ const findingsView = {
 
   tier(name, groups, open) {
     return groups.length
-      ? [el("h3", { class: "tier" }, name), ...groups.map((group, place) => this.group(group, open && place < 3))]
+      ? [
+          el("h3", { class: "tier" }, name),
+          ...groups.map((group, place) => this.group(group, open && (!place || group.length <= FEW))),
+        ]
       : [];
   },
 

@@ -242,6 +242,19 @@ const graph = {
     const [x, y] = this.spot(row - this.layout.first);
     if (this.view.k < 0.7) this.view.k = 0.8;
     this.centre(x + BOX.width / 2, y + BOX.height / 2);
+    this.inside();
+    this.place();
+  },
+
+  /** Moves the view so that no more of it than needed is beyond the graph. */
+  inside() {
+    const { view, layout, size } = this;
+    const kept = (at, room, extent) =>
+      extent + 40 / view.k < room
+        ? (extent - room) / 2
+        : Math.max(-20 / view.k, Math.min(at, extent - room + 20 / view.k));
+    view.x = kept(view.x, size.width / view.k, layout.width);
+    view.y = kept(view.y, size.height / view.k, layout.height);
   },
 
   /** A segment: all of it, if it stands in one line and can be read; else its start. */
@@ -253,6 +266,7 @@ const graph = {
     this.view.k = Math.max(0.45, Math.min(1, (size.width - 40) / wide));
     const middle = wide * this.view.k < size.width ? Math.min(x1, x2) + wide / 2 : x1 + size.width / this.view.k / 2.2;
     this.centre(middle, y1 + BOX.height / 2);
+    this.inside();
     this.place();
   },
 };

@@ -27,8 +27,8 @@ const opsView = {
         value: (row) => now().type(row),
         shown: (row) => `${"· ".repeat(now().ops.depth[row])}${now().type(row)}`,
       },
-      { label: "Output", width: "minmax(9rem, 1fr)", value: (row) => now().output(row) },
-      { label: "Type", width: "10rem", value: (row) => now().kind(row) },
+      { label: "Output", width: "minmax(8rem, 1fr)", value: (row) => now().output(row) },
+      { label: "Type", width: "9rem", value: (row) => now().kind(row) },
       {
         label: "Runs on",
         width: "5rem",
@@ -37,7 +37,7 @@ const opsView = {
       },
       {
         label: "ANE takes",
-        width: "6.5rem",
+        width: "6rem",
         value: (row) => now().answer(row),
         build: (row) => answerText(now().answer(row)),
       },
@@ -48,8 +48,8 @@ const opsView = {
         value: (row) => now().spent(row),
         shown: (row) => digits(now().spent(row) * 1000),
       },
-      { label: "Codes", width: "6rem", value: (row) => now().codes(row).join(" ") },
-      { label: "Why", width: "minmax(14rem, 2fr)", value: (row) => now().reason(row) },
+      { label: "Codes", width: "5.4rem", value: (row) => now().codes(row).join(" ") },
+      { label: "Why", width: "minmax(10rem, 2fr)", value: (row) => now().reason(row) },
     ];
   },
 
