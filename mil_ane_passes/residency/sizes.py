@@ -1,0 +1,64 @@
+"""How much an op reads and makes, in elements and bytes, by declared types alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.query import is_symbolic, itemsize
+
+__all__ = ["Sizes", "read", "unsettled"]
+
+
+def read(op: Operation) -> Iterator[Var]:
+    """Each input of `op`, once for each time it is read, tuples opened."""
+    for given in op.inputs.values():
+        if given is not None:
+            yield from given if isinstance(given, (list, tuple)) else (given,)
+
+
+def unsettled(var: Var) -> bool:
+    """Whether a dimension of `var` is symbolic."""
+    return types.is_tensor(var.sym_type) and any(is_symbolic(d) for d in var.shape)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts elements and bytes; a symbol in a dimension stands for `extent`.
+
+    That is the default of a flexible input, where the model has one, and else 1: what Core ML's own estimates count for
+    a dimension that depends on values. Lists, states and strings count nothing.
+    """
+
+    extent: int = 1
+
+    def shape(self, var: Var | None) -> tuple[int, ...]:
+        if var is None or not types.is_tensor(var.sym_type):
+            return ()
+        return tuple(map(self._dimension, var.shape))
+
+    def elements(self, var: Var | None) -> int:
+        if var is None or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) \
+                or types.is_str(var.dtype):
+            return 0
+        return math.prod(self.shape(var))
+
+    def bytes(self, var: Var | None) -> int:
+        count = self.elements(var)
+        return count * itemsize(var) if var is not None and count else 0
+
+    def moved(self, op: Operation) -> int:
+        """Bytes of all that is read, small parameters included, and of the first output."""
+        return sum(map(self.bytes, read(op))) + sum(map(self.bytes, op.outputs[:1]))
+
+    def _dimension(self, extent: Any) -> int:
+        if not is_symbolic(extent):
+            return int(extent)
+        if extent.is_Symbol:
+            return self.extent
+        found = extent.subs(dict.fromkeys(extent.free_symbols, self.extent))
+        return max(1, int(found)) if found.is_number else self.extent
