@@ -18,6 +18,7 @@ from ..core.query import all_ops, consumers
 from ..core.targets import applies, parse_target
 from .cost import cost
 from .segments import partition
+from .sizes import sizes_of
 from .support import Support, support
 
 __all__ = ["Found", "predict"]
@@ -48,7 +49,7 @@ def predict(
             if isinstance(item.answer, Hit) and item.rule.refuses:
                 for op in item.answer.covers:
                     refusals[op].append((item.rule, item.answer))
-        rows = list(_rows(program, refusals, generations))
+        rows = list(_rows(program, refusals, generations, package))
         segments = list(_placed(program, rows))
         plan = Plan(program, generations, rows, segments, package)
         for rule in rules:
@@ -78,13 +79,15 @@ def _in_order(block: Block, depth: int = 0) -> Iterator[tuple[Operation, int]]:
             yield from _in_order(inner, depth + 1)
 
 
-def _rows(program: Program, refusals: Any, generations: Any) -> Iterator[Row]:
+def _rows(program: Program, refusals: Any, generations: Any, package: Any) -> Iterator[Row]:
     for name, function in program.functions.items():
+        sizes = sizes_of(function, package.description(name) if package is not None else None)
         for index, (op, depth) in enumerate(_in_order(function)):
             told = support(op, refusals.get(op, ()), generations)
             if depth and told.takes:
                 told = Support(told.ane, False, f"inside a {_outer(op)}, which runs on the CPU")
-            spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else cost(op, takes=told.takes)
+            spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else \
+                cost(op, takes=told.takes, sizes=sizes)
             yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)
 
 

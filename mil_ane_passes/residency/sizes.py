@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..core.query import is_symbolic, itemsize
 
-__all__ = ["Sizes", "read", "unsettled"]
+__all__ = ["Sizes", "read", "sizes_of", "unsettled"]
 
 
 def read(op: Operation) -> Iterator[Var]:
@@ -62,3 +62,19 @@ class Sizes:
             return self.extent
         found = extent.subs(dict.fromkeys(extent.free_symbols, self.extent))
         return max(1, int(found)) if found.is_number else self.extent
+
+
+def sizes_of(function: Function, description: Any) -> Sizes:
+    """Sizes at the default shapes that `description` (a package's, of this function) gives flexible inputs.
+
+    A symbol has no name in a package, so all stand for the largest default of any flexible dimension.
+    """
+    features = {feature.name: feature for feature in description.input} if description is not None else {}
+    found = [1]
+    for name, var in function.inputs.items():
+        if name not in features or not unsettled(var):
+            continue
+        kind = features[name].type
+        default = tuple(kind.multiArrayType.shape) or (kind.imageType.height, kind.imageType.width)
+        found += [int(given) for given, extent in zip(reversed(default), reversed(var.shape)) if is_symbolic(extent)]
+    return Sizes(max(found))
