@@ -9,8 +9,11 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import coremltools as ct
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Program, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.registry import by_name
@@ -19,6 +22,7 @@ from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
 from tests.cli.test_calibrate import squares
+from tests.residency.agreement import table as agreement_table
 from tests.torch_frontend.grid.run import table as grid_table
 from tests.upstream.__main__ import Counts
 
@@ -83,11 +87,32 @@ def calibrate_example() -> str:
     return f"```\n{report}\n```"
 
 
+def durations() -> Program:
+    """A vocoder in small: a cumsum and a wide kernel between convs."""
+    narrow, wide = np.zeros((64, 64, 1, 7), np.float16), np.zeros((64, 64, 1, 31), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 1, 4096), types.fp16)], opset_version=ct.target.iOS17)
+    def made(mel):
+        x = mb.relu(x=mb.conv(x=mel, weight=narrow, pad_type="same", name="encoder"), name="encoded")
+        x = mb.cumsum(x=x, axis=3, name="durations")
+        x = mb.conv(x=x, weight=wide, pad_type="same", name="smooth")
+        x = mb.relu(x=mb.conv(x=x, weight=narrow, pad_type="same", name="decoder"), name="decoded")
+        x = mb.conv(x=x, weight=narrow, pad_type="same", name="last")
+        return mb.tanh(x=x, name="waveform")
+
+    return made
+
+
+def lint_example() -> str:
+    """A small vocoder with a cumsum and a kernel that is too wide."""
+    return f"```\n{ane.lint(durations(), target='m4')}\n```"
+
+
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table, "upstream": upstream_table,
           "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
-          "calibrate": calibrate_example}
+          "calibrate": calibrate_example, "lint": lint_example, "agreement": agreement_table}
 
 
 @pytest.mark.parametrize("marker", TABLES)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.contract import Rewrite
+from ..core.contract import Evidence, Rewrite, Rule
 from ..core.registry import all_rules
 from ..core.targets import Generation
 from ..residency.accepted import accepted
@@ -113,8 +114,15 @@ def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
     lines += [f"  {line}" for line in _fix(report, first)]
-    lines.append(f"  confidence {rule.confidence}; {rule.evidence[0]}")
+    lines.append(f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}")
     return lines
+
+
+def _witness(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
+    """The first source that speaks of a chip that is looked at; if none does, the first."""
+    chips = {chip for generation in generations for chip in generation.chips}
+    return next((source for source in rule.evidence if chips & set(re.findall(r"\w+", (source.chip or "").lower()))),
+                rule.evidence[0])
 
 
 def _weight(group: Group) -> str:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from mil_ane_passes.core.contract import Community, Measured
 from mil_ane_passes.report.baseline import Baseline
 from mil_ane_passes.report.lint_order import groups
 from mil_ane_passes.report.lint_text import text, verdict
@@ -140,3 +141,16 @@ def test_after_is_set_beside():
 def test_every_kind_of_finding_is_shown(rule):
     kind = rule.roots[0]
     assert rule.code in str(report(chain(kind), (rule,)))
+
+
+class Elsewhere(NoRelu):
+    """The ANE does not take a relu."""
+
+    evidence = (Community("one chip", "a note", chip="M1"), Measured("two others", "a table", chip="M4, M6"))
+
+
+@pytest.mark.parametrize(("target", "says"), [("m4", "two others"), ("m1", "one chip"), ("m2", "one chip")])
+def test_the_source_shown_speaks_of_the_chip_that_is_asked_for(target, says):
+    """Where none does, it is the first."""
+    assert f"  confidence high; {Elsewhere.evidence[says == 'two others']}" in str(
+        report(chain("relu"), (Elsewhere,), target=target))
