@@ -79,6 +79,22 @@ def nested() -> Program:
     return program(body, x=(4, 8))
 
 
+def said_by_a_mac(report: Any) -> dict[str, Any]:
+    """A compute plan as a Mac dumps it, which says of every op what we say, and of the cumsum the contrary."""
+    ops = [
+        {
+            "operator": f"ios17.{row.op.op_type}",
+            "outputs": [row.op.outputs[0].name],
+            "supported": ["cpu", "ane"] if (row.ane == "yes") != (row.op.op_type == "cumsum") else ["cpu"],
+            "preferred": "ane" if row.op.op_type == "cumsum" else row.backend,
+            "cost": 1 / len(report.plan.rows),
+        }
+        for row in report.plan.rows
+    ]
+    machine = {"chip": "Apple M4", "macos": "26.1"}
+    return {"program": {"functions": {"main": ops}}, "units": "CPU_AND_NE", "machine": machine}
+
+
 def large(ops: int = 10_000) -> Program:
     """A long chain with skips, and an op that the ANE does not take now and then: hundreds of segments."""
 

@@ -66,6 +66,17 @@ def test_the_data_are_those_of_the_report():
     assert data["changes"] is None
 
 
+def test_what_a_mac_said_is_there_for_each_op():
+    said = programs.said_by_a_mac(ane.lint(programs.vocoder(), target="m4"))
+    report = ane.lint(programs.vocoder(), target="m4", measured=said)
+    told = data_of(page(report))["reports"][0]["measured"]
+    kinds = [row.op.op_type for row in report.plan.rows]
+    cumsum = kinds.index("cumsum")
+    assert told["where"] == "M4, macOS 26.1" and [row for row, *_ in told["ops"]] == list(range(len(kinds)))
+    assert told["ops"][cumsum][1:3] == ["ane", True] and cumsum in told["differ"]
+    assert data_of(page(ane.lint(programs.vocoder())))["reports"][0]["measured"] is None
+
+
 def test_edges_are_what_ops_read():
     data = data_of(page(ane.lint(programs.vocoder())))
     ops, texts = data["reports"][0]["ops"], data["texts"]

@@ -34,6 +34,9 @@ def pages(tmp_path_factory):
                 changed = programs.vocoder()
                 ane.rewrite(changed, dst=changed, preset="full", verify=False)
                 made[name] = page(ane.lint(programs.vocoder(), target="m4"), ane.lint(changed, target="m4"))
+            elif name == "measured":
+                said = programs.said_by_a_mac(ane.lint(programs.vocoder(), target="m4"))
+                made[name] = page(ane.lint(programs.vocoder(), target="m4", measured=said))
             else:
                 made[name] = page(ane.lint(getattr(programs, name)(), target="m4"))
         return made[name]
@@ -324,6 +327,16 @@ def test_before_and_after_stand_side_by_side(show, driver):
     run(driver, "document.querySelector('#changed details .item').click()")
     assert run(driver, "return document.querySelector('#sides button').getAttribute('aria-pressed')") == "true"
     assert details(driver)
+
+
+def test_what_a_mac_said_stands_beside_the_prediction(show, driver):
+    show("measured")
+    seen = run(driver, "return document.getElementById('measured').innerText")
+    assert seen.startswith("Measured on M4, macOS 26.1") and "partition:" in seen
+    basis = run(driver, "return document.getElementById('basis').textContent")
+    assert "Nobody ran this model" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
+    run(driver, "document.querySelector('#measured-ops .item').click()")
+    assert "phase" in details(driver) and "on the ANE, the ANE takes it" in details(driver)
 
 
 def test_names_that_look_like_markup_are_shown_as_text(show, driver):

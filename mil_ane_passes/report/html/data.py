@@ -17,6 +17,7 @@ from ...residency.accepted import accepted
 from ..lint import LintReport
 from ..lint_finding import LintFinding
 from .changes import changes
+from .told import told
 
 __all__ = ["payload", "shown"]
 
@@ -74,6 +75,7 @@ def _report(report: LintReport, texts: _Texts) -> dict[str, Any]:
         "ops": _columns(plan, rows, texts),
         "accepted": _accepted(plan),
         "rules": list(rules.values()),
+        "measured": told(report),
         "findings": findings,
         "buffers": [[texts(item.function), texts(item.value), texts("×".join(map(str, item.shape)) or "scalar"),
                      item.dense, item.rows, item.padded] for item in report.buffers],

@@ -79,6 +79,7 @@ const details = {
     if (report.reason(row) && !explained.has(report.reason(row))) pairs.push(["Why", [report.reason(row)]]);
     if (stays(report, row))
       pairs.push(["Placed", ["on the CPU, as a change of processor would cost more than it saves"]]);
+    if (report.told.has(row)) pairs.push(["Measured", [measuredText(report, row)]]);
     if (report.functions.length > 1) pairs.push(["Function", [named(report.functions[report.functionOf[row]].name)]]);
     if (report.origin(row)) pairs.push(["Made by", [named(report.origin(row))]]);
     return this.pairs(pairs);
@@ -295,6 +296,14 @@ const details = {
     ];
   },
 };
+
+function measuredText(report, row) {
+  const [preferred, takes, cost] = report.told.get(row);
+  const words = [preferred ? `on the ${preferred.toUpperCase()}` : "no device said"];
+  if (takes !== null) words.push(takes ? "the ANE takes it" : "the ANE does not take it");
+  if (cost !== null) words.push(`${percent(100 * cost)} of the cost`);
+  return `${words.join(", ")} (${report.measured.where})`;
+}
 
 function tally(words) {
   const counts = new Map();

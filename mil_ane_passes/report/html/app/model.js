@@ -18,6 +18,7 @@ class Report {
     this.nears = this.findings.filter((finding) => finding.near);
     this.functionOf = new Int32Array(this.size);
     this.functions.forEach((one, place) => this.functionOf.fill(place, one.first, one.first + one.count));
+    this.told = new Map((this.measured?.ops || []).map(([row, ...said]) => [row, said]));
     this.found = this.byRow();
     this.readers = this.rows.map(() => []);
     this.rows.forEach((row) => this.ops.reads[row].forEach((maker) => this.readers[maker].push(row)));

@@ -47,10 +47,13 @@ function idle(report) {
   return ` Of those on the CPU the ANE would take ${many.toLocaleString("en")}, but going there costs more than it saves.`;
 }
 
-function basisText() {
+function basisText({ measured }) {
+  const ran = measured
+    ? `What Core ML said of it on ${measured.where} stands beside the prediction.`
+    : "Nobody ran this model.";
   return (
-    "Nobody ran this model. Whether the ANE takes an op rests on published measurements and reports, cited with each " +
-    "finding. Times are what Core ML's planner is predicted to estimate on an M4, whatever the target; they are no run " +
+    `${ran} Whether the ANE takes an op rests on published measurements and reports, cited with each finding. ` +
+    "Times are what Core ML's planner is predicted to estimate on an M4, whatever the target; they are no run " +
     "times. What the ANE really does can differ with chip, system and model."
   );
 }
@@ -65,7 +68,6 @@ const summary = {
           el("button", { type: "button", onclick: () => showSide(side) }, name),
         ),
       );
-    byId("basis").textContent = basisText();
     byId("foot").textContent =
       `Made by ${data.tool} ${data.version}. This file holds all it shows and asks the network for nothing.`;
     when("side", () => this.show());
@@ -77,10 +79,33 @@ const summary = {
     fill(byId("model"), named(base(report.model)));
     const chips = data.chips.length && data.target !== "all" ? ` (${data.chips.join(", ")})` : "";
     byId("facts").textContent = `Target ${data.target}${chips} · ${report.model}`;
+    byId("basis").textContent = basisText(report);
+    this.measured(report);
     [byId("verdict").textContent, byId("further").textContent] = verdict(report);
     byId("tiles").replaceChildren(
       ...tilesOf(report).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
     [...byId("sides").children].forEach((button, side) => button.setAttribute("aria-pressed", side === state.side));
+  },
+
+  /** What a Mac said, where somebody asked one; the ops about which we had said otherwise lead to their details. */
+  measured(report) {
+    const { measured } = report;
+    byId("measured").hidden = !measured;
+    if (!measured) return;
+    byId("measured-head").textContent = `Measured on ${measured.where}`;
+    byId("measured-lines").replaceChildren(...measured.lines.map((line) => el("li", { class: "text" }, line)));
+    fill(
+      byId("measured-ops"),
+      measured.differ.length ? el("h3", { class: "tier" }, "Predicted otherwise") : null,
+      this.differing(measured.differ),
+    );
+  },
+
+  differing(rows) {
+    if (!rows.length) return null;
+    const list = stepped(rows, 10, (row) => changesView.op(row, state.side));
+    roving(list, "button.item", { grow: list.grow });
+    return list;
   },
 };
