@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coremltools.converters.mil.mil import Function, Operation, Var, types
+from coremltools.converters.mil.mil.var import ListVar
 
 from ..core.query import is_symbolic, itemsize
 
@@ -21,9 +22,13 @@ def read(op: Operation) -> Iterator[Var]:
             yield from given if isinstance(given, (list, tuple)) else (given,)
 
 
+def _extents(var: Var) -> Sequence[Any]:
+    return () if isinstance(var, ListVar) else tuple(var.shape)
+
+
 def unsettled(var: Var) -> bool:
     """Whether a dimension of `var` is symbolic."""
-    return types.is_tensor(var.sym_type) and any(is_symbolic(d) for d in var.shape)
+    return any(type(extent) is not int and is_symbolic(extent) for extent in _extents(var))
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,19 @@ class Sizes:
     extent: int = 1
 
     def shape(self, var: Var | None) -> tuple[int, ...]:
-        if var is None or not types.is_tensor(var.sym_type):
+        """The extents; () for what is no tensor."""
+        if var is None:
             return ()
-        return tuple(map(self._dimension, var.shape))
+        return tuple(extent if type(extent) is int else self._dimension(extent) for extent in _extents(var))
 
     def elements(self, var: Var | None) -> int:
-        if var is None or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) \
-                or types.is_str(var.dtype):
+        if var is None:
             return 0
-        return math.prod(self.shape(var))
+        shape = self.shape(var)
+        if not shape and (not (types.is_scalar(var.sym_type) or types.is_tensor(var.sym_type))
+                          or types.is_str(var.dtype)):
+            return 0
+        return math.prod(shape)
 
     def bytes(self, var: Var | None) -> int:
         count = self.elements(var)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from mil_ane_passes.residency import predict
 from mil_ane_passes.residency.cost import cost
 from mil_ane_passes.residency.sizes import Sizes
 
+from ..package.helpers import main_block, spec_of, write_spec
 from .m4_build import W
 from .m4_cases import CASES, alone, in_order
 
@@ -105,3 +108,16 @@ def test_a_compressed_weight_counts_as_what_it_unpacks_to():
     plain, small = (costs((1, 128, 256))(body)["linear"] for body in (dense, packed))
     assert (plain.ane, plain.bnns) == (small.ane, small.bnns)
     assert small.guess and not plain.guess
+
+
+def test_an_op_that_the_loader_does_not_know_has_estimates(fixtures, tmp_path):
+    source = tmp_path / "tomorrow.mlpackage"
+    shutil.copytree(fixtures / "nothing_to_do.mlpackage", source)
+    spec = spec_of(source)
+    for op in main_block(spec).operations:
+        op.type = {"conv": "conv_of_tomorrow"}.get(op.type, op.type)
+    write_spec(source, spec)
+    found = opened(source)
+    plan, _ = predict(found.program, [], target="m4", package=found.package)
+    row = next(row for row in plan.rows if row.op.op_type == "conv_of_tomorrow")
+    assert row.cost.guess and row.cost.ane is None and row.cost.bnns > 0 and row.backend == "cpu"
