@@ -20,6 +20,8 @@ from .m4_cases import CASES, alone, context, estimates, networks
 __all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_context", "table"]
 
 BACKENDS = {"ane": "ANE", "bnns": "CPU (bnns)", "classic": "CPU (classic_cpu)"}
+NOT_CONVERTED = ("layer_norm_w",)
+"""coremltools refuses this network: with equal constants merged, gamma and epsilon differ in type. None was published."""
 INCOMPLETE = ("slice_dyn",)
 """Half of this network's ops were published without a device, and the op under test accepted: alone it was refused."""
 
@@ -111,6 +113,8 @@ def _predictions() -> Iterator[str]:
         for row in plan_alone(name).rows:
             yield (f"{name}{known}\t{row.op.op_type}\t{row.ane}\t{row.engine}\t{row.cost.ane}\t{row.cost.bnns}"
                    f"\t{'guess' if row.cost.guess else ''}\t{','.join(row.codes)}\t{row.reason}")
+        if name in NOT_CONVERTED:
+            continue
         drawn = "".join("A" if row.backend == "ane" else "c" for row in plan_context(name).rows)
         yield f"{name}{known}\tin a network\t{drawn}\t{networks().get(name, {}).get('n_ops', '')}"
 
