@@ -73,22 +73,31 @@ def array_const(
     op._input_types, op._type_domains = kind.input_spec.input_types, kind.type_domains
     op.name, op.blocks, op._weight_id = name, [], None
     op.enclosing_block, op.scopes = curr_block(), SCOPE_STACK.get_curr_scopes()
-    inner = InternalVar(None, name=f"{name}_val")
-    inner.add_child_op(op)
-    op._input_vars, op.val = {"val": inner}, inner
     sym_type = dtype if isinstance(value, (np.generic, str)) else types.tensor(dtype, value.shape)
-    var = Var(name, sym_type, None, op=op, op_output_idx=0)
-    op._output_vars = [var]
     held: Any = value
     if not isinstance(value, LazyValue):
         held = sym_type()
         held.val = value
-    inner._sym_val = var._sym_val = held
-    var.is_descendant_of_const = True
+    inner = _bare(InternalVar, f"{name}_val", types.unknown, held)
+    inner._child_ops.append(op)
+    op._input_vars, op.val = {"val": inner}, inner
+    var = _bare(Var, name, sym_type, held)
+    var._op, var.op_output_idx, var.is_descendant_of_const = op, 0, True
+    op._output_vars = [var]
     op.enclosing_block.add_internal_var(inner)
     if before_op is None and _BEFORE_OP_STACK:
         before_op = _BEFORE_OP_STACK[-1]
     op.enclosing_block._insert_op_before(op, before_op=before_op)
+    return var
+
+
+def _bare(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
+    """A var of which nothing has to be worked out: its slots are set, its initializer is not asked."""
+    var = object.__new__(cls)
+    var.name, var._sym_type, var._sym_val = name, sym_type, held
+    var._op = var.op_output_idx = None
+    var._child_ops, var.consuming_blocks = [], []
+    var._nonreplaceable_vars_upstream, var.is_descendant_of_const = set(), False
     return var
 
 
