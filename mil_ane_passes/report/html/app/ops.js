@@ -27,7 +27,7 @@ const opsView = {
         value: (row) => now().type(row),
         shown: (row) => `${"· ".repeat(now().ops.depth[row])}${now().type(row)}`,
       },
-      { label: "Output", width: "minmax(8rem, 1fr)", value: (row) => now().output(row) },
+      { label: "Output", width: "minmax(11rem, 1.3fr)", value: (row) => now().output(row) },
       { label: "Type", width: "9rem", value: (row) => now().kind(row) },
       {
         label: "Runs on",

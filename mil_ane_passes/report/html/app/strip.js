@@ -8,12 +8,14 @@ function piecesOf(one, place) {
   const pieces = [];
   for (let from = 0; from < one.segments.length; from += step) {
     const group = one.segments.slice(from, from + step);
-    const time = group.reduce((sum, segment) => sum + segment[3], 0);
+    const sum = (some) => some.reduce((all, segment) => all + segment[3], 0);
+    const spent = sum(group);
     pieces.push({
       function: place,
       first: group[0][0],
       last: group[group.length - 1][1],
-      ms: time,
+      ms: spent,
+      share: spent ? sum(group.filter((segment) => segment[2])) / spent : 0.5,
       segments: group.length,
       backend: group.length > 1 ? "mixed" : group[0][2] ? "ane" : "cpu",
     });
@@ -24,7 +26,10 @@ function piecesOf(one, place) {
 const BACKENDS = { ane: ["A", "ANE"], cpu: ["C", "CPU"], mixed: ["M", "ANE and CPU"] };
 
 function pieceText(piece) {
-  const many = piece.segments > 1 ? `${piece.segments} short segments, ` : "";
+  const many =
+    piece.segments > 1
+      ? `${piece.segments} short segments, ${percent(100 * piece.share)} of their time on the ANE, `
+      : "";
   return `${BACKENDS[piece.backend][1]}: ${many}${count(piece.last - piece.first + 1, "op")}, ${time(piece.ms)} estimated`;
 }
 
@@ -51,6 +56,8 @@ function stripOf(report, one, place, live) {
       el("span", { class: "long" }, `${long} · ${count(piece.last - piece.first + 1, "op")}`),
     );
     item.style.flexGrow = even ? piece.last - piece.first + 1 : Math.max(piece.ms, 1e-9) * 1e6;
+    const seen = Math.max(0.15, Math.min(0.85, piece.share)); // a little of either is always to be seen
+    if (piece.segments > 1) item.style.setProperty("--share", `${100 * seen}%`);
     item.piece = piece;
     return item;
   });
@@ -69,11 +76,6 @@ function stripOf(report, one, place, live) {
 
 const strips = {
   start() {
-    byId("legend").replaceChildren(
-      el("span", {}, badge("ane"), " ANE"),
-      el("span", {}, badge("cpu"), " CPU, hatched"),
-      el("span", {}, "width: estimated time"),
-    );
     byId("strip-list").addEventListener("click", (event) => this.pick(event.target.closest(".segment")));
     byId("strip-list").addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
@@ -94,6 +96,13 @@ const strips = {
   show() {
     const report = current();
     byId("strip-list").replaceChildren(...report.functions.map((one, place) => this.one(report, one, place)));
+    const many = report.functions.some((one) => one.segments.length > PIECES);
+    byId("legend").replaceChildren(
+      el("span", {}, badge("ane"), " ANE"),
+      el("span", {}, badge("cpu"), " CPU, hatched"),
+      many ? el("span", {}, badge("mixed"), " several: ANE above, CPU below, by time") : "",
+      el("span", {}, "width: estimated time"),
+    );
     this.mark();
   },
 
