@@ -20,8 +20,6 @@ from .m4_cases import CASES, alone, context, estimates, networks
 __all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_context", "table"]
 
 BACKENDS = {"ane": "ANE", "bnns": "CPU (bnns)", "classic": "CPU (classic_cpu)"}
-WITHOUT_NETWORK = ("layer_norm_w",)
-"""Published alone only, though no sweep: coremltools refuses some builds of its network (gamma fp16, epsilon fp32)."""
 INCOMPLETE = ("slice_dyn",)
 """Half of this network's ops were published without a device, and the op under test accepted: alone it was refused."""
 
@@ -113,8 +111,6 @@ def _predictions() -> Iterator[str]:
         for row in plan_alone(name).rows:
             yield (f"{name}{known}\t{row.op.op_type}\t{row.ane}\t{row.engine}\t{row.cost.ane}\t{row.cost.bnns}"
                    f"\t{'guess' if row.cost.guess else ''}\t{','.join(row.codes)}\t{row.reason}")
-        if name in WITHOUT_NETWORK:
-            continue
         drawn = "".join("A" if row.backend == "ane" else "c" for row in plan_context(name).rows)
         yield f"{name}{known}\tin a network\t{drawn}\t{networks().get(name, {}).get('n_ops', '')}"
 

@@ -11,8 +11,6 @@ from .m4_cases import CASES, alone, context, estimates, in_order, networks, sign
 def test_the_cases_are_those_that_were_measured():
     assert len(CASES) == 276
     assert set(estimates()) <= set(CASES) and set(networks()) <= set(CASES)
-    in_networks = {name for name in estimates() if not name.startswith("sw_")}
-    assert in_networks - set(networks()) == set(agreement.WITHOUT_NETWORK)
 
 
 @pytest.mark.parametrize("name", estimates())
