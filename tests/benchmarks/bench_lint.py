@@ -44,7 +44,7 @@ def package(folder: Path, ops: int) -> Path:
 
 
 def timed(job: Callable[[], Any]) -> tuple[Any, float]:
-    """What `job` gives, and the seconds of the processor it took: one thread works, and others may be at work beside."""
+    """What `job` gives, and the seconds of the processor it took (one thread; others may work beside)."""
     started = time.process_time()
     return job(), time.process_time() - started
 
