@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+from ..core.collector import collector_off
 from ..core.selecting import configured, reported
 from ..core.targets import parse_target
 from ..report.baseline import read_baseline
@@ -36,8 +37,16 @@ def lint(
     the target, and stands beside the predicted places and costs. Raises InputError for what cannot be read and for
     unknown names.
     """
+    with collector_off():
+        return _lint(src, target, (select, ignore), options, after, baseline, measured)
+
+
+def _lint(
+    src: Any, target: str, chosen: tuple[Names | None, Names | None], options: Any, after: Any, baseline: Any,
+    measured: Any,
+) -> LintReport:
     parse_target(target)
-    names, rules = reported(select, ignore), configured(options)
+    names, rules = reported(*chosen), configured(options)
     known = None if baseline is None else read_baseline(baseline)
     asked = [rule for name, rule in rules.items() if name in names or rule.refuses]
 

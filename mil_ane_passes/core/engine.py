@@ -22,10 +22,12 @@ from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, i
 from .ranges import Measure
 from .targets import applies, parse_target
 
-__all__ = ["MAX_ROUNDS", "Census", "PassTrace", "answers", "find", "run"]
+__all__ = ["MAX_ROUNDS", "Blocks", "Census", "PassTrace", "answers", "find", "run"]
 
 Census = Mapping[str, Sequence[tuple[str, Operation]]]
 """The ops of a program by type, each with the name of its function."""
+Blocks = Sequence[tuple[str, Block]]
+"""The blocks of a program, each with the name of its function."""
 MAX_ROUNDS = 16
 "How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
 
@@ -43,10 +45,12 @@ def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure 
 
 def answers(
     rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: Census | None = None,
+    blocks: Blocks | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
     """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`.
 
-    `census` has the ops of `program` by type, so that many rules need not each walk over all of them.
+    `census` has the ops of `program` by type and `blocks` its blocks, so that many rules need not each walk over all
+    of them.
     """
     if isinstance(rule, PlanRule) or not applies(rule.targets, target):
         return
@@ -61,7 +65,7 @@ def answers(
         return
     if census is not None and rule.roots and census.keys().isdisjoint(rule.roots):
         return
-    for function, block in all_blocks(program):
+    for function, block in all_blocks(program) if blocks is None else blocks:
         yield from ((function, answer) for answer in rule.match_block(block))
 
 

@@ -193,12 +193,12 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[tuple[Any, ..
 
 
 def _compatible(inferred: Any, declared: Any) -> bool:
-    return bool(types.is_compatible_type(inferred, declared))
+    return inferred is declared or bool(types.is_compatible_type(inferred, declared))
 
 
 def _sharpen(inferred: Any, declared: Any) -> Any:
     """`inferred`, with sizes from `declared` where only that knows them."""
-    if not (types.is_tensor(inferred) and types.is_tensor(declared)):
+    if inferred is declared or not (types.is_tensor(inferred) and types.is_tensor(declared)):
         return inferred
     ours, theirs = inferred.get_shape(), declared.get_shape()
     if len(ours) != len(theirs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,14 @@ class TypeReader:
         return types.tensor(dtype, shape), not all(isinstance(size, int) for size in shape)
 
 
+@functools.lru_cache(maxsize=1 << 12)
+def _form(sym_type: Any) -> tuple[bool, Any, tuple[Any, ...]] | None:
+    """Whether a type is a tensor's, and its dtype and shape; None for what is neither a tensor nor a scalar."""
+    if types.is_tensor(sym_type):
+        return True, sym_type.get_primitive(), sym_type.get_shape()
+    return (False, sym_type, ()) if types.is_scalar(sym_type) else None
+
+
 def _dimension(dimension: Any) -> Any:
     if dimension.WhichOneof("dimension") == "constant":
         return int(dimension.constant.size)
@@ -94,16 +104,15 @@ class ValueReader:
         """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""
         sym_type = self._types.read(value.type)
         where = value.WhichOneof("value")
-        if types.is_list(sym_type) and where == "immediateValue":
+        form = _form(sym_type)
+        if form is None and types.is_list(sym_type) and where == "immediateValue":
             elements = [self.read(element).value for element in value.immediateValue.list.values]
             if not elements:
                 raise Unrepresentable("an empty list")
             return Loaded(mil_list(elements), sym_type)
-        is_tensor = types.is_tensor(sym_type)
-        if where is None or not (is_tensor or types.is_scalar(sym_type)):
+        if where is None or form is None:
             raise Unrepresentable(f"a value of type {sym_type.__name__}")
-        shape = sym_type.get_shape() if is_tensor else ()
-        dtype = sym_type.get_primitive() if is_tensor else sym_type
+        is_tensor, dtype, shape = form
         if not all(isinstance(size, int) for size in shape):
             raise Unrepresentable("a value of unknown shape")
         if where == "blobFileValue":
@@ -111,7 +120,7 @@ class ValueReader:
         return Loaded(_immediate(value.immediateValue.tensor, dtype, shape, is_tensor), dtype)
 
     def _from_file(self, ref: Any, dtype: Any, shape: tuple[int, ...]) -> Loaded:
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         file, blob = self._files.find(ref.fileName, ref.offset, dtype, count)
         if types.is_sub_byte(dtype):
             return Loaded(LazyValue(file.reader(blob, dtype, count), shape), dtype, file, blob)
@@ -121,7 +130,7 @@ class ValueReader:
 def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool) -> Any:
     kind = tensor.WhichOneof("value")
     stored = getattr(tensor, kind).values if kind else []
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if dtype == types.str and not is_tensor:
         _check_count(len(stored), 1, dtype)
         return str(stored[0])

@@ -14,7 +14,7 @@ from ..core.collector import collector_off
 from ..core.contract import Hit, Miss, PlanRule, Rule
 from ..core.engine import answers
 from ..core.plan import Cost, Plan, Row, Segment
-from ..core.query import all_ops, consumers
+from ..core.query import all_blocks, consumers
 from ..core.targets import applies, parse_target
 from .cost import cost
 from .segments import partition
@@ -64,10 +64,12 @@ def predict(
 def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:
     """All answers of rules about ops, blocks and programs."""
     census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
-    for function, op in all_ops(program):
-        census[op.op_type].append((function, op))
+    blocks = list(all_blocks(program))
+    for function, block in blocks:
+        for op in block.operations:
+            census[op.op_type].append((function, op))
     for rule in rules:
-        for function, answer in answers(rule, program, target=target, census=census):
+        for function, answer in answers(rule, program, target=target, census=census, blocks=blocks):
             yield Found(rule, answer, function)
 
 

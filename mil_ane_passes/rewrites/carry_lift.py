@@ -39,6 +39,7 @@ class CarryLift(BlockRewrite):
     """
 
     code, slug = "ANE102", "lift-inside-region"
+    roots = ("expand_dims",)
     stage = "layout"
     after = ("lift_conv_transpose_1d", "lift_conv_1d", "cancel_lift_pairs")
     exactness = Exactness.BITWISE

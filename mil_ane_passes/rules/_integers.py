@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
-from ..core.query import consumers, flat_inputs, is_const, is_opaque
+from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
 from ._refused import at_run_time
 
 __all__ = ["chains", "kinds_of", "purposes", "refused"]
@@ -53,11 +53,11 @@ def refused(op: Operation) -> bool | None:
 
 def kinds_of(op: Operation) -> set[type]:
     """The integer types of what `op` makes, and of what it reads that is no constant."""
-    return {var.dtype for var in (*op.outputs, *flat_inputs(op)) if _is_int(var) and not is_const(var)}
+    return {kind_of(var).dtype for var in (*op.outputs, *flat_inputs(op)) if _is_int(var) and not is_const(var)}
 
 
 def _is_int(var: Var) -> bool:
-    return not isinstance(var, ListVar) and _integer(var.dtype)
+    return not isinstance(var, ListVar) and _integer(kind_of(var).dtype)
 
 
 @functools.cache
