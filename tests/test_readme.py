@@ -187,7 +187,7 @@ def write_tables() -> None:
     text = README
     for marker, table in TABLES.items():
         made = f"<!-- {marker} -->\n{table()}\n"
-        text = re.sub(rf"<!-- {marker} -->\n(?:```\n(?:.*\n)*?```\n|(?:\|.*\n)*)", lambda found, made=made: made, text)
+        text = re.sub(rf"<!-- {marker} -->\n(?:```\n(?:.*\n)*?```\n|(?:[|-].*\n)*)", lambda found, made=made: made, text)
     (ROOT / "README.md").write_text(text)
 
 
