@@ -59,13 +59,13 @@ DENSE_FROM, MIDDLE_FROM = 60.0, 12.0
 "FLOPs per byte from which a convolution is dense or middle: the data leave 52.4 to 67 and 4.5 to 17."
 CONV_TRANSPOSE = Law("FLOPs at the output's positions", 15205.03515625, 63.14251708984375, 54.89610290527344, 1)
 
-LIGHT_LINEAR = Law("FLOPs and the bias", 580.45, 22.549, 19.604, 0)
+LIGHT_LINEAR = Law("FLOPs and the bias", 580.45, 22.538, 19.595, 0)
 "Weights of 65,536 elements and fewer."
 MIDDLE_LINEAR = Law("FLOPs and the bias", 10581.5791015625, 335.5166015625, 291.6981506347656, 1)
 "Weights of 131,072 elements."
 HEAVY_LINEAR = Law("FLOPs and the bias", 5290.78955078125, 167.75830078125, 145.8490753173828, 0)
 "Weights of 262,144 elements and more."
-SHORT_LINEAR = Law("FLOPs and the bias", 1773.0, 68.88, 59.88, 0)
+SHORT_LINEAR = Law("FLOPs and the bias", 1774.0, 68.892, 59.895, 0)
 "Sixteen rows. The ANE's rate is guessed by the ratio of light ones."
 RECURRENT = Law("FLOPs of the two products", _MEMORY_ONLY, 23.1139276953452, 20.0952494914443, 1)
 

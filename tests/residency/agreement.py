@@ -17,7 +17,7 @@ from mil_ane_passes.residency.segments import partition
 
 from .m4_cases import CASES, alone, context, estimates, networks
 
-__all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_context", "table"]
+__all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_context", "shares", "table"]
 
 BACKENDS = {"ane": "ANE", "bnns": "CPU (bnns)", "classic": "CPU (classic_cpu)"}
 INCOMPLETE = ("slice_dyn",)
@@ -68,6 +68,17 @@ def errors() -> dict[str, list[float]]:
     return {backend: sorted(values) for backend, values in found.items()}
 
 
+def shares() -> list[float]:
+    """How far each op's share of its network's cost is from the published one (of four digits), ascending."""
+    found = []
+    for name, row in networks().items():
+        if "-" not in row["weights"].split(","):
+            spent = [told.cost.of(told.engine) for told in plan_context(name).rows]
+            seen = map(float, row["weights"].split(","))
+            found += [abs(one / sum(spent) - share) for one, share in zip(spent, seen, strict=True)]
+    return sorted(found)
+
+
 def judged(name: str) -> str:
     """'equal' where the partition is the measured one, else whether that is of equal cost, dearer or cheaper."""
     rows = plan_context(name).rows
@@ -98,6 +109,9 @@ def table() -> str:
         middle, most = values[len(values) // 2], values[int(len(values) * 0.9)]
         lines.append(f"| estimate on the {BACKENDS[backend]} | {len(values)} estimates | relative error: median "
                      f"{middle:.1g}, 90th percentile {most:.1g}, largest {values[-1]:.1g} |")
+    apart = shares()
+    lines.append(f"| an op's share of a network's cost | {len(apart)} shares, published to four digits | largest "
+                 f"difference {apart[-1]:.5f} |")
     count = Counter(judged(name) for name in networks())
     off = sum(count.values()) - count["equal"] - count["of equal cost"]
     lines.append(f"| partition of a small network | {len(networks())} networks | {count['equal']} equal, "

@@ -38,6 +38,10 @@ def test_estimates_are_those_that_were_published(backend):
     assert found[-1] < 1e-12, "a law or a size has changed"
 
 
+def test_shares_of_a_network_are_those_that_were_published():
+    assert agreement.shares()[-1] < 5.1e-5, "more than the rounding of four digits"
+
+
 @pytest.mark.parametrize("name", networks())
 def test_a_partition_is_the_measured_one_or_costs_the_same(name):
     assert agreement.judged(name) in ("equal", "of equal cost")
