@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
                                                          "nearest one that speaks of us, from here upwards)")
     parser.add_argument("--no-config", action="store_true", help="read no such file")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, keeps_all=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,10 +22,12 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run."""
-    if argv is None:
-        atexit.register(gc.freeze)  # a process that ends need not look for garbage among a model's ops: that takes long
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if argv is None:  # a process of our own: to look for garbage among a model's ops as it ends takes long
+        atexit.register(gc.freeze)
+        if getattr(arguments, "keeps_all", False):
+            gc.disable()
     try:
         with quiet():
             return int(arguments.run(arguments))

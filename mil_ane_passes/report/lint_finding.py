@@ -61,7 +61,7 @@ class LintFinding:
         return self.rule.code, self.function, self.op, self.value
 
     def to_dict(self) -> dict[str, Any]:
-        """What a near miss lacks is nothing to act on: there may be many, and rule, place and reason are all there is."""
+        """Of a near miss rule, place and reason only: there may be many, and there is nothing to act on."""
         if self.near_miss:
             return {"code": self.rule.code, "slug": self.rule.slug, "rule": self.rule.name, "level": self.level,
                     "function": self.function, "index": self.index, "op": self.op, "value": self.value,
