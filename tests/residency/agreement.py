@@ -116,7 +116,7 @@ def table() -> str:
     off = sum(count.values()) - count["equal"] - count["of equal cost"]
     lines.append(f"| partition of a small network | {len(networks())} networks | {count['equal']} equal, "
                  f"{count['of equal cost']} of equal cost, {off} wrong |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _predictions() -> Iterator[str]:
