@@ -1,19 +1,19 @@
 """Op types that somebody saw the ANE take, by generation. What is not here nobody measured, and the answer is unknown.
 
-A type is listed for its ordinary forms (fp16, static shapes); forms that are refused have rules of their own. Types
-that two sources contradict each other on (cumsum, argmax, argsort and others that a private route takes and Core ML
-refuses) are not listed where Core ML was not asked.
+A type is listed for its ordinary forms (fp16, static shapes), forms on other types apart; forms that are refused have
+rules of their own. Types that two sources contradict each other on (cumsum, argmax, argsort and others that a private
+route takes and Core ML refuses) are not listed where Core ML was not asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..core.contract import Community, Evidence, Measured, Vendor
 from ..core.targets import GENERATIONS, Generation, parse_target
 
-__all__ = ["PRIVATE", "Seen", "accepted", "seen_on"]
+__all__ = ["PRIVATE", "Seen", "accepted", "accepted_types", "seen_on"]
 
 PRIVATE = "(private route)"
 """Marks evidence that did not pass through Core ML, which may answer otherwise."""
@@ -76,6 +76,14 @@ _TABLE: tuple[tuple[str, Evidence, str], ...] = (
     ("m6", _SAME_SIZES, "avg_pool conv matmul max_pool relu"),
 )
 
+_FORMS = frozenset(form.strip() for form in """
+    bool cast fp16; fp32 cast fp16; fp16 cast fp32; fp16 quantize int8; int8 dequantize fp16; int16 squeeze int16
+    fp16 equal bool; fp16 not_equal bool; fp16 less bool; fp16 less_equal bool; fp16 greater bool
+    fp16 greater_equal bool; bool logical_and bool; bool logical_not bool; bool fp16 select fp16
+    fp16 int16 gather_nd fp16; fp16 int16 gather_along_axis fp16; fp16 topk fp16 uint16
+""".replace(";", "\n").splitlines())
+"What forms on other types than fp16 read and make: the types read, the op, the types made."
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -108,3 +116,9 @@ def seen_on(op_type: str) -> dict[Generation, Seen]:
     """Every generation whose ANE somebody saw take an op of this type."""
     return {generation: found for generation in GENERATIONS
             if (found := _SEEN.get((op_type, generation.name))) is not None}
+
+
+def accepted_types(op_type: str, read: Iterable[str], made: Iterable[str]) -> bool:
+    """Whether somebody saw an op of an accepted type read and make values of these types, constants left out."""
+    read, made = set(read), set(made)
+    return read | made <= {"fp16"} or " ".join([*sorted(read), op_type, *sorted(made)]) in _FORMS

@@ -86,8 +86,8 @@ def _rows(program: Program, refusals: Any, generations: Any, package: Any) -> It
         sizes = sizes_of(function, package.description(name) if package is not None else None)
         for index, (op, depth) in enumerate(_in_order(function)):
             told = support(op, refusals.get(op, ()), generations)
-            if depth and told.takes:
-                told = Support(told.ane, False, f"inside a {_outer(op)}, which runs on the CPU")
+            if depth and told.takes and not op.op_type.startswith("constexpr_"):
+                told = Support("unknown", False, f"inside a {_outer(op)}, which runs on the CPU; not measured")
             spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else \
                 cost(op, takes=told.takes, sizes=sizes)
             yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.contract import Hit, Rule
 from ..core.plan import Answer
-from ..core.query import is_opaque
+from ..core.query import flat_inputs, is_compressed, is_const, is_opaque, kind_of
 from ..core.targets import Generation, in_words, listed
-from .accepted import Seen, seen_on
+from .accepted import Seen, accepted_types, seen_on
 
 __all__ = ["Support", "support"]
 
@@ -36,7 +37,26 @@ def support(op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Se
         return Support("yes", True, "a stored weight, unpacked by what reads it")
     if is_opaque(op):
         return Support("unknown", False, f"{op.op_type} is not known to this version of coremltools")
-    return _by_kind(op.op_type, tuple(generations))
+    told = _by_kind(op.op_type, tuple(generations))
+    return told if told.ane != "yes" else _by_types(told, op.op_type, _types(_given(op)), _types(op.outputs))
+
+
+def _given(op: Operation) -> list[Var]:
+    return [var for var in flat_inputs(op) if not is_const(var) and not is_compressed(var)]
+
+
+def _types(values: Sequence[Var]) -> frozenset[Any]:
+    return frozenset(kind_of(var).dtype for var in values)
+
+
+@cache
+def _by_types(told: Support, kind: str, read: frozenset[Any], made: frozenset[Any]) -> Support:
+    """What was seen of a kind holds for the types that it was seen with."""
+    reads, makes = (sorted(map(types.builtin_to_string, each)) for each in (read, made))
+    if accepted_types(kind, reads, makes):
+        return told
+    how = f"from {' and '.join(reads) or 'constants'} to {' and '.join(makes)}"
+    return Support("unknown", True, f"{told.reason}, but {how} it was not measured (predicted: taken)")
 
 
 @cache

@@ -35,7 +35,7 @@ _FOLLOWED, _NAMED = 64, 3
 
 def refused(op: Operation) -> bool | None:
     """True where the ANE refuses `op` for its integers, False where that is a guess, None where it does not."""
-    if op.op_type in _OWN or op.op_type.startswith("const") or op.blocks or is_opaque(op):
+    if (op.op_type in _OWN and not _sorts_int32(op)) or op.op_type.startswith("const") or op.blocks or is_opaque(op):
         return None
     kinds = kinds_of(op)
     if not kinds:
@@ -49,6 +49,11 @@ def refused(op: Operation) -> bool | None:
     if op.op_type != "cast":
         return None
     return bool(op.outputs[0].dtype == types.int8 and types.is_float(op.x.dtype))
+
+
+def _sorts_int32(op: Operation) -> bool:
+    """A topk is taken, other than those around it, but not of int32."""
+    return op.op_type == "topk" and bool(op.x.dtype == types.int32)
 
 
 def kinds_of(op: Operation) -> set[type]:

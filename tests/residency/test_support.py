@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import coremltools as ct
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import Builder
+from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 from mil_ane_passes.core.contract import Hit, Rule
 from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.core.targets import GENERATIONS, parse_target
+from mil_ane_passes.residency import predict
 from mil_ane_passes.residency.accepted import accepted, seen_on
 from mil_ane_passes.residency.support import support
 
@@ -42,6 +45,47 @@ def test_more_generations_never_make_a_yes_of_what_is_none(kind):
         alone = all(accepted(kind, generation) for generation in GENERATIONS[number:])
         assert alone == set(GENERATIONS[number:]).issubset(seen_on(kind))
     assert support(an_op("relu"), [], GENERATIONS).ane == "unknown"
+
+
+@pytest.mark.parametrize(("dtype", "body", "ane"), [
+    ("fp32", lambda x: Builder.cast(x=x, dtype="fp16"), "yes"),
+    ("bool", lambda x: Builder.cast(x=x, dtype="fp16"), "yes"),
+    ("fp32", lambda x: Builder.cast(x=x, dtype="bool"), "unknown"),
+    ("fp16", lambda x: Builder.quantize(input=x, scale=np.float16(1), output_dtype="int8"), "yes"),
+    ("fp16", lambda x: Builder.quantize(input=x, scale=np.float16(1), output_dtype="uint8"), "unknown"),
+    ("fp16", lambda x: Builder.greater(x=x, y=np.float16(0)), "yes"),
+    ("fp16", lambda x: Builder.select(cond=np.array(True), a=x, b=x), "yes"),
+    ("bool", lambda x: Builder.select(cond=x, a=x, b=x), "unknown"),
+    ("int16", lambda x: Builder.squeeze(x=x), "yes"),
+    ("int16", lambda x: Builder.reshape(x=x, shape=[-1]), "unknown"),
+    ("bool", lambda x: Builder.identity(x=x), "unknown"),
+    ("fp16", lambda x: Builder.gather(x=x, indices=np.array([0], np.uint16), axis=0), "yes"),
+    ("fp16", lambda x: Builder.gather_nd(x=x, indices=np.array([[0]], np.uint16)), "yes"),
+    ("uint8", lambda x: Builder.gather(x=x, indices=np.array([0], np.uint16), axis=0), "unknown"),
+    ("fp16", lambda x: Builder.topk(x=x, k=1, output_indices_dtype="uint16"), "yes"),
+    ("int32", lambda x: Builder.topk(x=x, k=1, output_indices_dtype="uint16"), "no"),
+])
+def test_what_was_seen_holds_for_the_types_that_it_was_seen_with(dtype, body, ane):
+    built = mb_program(body, getattr(types, dtype))
+    assert [row.ane for row in predict(built, [rule() for rule in all_rules().values()], target="m4")[0].rows] == [ane]
+
+
+def mb_program(body, dtype):
+    with Function({"x": Builder.placeholder(shape=(1, 4), dtype=dtype)}, opset_version=ct.target.iOS18) as function:
+        made = body(function.inputs["x"])
+        function.set_outputs(list(made) if isinstance(made, (list, tuple)) else [made])
+    built = Program()
+    built.add_function("main", function)
+    return built
+
+
+@pytest.mark.parametrize("target", ["m4", "all"])
+def test_an_op_inside_control_flow_is_never_said_to_be_taken(target):
+    built = mb_program(lambda x: Builder.cond(
+        pred=Builder.greater(x=Builder.reduce_max(x=x, keep_dims=False), y=np.float16(0)),
+        _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.sqrt(x=x)), types.fp16)
+    inside = [row for row in predict(built, [], target=target)[0].rows if row.depth]
+    assert [(row.ane, row.takes, row.backend) for row in inside] == [("unknown", False, "cpu")] * 2
 
 
 class Refuses(Rule):
