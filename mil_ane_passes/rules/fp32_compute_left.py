@@ -47,7 +47,7 @@ class Fp32ComputeLeft(BlockRule):
         island = {op: [op] for op in block.operations if _computes_in_fp32(op)}
         for op in list(island):
             for var in flat_inputs(op):
-                if var.op in island and var.dtype == types.fp32:
+                if var.op in island and kind_of(var).dtype == types.fp32:
                     _join(island, island[var.op], island[op])
         reported: set[int] = set()
         for op, members in island.items():

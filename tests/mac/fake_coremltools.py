@@ -26,6 +26,13 @@ FACTS = {"hw.model": "Mac16,12", "machdep.cpu.brand_string": "Apple M4", "hw.mem
          "-productVersion": "26.1", "-buildVersion": "25B78"}
 
 
+def bridged(value):
+    """An array as coremltools' bridge to Core ML takes it: of four types."""
+    if value.dtype.str[1:] not in ("i1", "i4", "f4", "f8"):
+        raise RuntimeError(f"value type not convertible: {value.dtype}")
+    return value
+
+
 def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
     """Turn this machine into one that Core ML seems to run on.
 
@@ -45,10 +52,14 @@ def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
                                       precision="float16", quirks=faults)
 
         def predict(self, data, state=None):
-            return self.stand_in.predict(data, state)
+            return {name: value.convert("RGBA") if getattr(value, "mode", None) == "RGB" else value
+                    for name, value in self.stand_in.predict(data, state).items()}
 
         def make_state(self):
-            return self.stand_in.make_state()
+            made = self.stand_in.make_state()
+            proxy, write = made.__proxy__, made.__proxy__.write_state
+            proxy.write_state = lambda name, value: write(name, bridged(value))
+            return made
 
         def get_compiled_model_path(self):
             return self.package_path

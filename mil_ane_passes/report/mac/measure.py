@@ -85,7 +85,6 @@ class Session:
         inputs = self.arrays(feed["inputs"])
         if images:
             from PIL import Image
-
             inputs.update({name: Image.fromarray(inputs[name]) for name in images})
         return inputs, self.arrays(feed["states"])
 
@@ -161,12 +160,12 @@ def load(ct: Any, path: Path, units: str, function: str | None) -> Any:
 
 
 def predict(model: Any, inputs: Json, start: Json) -> Json:
-    """Outputs by name, and what is left in each state as `state NAME`."""
+    """Outputs by name, and what is left in each state as `state NAME`; coremltools hands no fp16 array to Core ML."""
     if not start:
         return flat(model.predict(dict(inputs)))
     state = model.make_state()
     for name, value in start.items():
-        state.write_state(name, value)
+        state.write_state(name, value.astype(np.float32) if value.dtype == np.float16 else value)
     found = flat(model.predict(dict(inputs), state))
     return {**found, **{f"state {name}": np.asarray(state.read_state(name)) for name in start}}
 
@@ -180,7 +179,8 @@ def flat(outputs: Json) -> Json:
             found[name] = np.asarray([value[label] for label in labels])
             found[f"{name} labels"] = np.asarray([str(label) for label in labels])
         else:
-            found[name] = np.asarray(value).astype(np.float32) if hasattr(value, "getbands") else np.asarray(value)
+            image = value.convert("RGB") if getattr(value, "mode", None) == "RGBA" else value  # so a coloured one comes
+            found[name] = np.asarray(image).astype(np.float32) if hasattr(value, "getbands") else np.asarray(value)
     return found
 
 
