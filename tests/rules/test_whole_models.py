@@ -158,7 +158,7 @@ def test_functions_are_weighed_alone(tmp_path):
 
 
 def test_files_that_are_too_large_for_functions_that_are_not():
-    package = SimpleNamespace(weight_bytes=1_400_000_000, description=None)
+    package = SimpleNamespace(weight_bytes=1_400_000_000, description=lambda function: None)
     rule = all_rules()["model_size"]()
     (found,) = predict(linear(), [rule], package=package)[1]
     assert isinstance(found.answer, Miss)
