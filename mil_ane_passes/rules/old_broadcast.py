@@ -1,0 +1,71 @@
+"""Find broadcasts between two computed values, on chips before the M4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.examples import program, weight
+from ..core.query import is_compressed, is_const, kind_of
+from ._plans import counted, kinds
+from ._refused import BEFORE_M4, on_m4
+
+_BINARY = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"})
+
+
+class OldBroadcast(BlockRule):
+    """Two computed values of different shapes are combined: in the old model format that left the ANE.
+
+    why     Logs and lists of 2020 say that a product of (C, H, W) with (C, 1, 1) leaves the ANE unless one side is a
+            constant, and that the broadcastable layers do. That is the NeuralNetwork format. In an ML Program Core ML
+            on an M4 accepts every form of broadcast; between the two, M1 to M3, nobody measured.
+    when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of two values that are computed and differ in
+            shape, where chips before the M4 are looked at. One finding for each block. Nothing is concluded: the
+            prediction takes the ANE to accept them.
+    cure    None by default. Where a device shows that it falls off, make both sides equal with tile or concat; a tile
+            of a constant grows to a constant of full size, and others saw their model slow down with tiles in it.
+    """
+
+    code, slug = "ANE234", "broadcast-before-m4"
+    targets = BEFORE_M4
+    level, confidence = "note", "low"
+    advice = "Leave it unless a device shows that it falls off the ANE; then bring both sides to one shape first."
+    evidence = (
+        Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "
+                  "of Core ML's; NeuralNetwork format)", date="2020-07-14",
+                  source="https://github.com/hollance/neural-engine/issues/2"),
+        Community("broadcastable and ND layers, and certain broadcasts, are among the layers that leave the ANE; some "
+                  "of the list is guessed", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        on_m4("contradicts it for ML Programs: add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons "
+              "and select are accepted with every broadcast"),
+        Community("a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
+                  "units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
+                  source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = [op for op in block.operations if op.op_type in _BINARY and _broadcasts(op)]
+        if found:
+            yield Hit(found[0], covers=found,
+                      note=f"{counted(len(found), 'broadcast')} between computed values ({kinds(found)}): accepted on "
+                           "M4, refused in the NeuralNetwork format of 2020, not measured in between")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("channels", lambda: _product((1, 4, 8, 8), (1, 4, 1, 1)))
+        yield Example("rank", lambda: _product((2, 3, 4), (4,)))
+        yield Example("one shape", lambda: _product((1, 4, 8, 8), (1, 4, 8, 8)), reason="")
+        yield Example("a constant", lambda: program(
+            lambda x: Builder.mul(x=x, y=weight(1, 4, 1, 1), name="y"), x=(1, 4, 8, 8)), reason="")
+
+
+def _broadcasts(op: Operation) -> bool:
+    if any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
+        return False
+    one, other = kind_of(op.x).shape, kind_of(op.y).shape
+    return bool(one is not None and other is not None and one and other and one != other)
+
+
+def _product(one: tuple[int, ...], other: tuple[int, ...]) -> Program:
+    return program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)

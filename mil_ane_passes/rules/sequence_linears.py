@@ -1,0 +1,72 @@
+"""Find models whose linear layers run on sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_compressed, is_const, is_opaque
+from ._plans import counted
+from ._refused import on_m4
+
+
+class SequenceLinears(BlockRule):
+    """Linear layers on (batch, sequence, channels) are the form that Apple advises against on the ANE.
+
+    why     Apple's transformers for the ANE write every linear layer as a 1x1 conv on (B, C, 1, S), so that the longer
+            axis is last and no transposes are needed; its rules for Core AI say the same. Others measured it both ways:
+            an audio encoder became 1.5 times faster with that, other models loaded faster and ran no faster, and Core
+            ML on an M4 accepts linear and matmul as they are. So nothing leaves the ANE for it.
+    when    `least` and more linears, or matmuls with a stored operand, on values of rank 3 whose sequence is longer
+            than 1. One finding for each block.
+    cure    In the model: (B, C, 1, S) throughout and Conv2d(1x1) for Linear, the weight with two more axes (rounded
+            otherwise). Turning single layers only adds transposes. Measure both.
+    """
+
+    code, slug = "ANE519", "linears-on-sequences"
+    level, confidence = "note", "medium"
+    advice = "Try the layout (B, C, 1, S) with 1x1 convs for the linear layers, and measure both."
+    evidence = (
+        Vendor("linear layers become 1x1 convs on (B, C, 1, S), the data format that suits the ANE", date="2022-06",
+               source="https://machinelearning.apple.com/research/neural-engine-transformers"),
+        Vendor("the same for Core AI, where a linear layer may fall back", date="2026",
+               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        on_m4("contradicts it: linear and matmul are accepted"),
+        Community("an encoder with 1x1 convs for linears, (B, C, 1, S) and attention head by head runs in 7.60 ms, "
+                  "before in 11.61 ms", source="https://github.com/FluidInference/FluidAudio/pull/410", chip="M4 Max",
+                  date="2026-03-22"),
+    )
+    least: int = 4
+    "Fewer such layers are not mentioned; the number is ours."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _on_sequence(op)]
+        if len(found) >= self.least:
+            shape = "x".join(map(str, found[0].x.shape))
+            yield Hit(found[0], covers=found,
+                      note=f"{counted(len(found), 'linear layer')} on sequences, the first on {shape}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a stack", lambda: _stack(4, (1, 16, 8)))
+        yield Example("a few", lambda: _stack(3, (1, 16, 8)), reason="")
+        yield Example("no sequence", lambda: _stack(4, (16, 8)), reason="")
+
+
+def _on_sequence(op: Operation) -> bool:
+    if is_opaque(op) or op.x.rank != 3:
+        return False
+    stored = op.op_type == "linear" or is_const(op.y) or is_compressed(op.y)
+    return bool(stored and (is_symbolic(op.x.shape[1]) or op.x.shape[1] > 1))
+
+
+def _stack(count: int, shape: tuple[int, ...]) -> Program:
+    def body(x: Var) -> Var:
+        for number in range(count):
+            x = Builder.linear(x=x, weight=weight(8, 8), name=f"y{number}")
+        return x
+
+    return program(body, x=shape)
