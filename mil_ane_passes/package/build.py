@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, blob_of
+from .checked import Checks
 from .opaque import attribute_of, opaque_class
 from .origin import vars_of
 from .values import Loaded
@@ -25,6 +26,7 @@ _SHARED_USES = 64
 # What the host's rules and checks raise on an op they do not understand.
 _HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _PLAIN = tuple(map(np.dtype, (np.float16, np.float32, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, bool)))
+_CHECKS = Checks()
 
 
 class Rejected(Exception):
@@ -68,8 +70,10 @@ class OpBuilder:
         op = cls.__new__(cls)
         try:
             bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
+            seen = _CHECKS.begin(op, bound)
             op.__init__(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
             self._set_defaults(op, name, bound)
+            _CHECKS.end(op, seen)
             op.build_nested_blocks()
             result, certain = _output_types(op, declared)
         except (*_HOST_ERRORS, Rejected) as error:
