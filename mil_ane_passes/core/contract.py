@@ -96,12 +96,13 @@ class Hit:
     rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form lies
     between what was measured to pass and what was measured to fail; `message` is what Core ML itself says of such
     an op, word for word, where that was measured; `covers` are all ops that one finding stands for, where they are more
-    than `op`.
+    than `op`; `mended_by` is what mends this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is
+    not what the rule names.
     """
 
     def __init__(
         self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
-        message: str | None = None, covers: Sequence[Operation] = (), **facts: Any,
+        message: str | None = None, covers: Sequence[Operation] = (), mended_by: str = "", **facts: Any,
     ) -> None:
         self.op = op
         self.note = note
@@ -109,6 +110,7 @@ class Hit:
         self.sure = sure
         self.message = message
         self.covers = tuple(covers) or (op,)
+        self.mended_by = mended_by
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:

@@ -37,6 +37,8 @@ class LintFinding:
     message: str | None
     origin: Origin | None
     covers: tuple[int, ...] = ()
+    mended_by: str = ""
+    "What mends this place, as `--passes` takes it, where it is not what the rule names."
 
     @property
     def level(self) -> str:
@@ -46,10 +48,11 @@ class LintFinding:
 
     @property
     def fix(self) -> dict[str, Any] | None:
-        """The pass that mends it, or what the user can do; None for neither."""
-        fix = _fixing(self.rule)
+        """The pass that mends it, as `--passes` takes it, or what the user can do; None for neither."""
+        name, brace, options = self.mended_by.partition("{")
+        fix = rewrites()[name] if name else _fixing(self.rule)
         if fix is not None:
-            return {"pass": f"ane::{fix.name}", "exactness": fix.exactness.value, "preset": fix.preset,
+            return {"pass": f"ane::{fix.name}{brace}{options}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
         if self.rule.advice:
             return {"pass": None, "exactness": None, "preset": None, "advice": self.rule.advice}
@@ -95,7 +98,8 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
         type(rule), item.function, places.get(op), op.op_type, op.outputs[0].name if op.outputs else op.name,
         answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
-        origin(op), tuple(places[one] for one in covered if one in places))
+        origin(op), tuple(places[one] for one in covered if one in places),
+        answer.mended_by if isinstance(answer, Hit) else "")
 
 
 def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:

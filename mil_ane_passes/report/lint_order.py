@@ -45,8 +45,8 @@ class Group:
         return all(item.level == "note" for item in self.findings)
 
     @property
-    def by_name(self) -> bool:
-        """Whether it is no more than the offer of a rewrite that runs when it is asked for."""
+    def is_offer(self) -> bool:
+        """Whether it is no more than the offer of a rewrite: nothing that has to be mended."""
         return self.is_note and issubclass(self.rule, Rewrite)
 
 
@@ -75,6 +75,21 @@ def _stretches(plan: Plan, rows: Mapping[_Place, Row]) -> dict[_Place, _Place]:
             for index in range(segment.first, segment.last + 1) if (segment.function, index) in rows}
 
 
+def _with_nested(places: Iterable[_Place], rows: Mapping[_Place, Row]) -> Iterable[_Place]:
+    """The places that are counted ops, and what stands inside those of them that have blocks, each once."""
+    found: dict[_Place, None] = {}
+    for function, index in places:
+        held = rows.get((function, index))
+        if held is None or (function, index) in found:
+            continue
+        found[function, index] = None
+        inner = rows.get((function, index + 1)) if held.op.blocks else None
+        while inner is not None and inner.depth > held.depth:
+            found[function, inner.index] = None
+            inner = rows.get((function, inner.index + 1))
+    return found
+
+
 def _weigh(group: Group, rows: Mapping[_Place, Row], stretches: Mapping[_Place, _Place],
            along: Mapping[_Place, list[Row]]) -> None:
     covered = dict.fromkeys((item.function, index) for item in group.findings for index in item.covers)
@@ -83,5 +98,5 @@ def _weigh(group: Group, rows: Mapping[_Place, Row], stretches: Mapping[_Place, 
         starts = dict.fromkeys(stretches[place] for place in covered if place in stretches)
         dragged = [row for start in starts for row in along.get(start, ())]
         group.dragged = len(dragged)
-        group.cpu_ms = sum(rows[place].cost.cpu for place in covered if place in rows)
+        group.cpu_ms = sum(rows[place].cost.cpu for place in _with_nested(covered, rows))
         group.cpu_ms += sum(row.cost.cpu for row in dragged)

@@ -37,10 +37,10 @@ def text(report: LintReport, *, everything: bool = False) -> str:
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
     found = groups(listed, report.plan)
-    blocks = [_block(report, group, shown) for group in found if not group.by_name]
-    offers = [_offer(group) for group in found if group.by_name]
+    blocks = [_block(report, group, shown) for group in found if not group.is_offer]
+    offers = [_offer(group) for group in found if group.is_offer]
     if offers:
-        blocks.append(["worth a try (rewrites that run only when asked for by name; they fail no gate):", *offers])
+        blocks.append(["worth a try (rewrites for what need not be mended; they fail no gate):", *offers])
     if report.near_misses:
         blocks.append(["almost, but no finding:", *_near(report, shown)])
     if not report.findings:
@@ -108,12 +108,12 @@ def _compared(report: LintReport, shown: int | None) -> Iterator[str]:
 
 
 def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
-    rule, first = group.rule, group.findings[0]
+    rule = group.rule
     lines = [f"{rule.code} {rule.slug}  {_weight(group)}", f"  {rule.summary()}"]
     lines += _places(report, group.findings, shown)
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
-    lines += [f"  {line}" for line in _fix(report, first)]
+    lines += [f"  {line}" for line in _fix(report, group.findings)]
     lines.append(f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}")
     return lines
 
@@ -171,28 +171,32 @@ def _more(count: int, shown: int | None) -> str:
     return "" if shown is None or count <= shown else f" and {count - shown} more"
 
 
-def _fix(report: LintReport, item: LintFinding) -> Iterator[str]:
-    fix = item.fix
-    if fix is None:
-        return
-    if fix["pass"]:
-        when = "only by name" if fix["preset"] == "named" else f"preset {fix['preset']}"
-        yield f"fix: {_rewrite(report, [fix['pass']])} ({fix['exactness']}, {when})"
-    if fix["advice"]:
-        yield f"{'or' if fix['pass'] else 'fix'}: {fix['advice']}"
+def _fix(report: LintReport, findings: Iterable[LintFinding]) -> Iterator[str]:
+    """What mends these findings of one rule: the passes, then what the user can do."""
+    fixes = [item.fix for item in {item.mended_by: item for item in findings}.values()]
+    words: dict[str, None] = {}
+    for fix in fixes:
+        if fix is not None and fix["pass"]:
+            words[f"{_rewrite(report, [fix['pass']])} ({fix['exactness']}, {_when(fix['preset'])})"] = None
+    words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
+    yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
+
+
+def _when(preset: str) -> str:
+    return "only by name" if preset == "named" else f"preset {preset}"
 
 
 def _rewrite(report: LintReport, passes: Iterable[str]) -> str:
     names = ",".join(name.removeprefix("ane::") for name in passes)
     if os.path.exists(report.model):
-        return f"mil-ane-passes rewrite {shlex.quote(report.model)} -o OUT.mlpackage --passes {names}"
+        return f"mil-ane-passes rewrite {shlex.quote(report.model)} -o OUT.mlpackage --passes {shlex.quote(names)}"
     return f"mil_ane_passes.rewrite(..., passes={names!r})"
 
 
 def _offer(group: Group) -> str:
     rule = group.rule
-    exactness = rule.exactness.value if issubclass(rule, Rewrite) else ""
-    return (f"  {rule.code} {rule.slug}  {_count(len(group.findings), 'place')}: --passes {rule.name} ({exactness}); "
+    how = f" ({rule.exactness.value}, {_when(rule.preset)})" if issubclass(rule, Rewrite) else ""
+    return (f"  {rule.code} {rule.slug}  {_count(len(group.findings), 'place')}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
 
 
@@ -207,7 +211,8 @@ def _near(report: LintReport, shown: int | None) -> list[str]:
 
 def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
     """One command for all that has a pass, where that is more than one pass."""
-    fixes = [item.fix for group in found if not group.is_note for item in group.findings[:1]]
+    mends = {(group.rule, item.mended_by): item for group in found if not group.is_note for item in group.findings}
+    fixes = [item.fix for item in mends.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:
         yield f"all fixes at once: {_rewrite(report, passes)}"
@@ -216,14 +221,15 @@ def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
 def _unknown(report: LintReport) -> Iterator[str]:
     """The kinds of ops that nobody measured, by where they were not."""
     refusing = {rule.code for rule in all_rules().values() if rule.refuses}
-    kinds: dict[tuple[Generation, ...], Counter[str]] = defaultdict(Counter)
-    for op_type, count in Counter(row.op.op_type for row in report.plan.rows if row.ane == "unknown"
-                                  and refusing.isdisjoint(row.codes)).items():
-        kinds[tuple(each for each in report.plan.generations if accepted(op_type, each) is None)][op_type] = count
-    for missing, found in kinds.items():
+    kinds: dict[tuple[tuple[Generation, ...], str], Counter[str]] = defaultdict(Counter)
+    for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
+                                           if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
+        missing = tuple(each for each in report.plan.generations if accepted(op_type, each) is None)
+        kinds[missing, "" if takes else " (predicted: not taken)"][op_type] = count
+    for (missing, guess), found in kinds.items():
         names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
         where = f" on {', '.join(each.chips[-1].upper() for each in missing)}" if missing else ""
-        yield f"{_count(found.total(), 'op')} of kinds that nobody measured{where}: {names}"
+        yield f"{_count(found.total(), 'op')} of kinds that nobody measured{where}{guess}: {names}"
 
 
 def _basis(report: LintReport) -> str:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Program, Var, types
 
 from ..core.clone import clone
 from ..core.errors import InputError, nearest
-from ..core.query import consumers, is_opaque
+from ..core.query import consumers, flat_inputs, is_const, is_opaque
 from ..core.ranges import Range, Seen
 from ._halves import Halves
 from ._keep import Search, lost_constant, lost_value
@@ -118,7 +118,7 @@ def _judged(
     for function in program.functions.values():
         with function:  # what an op takes depends on the opset of the function at hand
             for op in walk(function):
-                if computes(op):
+                if computes(op) and not (mixed and _by_constants(op)):
                     opset = function.opset_version.name
                     found[numbers[op]] = _reason(op, wish, measured, halves, mixed) or (
                         "" if narrowable(op) else f"kept fp32: no fp16 for {op.op_type} in {opset}")
@@ -129,6 +129,12 @@ def _in_fp16(op: Operation) -> bool:
     if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
         return False
     return any(var.is_tensor_or_scalar_of(dtype="fp16") for var in op.outputs if not types.is_list(var.sym_type))
+
+
+def _by_constants(op: Operation) -> bool:
+    """Whether all that is fp32 about `op` is constants beside fp16, such as an epsilon or a slope: as coremltools
+    converts to fp16, so nothing that was left over."""
+    return not any(map(is_fp32, op.outputs)) and all(is_const(var) for var in flat_inputs(op) if is_fp32(var))
 
 
 def _reason(

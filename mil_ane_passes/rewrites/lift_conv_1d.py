@@ -37,6 +37,7 @@ class LiftConv1d(Rewrite):
     stage = "layout"
     exactness = Exactness.BITWISE
     preset = "full"
+    level, confidence = "note", "low"
     roots = ("conv",)
     evidence = (
         Measured("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken",

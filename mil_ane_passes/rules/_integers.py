@@ -122,7 +122,7 @@ def _returns(var: Var) -> str:
 
 def _role(var: Var, reader: Operation) -> str:
     given = next((name for name, value in reader.inputs.items() if value is var), "")
-    return _WORDS.get(given, "what reads it is")
+    return _WORDS.get(given, "an input of")
 
 
 def _name(op: Operation) -> str:

@@ -24,9 +24,10 @@ class ConvKernelSize(Rule):
     when    A kernel wider or taller than that of the strictest generation looked at, the last axis being the width.
             What was not measured is not known: kernels both wide and tall other than squares, 3-D and transposed
             convs, weights that are no constants. 16x16 is accepted on an M4, and takes minutes and 11.7 GB to compile.
-            A 1-D kernel below 32 is conv_1d_kernel's; from 32 on it is refused on whichever axis it is laid.
+            A 1-D conv's kernel below 32 is conv_1d_kernel's; from 32 on it is refused on whichever axis it is laid.
     cure    Lay a 1xK kernel on the height (transpose the last two axes of input and weight: the same sums), or split it
             along the width: slices of the input, a conv with a part of the kernel each, and adds (rounded otherwise).
+            ane::lift_conv_transpose_1d lays that of a 1-D conv_transpose with a bias on the height.
     """
 
     code, slug = "ANE221", "conv-kernel-size"
@@ -59,7 +60,8 @@ class ConvKernelSize(Rule):
         sure = measured or bool(before and before.sure and _ordinary(op, kernel))
         note = " and ".join(found) + ("" if sure else f"; a kernel {_text(kernel)} of this kind was not measured")
         message = _MESSAGE if measured and len(kernel) == 2 and among(looked_at, "m4") else None
-        return Hit(op, note=note, sure=sure, message=message)
+        lifted = op.op_type == "conv_transpose" and len(kernel) == 1 and kernel[0] < 32 and op.bias is not None
+        return Hit(op, note=note, sure=sure, message=message, mended_by="lift_conv_transpose_1d" if lifted else "")
 
     def examples(self) -> Iterable[Example]:
         yield Example("too wide", lambda: _conv(1, 16))

@@ -43,8 +43,9 @@ class DataDependentShape(Rule):
         given = _SHAPES[op.op_type]
         if not at_run_time(op, given):
             return Miss(op, f"its {given} is a constant", near=False)
-        return Hit(op, note=f"the {given} of a {op.op_type} is computed in the model; no such op was measured",
-                   sure=False)
+        are = "are" if given == "reps" else "is"
+        return Hit(op, sure=False, note=f"the {given} of a {op.op_type} {are} computed in the model; no such op was "
+                                        "measured")
 
     def examples(self) -> Iterable[Example]:
         yield Example("non_zero", lambda: program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)))

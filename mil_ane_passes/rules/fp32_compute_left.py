@@ -14,6 +14,10 @@ from ..core.query import flat_inputs, is_opaque, kind_of
 
 _SHOWN = 4
 "Kinds of ops a note names."
+_APART = frozenset({"const", "cast", "classify"})
+"Ops whose types are not those of a computation; classify is custom_layer's."
+_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
+"Ops that say nothing about the precision in which a program computes."
 
 
 class Fp32ComputeLeft(BlockRule):
@@ -53,7 +57,8 @@ class Fp32ComputeLeft(BlockRule):
         for op, members in island.items():
             if id(members) not in reported:
                 reported.add(id(members))
-                yield Hit(op, note=_note(members), covers=members)
+                mend = "fp16_compute{mixed=true}" if _is_mixed(op) else "fp16_compute"
+                yield Hit(op, note=_note(members, mend), covers=members, mended_by=mend)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one island", lambda: _chain(types.fp32, False))
@@ -63,10 +68,25 @@ class Fp32ComputeLeft(BlockRule):
 
 
 def _computes_in_fp32(op: Operation) -> bool:
-    if op.op_type in ("const", "cast") or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
+    if op.op_type in _APART or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
         return False
     read = [var for var in flat_inputs(op) if var.op is None or var.op.op_type != "const"]
     return any(kind_of(var).dtype == types.fp32 for var in [*op.outputs, *read])
+
+
+def _is_mixed(op: Operation) -> bool:
+    """Whether the function of `op` computes in fp16, too: ane::fp16_compute leaves what is left in fp32 there as it is,
+    unless asked."""
+    block = op.enclosing_block
+    while block.outer_op is not None:
+        block = block.outer_op.enclosing_block
+    return any(_computes_in_fp16(each) for each in block.operations)
+
+
+def _computes_in_fp16(op: Operation) -> bool:
+    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
+        return False
+    return any(kind_of(var).dtype == types.fp16 for var in op.outputs)
 
 
 def _join(island: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:
@@ -79,11 +99,13 @@ def _join(island: dict[Operation, list[Operation]], one: list[Operation], other:
         island[op] = large
 
 
-def _note(members: list[Operation]) -> str:
+def _note(members: list[Operation], mend: str) -> str:
     kinds = Counter(op.op_type for op in members).most_common()
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_SHOWN])
     more = f" and {len(kinds) - _SHOWN} kinds more" if len(kinds) > _SHOWN else ""
-    return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::fp16_compute turns them to fp16"
+    if len(members) == 1:
+        return f"{shown} computes in fp32; ane::{mend} turns it to fp16"
+    return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{mend} turns them to fp16"
 
 
 def _chain(dtype: object, island: bool) -> Program:

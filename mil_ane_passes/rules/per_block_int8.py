@@ -58,7 +58,7 @@ class PerBlockInt8(Rule):
                 return Hit(op, sure=bool(among(tuple(self.generations), "m4")),
                            note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
                                 f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
-        return Miss(op, "one scale for all input channels")
+        return Miss(op, "one scale for all input channels", near=False)
 
     def examples(self) -> Iterable[Example]:
         yield Example("conv", lambda: _conv((4, 2, 1, 1)))

@@ -91,7 +91,7 @@ def test_a_model_without_findings_is_short():
 def test_kinds_that_nobody_measured_are_one_line():
     lines = str(report(chain("atanh", "atanh"), (), target="m1")).splitlines()
     (line,) = [line for line in lines if "nobody measured" in line]
-    assert line == "2 ops of kinds that nobody measured on M1: atanh (2)"
+    assert line == "2 ops of kinds that nobody measured on M1 (predicted: not taken): atanh (2)"
 
 
 def test_all_targets_are_named_by_their_ends():

@@ -32,5 +32,4 @@ def test_blocks_are_found_and_counted(dtype, tmp_path):
 
 def test_scales_by_output_channel_are_no_finding(tmp_path):
     trace = quantized(tmp_path, mode="linear_symmetric", dtype="int8", granularity="per_channel")
-    assert not trace.fired
-    assert {miss.note for miss in trace.near_misses} == {"one scale for all input channels"}
+    assert not trace.fired and not trace.near_misses, "the ordinary form is not almost one"
