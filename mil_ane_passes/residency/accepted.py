@@ -80,7 +80,7 @@ _FORMS = frozenset(form.strip() for form in """
     bool cast fp16; fp32 cast fp16; fp16 cast fp32; fp16 quantize int8; int8 dequantize fp16; int16 squeeze int16
     fp16 equal bool; fp16 not_equal bool; fp16 less bool; fp16 less_equal bool; fp16 greater bool
     fp16 greater_equal bool; bool logical_and bool; bool logical_not bool; bool fp16 select fp16
-    fp16 int16 gather_nd fp16; fp16 int16 gather_along_axis fp16; fp16 topk fp16 uint16
+    fp16 uint16 gather fp16; fp16 int16 gather_nd fp16; fp16 int16 gather_along_axis fp16; fp16 topk fp16 uint16
 """.replace(";", "\n").splitlines())
 "What forms on other types than fp16 read and make: the types read, the op, the types made."
 
@@ -119,6 +119,6 @@ def seen_on(op_type: str) -> dict[Generation, Seen]:
 
 
 def accepted_types(op_type: str, read: Iterable[str], made: Iterable[str]) -> bool:
-    """Whether somebody saw an op of an accepted type read and make values of these types, constants left out."""
+    """Whether somebody saw an op of an accepted type read and make values of these types."""
     read, made = set(read), set(made)
     return read | made <= {"fp16"} or " ".join([*sorted(read), op_type, *sorted(made)]) in _FORMS

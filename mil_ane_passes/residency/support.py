@@ -17,6 +17,8 @@ from .accepted import Seen, accepted_types, seen_on
 
 __all__ = ["Support", "support"]
 
+_GATHERS = ("gather", "gather_nd", "gather_along_axis")
+
 
 @dataclass(frozen=True)
 class Support:
@@ -42,7 +44,9 @@ def support(op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Se
 
 
 def _given(op: Operation) -> list[Var]:
-    return [var for var in flat_inputs(op) if not is_const(var) and not is_compressed(var)]
+    """What is computed, and indices also where they are constant: their type decides whether a gather is taken."""
+    given = [var for var in flat_inputs(op) if not is_const(var) and not is_compressed(var)]
+    return [*given, op.indices] if op.op_type in _GATHERS and is_const(op.indices) else given
 
 
 def _types(values: Sequence[Var]) -> frozenset[Any]:
