@@ -72,7 +72,8 @@ _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 U
 _OLDER = Community("Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16384]W[1-16384] and refuses a width of "
                    "240000; the chip is not stated", os="macOS 26.1 beta", date="2025-09-25",
                    source="https://github.com/FluidInference/FluidAudio/issues/121")
-_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384)", chip="M2", date="2026-05-09",
+_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author takes the message for "
+                      "a symptom of cutting the tensor up", chip="M2", date="2026-05-09",
                       source="https://github.com/FluidInference/mobius/pull/61")
 
 LIMITS: dict[str, tuple[Bound, ...]] = {
@@ -81,17 +82,20 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a14", "a14", 13, (_WIDTH_13,)),
         Bound("a15", "m3", 13, (_WIDTH_13,), sure=False),
         Bound("m4", "m4", 15, (_WIDTH_15,)),
+        Bound("a18", "a18", 15, (_WIDTH_15,), sure=False),
         Bound("m5", "m5", 15, (_private("a kernel 16 wide fails to compile, 15 does not", "M5"),)),
         Bound("m6", "m6", 15, (_m6("a model with such a conv fails to compile and runs on the CPU as a whole, 4 to 7 "
                                    "times slower"),)),
     ),
     "conv-kernel-height": (
         Bound("m4", "m4", 31, (_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused"),)),
+        Bound("a18", "a18", 31, (_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused"),), sure=False),
         Bound("m6", "m6", 31, (_SAME_M6,)),
     ),
     "max-pool-width": (
         Bound("m4", "m4", 8, (_m4("max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are refused: the kernel's width "
                                   "must be [1-8] or 32"),)),
+        Bound("a18", "a18", 8, (_SAME_M6,), sure=False),
         Bound("m6", "m6", 8, (_SAME_M6,)),
     ),
     "pool-kernel": (
@@ -106,6 +110,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a14", "a15", 16384, (_DIM_16384, _M2_WIDTH, _OLDER)),
         Bound("a16", "m3", 16384, (_M3_WIDTH,)),
         Bound("m4", "m4", 65536, (_DIM_65536,)),
+        Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
         Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
         Bound("m6", "m6", 65536, (_SAME_M6,)),
     ),
@@ -114,6 +119,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a14", "a15", 65536, (_DIM_16384, _OLDER)),
         Bound("a16", "m3", 65536, (_DIM_16384,), sure=False),
         Bound("m4", "m4", 65536, (_DIM_65536,)),
+        Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
         Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
         Bound("m6", "m6", 65536, (_SAME_M6,)),
     ),
@@ -122,6 +128,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a14", "a15", 16384, (_DIM_16384,)),
         Bound("a16", "m3", 16384, (_DIM_16384,), sure=False),
         Bound("m4", "m4", 32768, (_KMEM,)),
+        Bound("a18", "a18", 32768, (_KMEM,), sure=False),
         Bound("m5", "m5", 32768, (_private("contradicts it: on M5 the inner dimension ends at 65536", "M5"),),
               sure=False),
         Bound("m6", "m6", 32768, (_SAME_M6,)),

@@ -4,8 +4,9 @@
 applies. Sources: the device list of hollance/neural-engine, the generations of sbryngelson/ANEForge
 `docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Which iPhone
 chip has the ANE of which Mac chip Apple does not say. A17 may go with M3 or, as Apple's naming "A17 Pro, M4" in one
-breath suggests (https://github.com/apple/coremltools/issues/2410), with M4: it is put with the older, stricter one. A
-chip's Pro, Max and Ultra have more cores, not other limits (ANEForge).
+breath suggests (https://github.com/apple/coremltools/issues/2410), with M4: it is put with the older, stricter one. A18
+nobody measured, so it stands alone, between M4 and M5: what was seen on an M4 is no "yes" for it. A chip's Pro, Max and
+Ultra have more cores, not other limits (ANEForge).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ GENERATIONS = (
     Generation("a14", ("a14", "m1")),
     Generation("a15", ("a15", "m2")),
     Generation("a16", ("a16", "a17", "m3")),
-    Generation("a18", ("a18", "m4")),
+    Generation("m4", ("m4",)),
+    Generation("a18", ("a18",)),
     Generation("a19", ("a19", "m5")),
     Generation("m6", ("m6",)),
 )

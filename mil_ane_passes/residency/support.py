@@ -65,11 +65,16 @@ def _by_types(told: Support, kind: str, read: frozenset[Any], made: frozenset[An
 
 @cache
 def _by_kind(kind: str, generations: tuple[Generation, ...]) -> Support:
-    """The answer for an op that no rule refuses: yes where its kind was seen on each generation, else unknown."""
+    """The answer for an op that no rule refuses: yes where Core ML took its kind on each generation, else unknown."""
     seen = seen_on(kind)
     silent = [generation for generation in generations if generation not in seen]
     if not silent:
-        return Support("yes", True, f"{kind}: {_where([seen[generation] for generation in generations])}")
+        asked = [seen[generation] for generation in generations]
+        if not any(one.private for one in asked):
+            return Support("yes", True, f"{kind}: {_where(asked)}")
+        unasked = listed([generation for generation in generations if seen[generation].private])
+        beside = f"Core ML was not asked on {unasked} (predicted: taken)"
+        return Support("unknown", True, f"{kind}: {_where(asked)}; {beside}")
     unmeasured = f"not measured on {listed(silent)}"
     if not seen:
         return Support("unknown", False, f"{kind}: {unmeasured}, and not known to have been seen on any ANE")

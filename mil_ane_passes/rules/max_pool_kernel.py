@@ -49,7 +49,7 @@ class MaxPoolKernel(Rule):
             flat = len(window) == 2
             message = f"Invalid Pool kernel width ({width}), must be [1-8] or 32."
             beside = "" if flat else f"; measured in 2-D, not in {len(window)}-D"
-            return Hit(op, note=f"window width {width} {wide.words}{beside}", sure=flat,
+            return Hit(op, note=f"window width {width} {wide.words}{beside}", sure=flat and wide.sure,
                        message=message if flat and among(looked_at, "m4") else None)
         if max(window) > _WINDOW:
             allowed = ", though Core ML's message on an M4 allows a width of 32" if wide else ""

@@ -27,7 +27,10 @@ def answer(kind, target, refusals=()):
 
 @pytest.mark.parametrize(("kind", "target", "ane", "takes", "words"), [
     ("relu", "m4", "yes", True, "relu: seen on M4"),
-    ("relu", "m1", "yes", True, "relu: seen by a private route on M1"),
+    ("relu", "m1", "unknown", True,
+     "relu: seen by a private route on M1; Core ML was not asked on M1 (predicted: taken)"),
+    ("relu", "a18", "unknown", True,
+     "relu: seen on M4 and by a private route on M1, M2, M5 and M6; not measured on A18 (predicted: taken)"),
     ("sin", "m4", "yes", True, "sin: seen on M4"),
     ("sin", "m3", "unknown", True,
      "sin: seen on M4 and by a private route on M5; not measured on M3 (predicted: taken)"),

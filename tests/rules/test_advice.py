@@ -5,6 +5,7 @@ from __future__ import annotations
 import coremltools as ct
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil.mil import Builder
 
 import mil_ane_passes as ane
@@ -13,6 +14,8 @@ from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.core.targets import applies
 from mil_ane_passes.residency import predict
+
+from .helpers import converted, notes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -61,8 +64,8 @@ def test_broadcasts_are_a_note_before_the_m4_and_change_no_prediction(target, fo
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "found"), [
-    (2048, 4096, True), (2033, 4096, True), (2032, 4096, True), (2000, 4096, False), (2048, 4160, True), (2048, 4161, False),
-    (2048, 4032, True), (2048, 4031, False), (4096, 4096, True), (16, 64, False)])
+    (2048, 4096, True), (2033, 4096, True), (2032, 4096, True), (2000, 4096, False), (2048, 4160, True),
+    (2048, 4161, False), (2048, 4032, True), (2048, 4031, False), (4096, 4096, True), (16, 64, False)])
 def test_a_weight_within_16_kib_of_a_mib_for_each_core(outputs, inputs, found):
     built = program(lambda x: Builder.linear(x=x, weight=np.zeros((outputs, inputs), np.float16), name="y"),
                     x=(1, inputs))
@@ -76,3 +79,27 @@ def test_a_conv_counts_its_taps_and_a_matmul_its_columns():
     assert [hit.note for built in (conv, product) for hit in hits("dma_notch", built)] == [
         "512x1024x4x4: 1048576 bytes for each of 16 cores, exactly 1 MiB",
         "4096x2048: 1048576 bytes for each of 16 cores, exactly 1 MiB"]
+
+
+@pytest.mark.parametrize(("shape", "bias", "found"), [((2, 8), True, 1), ((2, 8), False, 1), ((1, 2, 8), True, 0)])
+def test_torchs_hard_swish_behind_a_linear_layer_of_rank_2(shape, bias, found):
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=bias), torch.nn.Hardswish())
+    assert notes("hardswish_rank_2", converted(layers, torch.zeros(shape))) == \
+        ["the hard swish of a linear of rank 2 (2x4)"] * found
+
+
+def test_a_reshape_that_keeps_the_last_axis_moves_nothing():
+    def body(x):
+        return Builder.reshape(x=Builder.reshape(x=x, shape=[64, 512, 512]), shape=[64 * 512 * 8, 64], name="y")
+
+    (hit,) = hits("moved_rows", program(body, x=(1, 64, 512, 512)))
+    assert len(hit.covers) == 1 and hit.note == \
+        "1 op (1 reshape) change the last axis and move 33.6 MB, the largest 33.6 MB"
+
+
+@pytest.mark.parametrize("chip", ["a18", "m1", "m5", "m6"])
+def test_what_core_ml_was_not_asked_on_is_not_known(chip):
+    built = program(lambda x: Builder.softmax(x=Builder.relu(x=x), axis=1, name="y"), x=(1, 64, 32, 32))
+    assert answer(built, "softmax", "m4").ane == "yes"
+    told = answer(built, "softmax", chip)
+    assert (told.ane, told.takes) == ("unknown", True) and "predicted: taken" in told.reason

@@ -1,0 +1,74 @@
+"""Find reshapes and transposes that rewrite whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+
+from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.examples import program
+from ..core.layout import size_text
+from ..core.query import is_opaque, itemsize, kind_of, value
+from ._plans import counted, kinds
+
+
+class MovedRows(BlockRule):
+    """Reshapes and transposes that touch the last axis copy all their data.
+
+    why     Apple's rules for the Neural Engine: what changes the last axis rewrites the whole tensor, since rows lie
+            one behind the other; what leaves it alone may cost nothing. Apple's transformers are laid out so that
+            hardly any is needed. The bytes are computed from the shapes, nobody published times.
+    when    reshape and transpose whose last axis is another or of another length behind it, which together move
+            `least` bytes and more. One finding for each block.
+    cure    Stay in one layout, (B, C, 1, S), from input to output; move what cannot go to the model's border; let pairs
+            cancel (coremltools' reduce_transposes, ane::cancel_lift_pairs for squeeze and expand_dims).
+    """
+
+    code, slug = "ANE520", "rewritten-rows"
+    level, confidence = "note", "high"
+    advice = "Stay in one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
+    evidence = (
+        Vendor("a reshape or transpose that touches the last axis rewrites the data: keep them few", date="2026",
+               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        Vendor("reshapes and transposes are likely to cause copies: choose an einsum that needs none", date="2022-06",
+               source="https://machinelearning.apple.com/research/neural-engine-transformers"),
+    )
+    least: int = 8 << 20
+    "Bytes that such ops of a block move together, below which none is mentioned; the number is ours."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        sizes = {op: size for op in block.operations
+                 if op.op_type in ("reshape", "transpose") and not is_opaque(op) and (size := _moved(op))}
+        if sizes and sum(sizes.values()) >= self.least:
+            found = sorted(sizes, key=lambda op: -sizes[op])
+            yield Hit(found[0], covers=found,
+                      note=f"{counted(len(found), 'op')} ({kinds(found)}) change the last axis and move "
+                           f"{size_text(sum(sizes.values()))}, the largest {size_text(sizes[found[0]])}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("channels last", lambda: _turned((0, 2, 3, 1), 512))
+        yield Example("other axes", lambda: _turned((0, 2, 1, 3), 512), reason="")
+        yield Example("small", lambda: _turned((0, 2, 3, 1), 8), reason="")
+
+
+def _moved(op: Operation) -> int:
+    """Bytes of what comes out, where the last axis does not stay; 0 elsewhere, and where shapes are not known."""
+    before, after = kind_of(op.x).shape, kind_of(op.outputs[0]).shape
+    if not before or not after:
+        return 0
+    if op.op_type == "reshape":
+        stays = before[-1] == after[-1]
+    else:
+        perm = value(op.perm)
+        stays = perm is None or perm[-1] % len(before) == len(before) - 1
+    return 0 if stays else prod(after) * itemsize(op.outputs[0])
+
+
+def _turned(perm: tuple[int, ...], side: int) -> Program:
+    def body(x: Var) -> Var:
+        result: Var = Builder.transpose(x=x, perm=list(perm), name="y")
+        return result
+
+    return program(body, x=(1, 64, side, side))
