@@ -110,7 +110,7 @@ def _conv(op: Operation, sizes: Sizes) -> _Bill:
     intensity = flops / max(1, sum(map(sizes.bytes, (op.inputs["x"], weight, out))))
     law = laws.DENSE_CONV if intensity >= laws.DENSE_FROM else \
         laws.MIDDLE_CONV if intensity >= laws.MIDDLE_FROM else laws.THIN_CONV
-    tried = not 4.5 < intensity < 17.1 and not 52.4 < intensity < 67.0
+    tried = not any(low < intensity < high for low, high in laws.UNTRIED)
     return _Bill(law, flops / spread, sure=spread == 1 and tried)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 __all__ = [
     "CONCAT", "CONV_TRANSPOSE", "DENSE_CONV", "DENSE_FROM", "ELEMENTS", "GATHER", "HEAVY_LINEAR", "LIGHT_LINEAR",
     "MEASURED", "MEMORY", "MIDDLE_CONV", "MIDDLE_FROM", "MIDDLE_LINEAR", "PEAK", "RECURRENT", "RELU", "SHORT_LINEAR",
-    "THIN_CONV", "TRANSPOSE", "Law",
+    "THIN_CONV", "TRANSPOSE", "UNTRIED", "Law",
 ]
 
 
@@ -56,7 +56,9 @@ DENSE_CONV = Law("FLOPs", 16151.6767578125, 754.4927368164062, 655.9559936523438
 MIDDLE_CONV = Law("FLOPs", 7160.830078125, 388.0614318847656, 337.380615234375, 5)
 THIN_CONV = Law("FLOPs", 471.180908203125, 27.08521270751953, 23.54788589477539, 1)
 DENSE_FROM, MIDDLE_FROM = 60.0, 12.0
-"FLOPs per byte from which a convolution is dense or middle: the data leave 52.4 to 67 and 4.5 to 17."
+"FLOPs per byte from which a convolution is dense or middle, somewhere within UNTRIED."
+UNTRIED = ((4.5, 17.1), (52.4, 67.0))
+"Between these FLOPs per byte lies no published convolution, so which law holds there is a guess."
 CONV_TRANSPOSE = Law("FLOPs at the output's positions", 15205.03515625, 63.14251708984375, 54.89610290527344, 1)
 
 LIGHT_LINEAR = Law("FLOPs and the bias", 580.45, 22.538, 19.595, 0)

@@ -8,7 +8,7 @@ Where two partitions cost the same, the last bit of a sum decides. It happens wh
 costs as much on both sides: in 49 of the networks that we read such a relu ends the model, 32 keep it on the ANE and 17
 do not. One order of adding tells all 49: the estimates of the stretch before that op from the last to the first, then
 what entering costs, then the op. That order was picked among many because it does, on these very networks, and has no
-other reason; it is taken to hold for stretches in the middle as well. Where it errs, the partition is one of equal cost.
+other reason; it is taken to hold for stretches in the middle as well. Where it errs, the partition costs the same.
 Of two CPU backends that cost the same it is classic_cpu, as in every model that we read.
 """
 

@@ -12,13 +12,13 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 
 from mil_ane_passes.api.source import opened
 from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.residency import predict
+from mil_ane_passes.residency import laws, predict
 from mil_ane_passes.residency.cost import cost
 from mil_ane_passes.residency.sizes import Sizes
 
 from ..package.helpers import main_block, spec_of, write_spec
 from .m4_build import W
-from .m4_cases import CASES, alone, in_order
+from .m4_cases import CASES, alone, estimates, in_order
 
 
 def costs(*shapes, dtype=types.fp16, sizes=None):
@@ -46,6 +46,17 @@ def test_every_case_has_estimates(name):
 ])
 def test_what_no_published_estimate_stands_for_is_a_guess(name, kind, guess):
     assert [cost(op, takes=True).guess for op in in_order(alone(name)) if op.op_type == kind] == [guess]
+
+
+def test_no_published_convolution_lies_where_the_law_is_a_guess():
+    def intensity(op):
+        flops = 2 * np.prod(op.outputs[0].shape) * np.prod(op.weight.shape[1:])
+        return flops / (2 * (np.prod(op.x.shape) + np.prod(op.weight.shape) + np.prod(op.outputs[0].shape)))
+    seen = [intensity(op) for name, rows in estimates().items() if rows[0]["source"] == "analytics"
+            for op in in_order(alone(name)) if op.op_type == "conv"]
+    assert len(seen) > 20
+    for (low, high), start in zip(laws.UNTRIED, (laws.MIDDLE_FROM, laws.DENSE_FROM), strict=True):
+        assert low < start < high and not [each for each in seen if low < each < high]
 
 
 def test_a_symbolic_dimension_counts_what_it_stands_for():
