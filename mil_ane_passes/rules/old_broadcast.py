@@ -38,8 +38,8 @@ class OldBroadcast(BlockRule):
                   source="https://github.com/hollance/neural-engine/issues/2"),
         Community("broadcastable and ND layers, and certain broadcasts, are among the layers that leave the ANE; some "
                   "of the list is guessed", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
-        Community("MobileNetV3 takes 11 ms with the ANE allowed, MobileNetV2 3 ms: seems to be the broadcast products of "
-                  "squeeze and excitation; plain multiply layers, which broadcast within limits, seem to work",
+        Community("MobileNetV3 takes 11 ms with the ANE allowed, MobileNetV2 3 ms: it seems to be the products with "
+                  "broadcast; plain multiply layers, which broadcast within limits, seem to work",
                   source="https://github.com/apple/coremltools/issues/657", date="2020-04-15"),
         on_m4("contradicts it for ML Programs: add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons "
               "and select are accepted with every broadcast"),
