@@ -36,16 +36,26 @@ class Sizes:
     """Counts elements and bytes; a symbol in a dimension stands for `extent`.
 
     That is the default of a flexible input, where the model has one, and else 1: what Core ML's own estimates count for
-    a dimension that depends on values. Lists, states and strings count nothing.
+    a dimension that depends on values. A shape that is computed (a reshape's) gives every dimension a symbol of its
+    own, the fixed ones, too: of one tensor's symbols no more than `free` count, from the last axis on, the others are
+    1. Lists, states and strings count nothing.
     """
 
     extent: int = 1
+    free: int = 1
+    "How many dimensions of one input are flexible."
 
     def shape(self, var: Var | None) -> tuple[int, ...]:
         """The extents; () for what is no tensor."""
         if var is None:
             return ()
-        return tuple(extent if type(extent) is int else self._dimension(extent) for extent in _extents(var))
+        extents = _extents(var)
+        if all(type(extent) is int for extent in extents):
+            return tuple(extents)
+        symbols = dict.fromkeys(extent for extent in extents[::-1] if type(extent) is not int and is_symbolic(extent))
+        counted = frozenset(list(symbols)[:self.free])
+        return tuple(1 if extent in symbols and extent not in counted else self._dimension(extent)
+                     for extent in extents)
 
     def elements(self, var: Var | None) -> int:
         if var is None:
@@ -76,14 +86,16 @@ class Sizes:
 def sizes_of(function: Function, description: Any) -> Sizes:
     """Sizes at the default shapes that `description` (a package's, of this function) gives flexible inputs.
 
-    A symbol has no name in a package, so all stand for the largest default of any flexible dimension.
+    A symbol has no name in a package, so all stand for the largest default of any flexible dimension, and a tensor has
+    no more of them than an input.
     """
     features = {feature.name: feature for feature in description.input} if description is not None else {}
-    found = [1]
+    found, free = [1], 1
     for name, var in function.inputs.items():
         if name not in features or not unsettled(var):
             continue
         kind = features[name].type
         default = tuple(kind.multiArrayType.shape) or (kind.imageType.height, kind.imageType.width)
-        found += [int(given) for given, extent in zip(reversed(default), reversed(var.shape)) if is_symbolic(extent)]
-    return Sizes(max(found))
+        mine = [int(given) for given, extent in zip(reversed(default), reversed(var.shape)) if is_symbolic(extent)]
+        found, free = found + mine, max(free, len(mine))
+    return Sizes(max(found), free)

@@ -68,7 +68,7 @@ class SplitGroupedPalettizedConv(Rewrite):
             return Miss(op, "one lookup table for the whole weight", near=False)
         groups, blocks = value(op.groups, 1), table_blocks(op.weight, 1)
         if blocks == 1 and (groups == 1 or table_blocks(op.weight, 0) == 1):
-            return Miss(op, "no table or scale of its own for any group of input channels")
+            return Miss(op, "no table or scale of its own for any group of input channels", near=False)
         axis, count = (1, blocks) if groups == 1 else (0, groups)
         if count > self.max_groups:
             return Miss(op, f"{count} parts, above max_groups={self.max_groups}")

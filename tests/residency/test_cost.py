@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
 from mil_ane_passes.api.source import opened
+from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.residency import laws, predict
 from mil_ane_passes.residency.cost import cost
@@ -132,3 +133,12 @@ def test_an_op_that_the_loader_does_not_know_has_estimates(fixtures, tmp_path):
     plan, _ = predict(found.program, [], target="m4", package=found.package)
     row = next(row for row in plan.rows if row.op.op_type == "conv_of_tomorrow")
     assert row.cost.guess and row.cost.ane is None and row.cost.bnns > 0 and row.backend == "cpu"
+
+
+def test_of_a_tensors_symbols_no_more_count_than_an_input_has():
+    """A computed shape gives the batch and the heads symbols, too."""
+    made = program(lambda x: mb.relu(x=x, name="y"), x=(None, None, 48)).functions["main"].outputs[0]
+    assert Sizes(32).shape(made) == (1, 32, 48)
+    assert Sizes(32, free=2).shape(made) == (32, 32, 48)
+    scores = program(lambda x: mb.matmul(x=x, y=x, transpose_y=True, name="y"), x=(None, 48)).functions["main"]
+    assert Sizes(32).shape(scores.outputs[0]) == (32, 32), "one symbol, twice"
