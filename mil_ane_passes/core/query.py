@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbo
 
 __all__ = [
     "Kind", "all_blocks", "all_ops", "consumers", "flat_inputs", "function_name", "is_all_zero",
-    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of", "op_count", "static_shape",
+    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of", "op_count",
+    "static_shape",
     "used", "value",
 ]
 

@@ -25,7 +25,7 @@ _SHARED_USES = 64
 
 # What the host's rules and checks raise on an op they do not understand.
 _HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_PLAIN = tuple(map(np.dtype, (np.float16, np.float32, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, bool)))
+_PLAIN = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?")))
 _CHECKS = Checks()
 
 

@@ -68,7 +68,8 @@ class Page:
         lines = [f"{self.rule.code} {self.rule.slug}"]
         lines.append(f"fix: {_spelt(row)} ({row['exactness']}, preset {row['preset']})" if row["fix"]
                      else f"{NO_FIX}: {_spelt(row)} reports, and says what to do")
-        lines += [f"mended by: {', '.join(f'ane::{name}' for name in self.rule.mended_by)}"] if self.rule.mended_by else []
+        cures = ", ".join(f"ane::{name}" for name in self.rule.mended_by)
+        lines += [f"mended by: {cures}"] if cures else []
         lines += ["refuses: the ANE does not take what it finds"] if self.rule.refuses else []
         lines.append(f"on: {', '.join(_generations(self.rule))}; confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")

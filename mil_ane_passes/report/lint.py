@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from .._version import __version__
+from ..core.collector import collector_off
 from ..core.contract import Miss
 from ..core.plan import Plan, Row
 from ..core.printer import op_text
@@ -95,6 +96,10 @@ class LintReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `lint --format json` prints."""
+        with collector_off():
+            return self._as_dict()
+
+    def _as_dict(self) -> dict[str, Any]:
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
         ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
         for item in ranked[::-1]:  # the last one counts: what refuses an op before warnings, warnings before notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,16 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
 
 def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:
     """Shape (symbolic dimensions as text) and dtype of a value; None for both where it is no tensor."""
-    if var is None or types.is_list(var.sym_type):
+    shape, dtype = (None, None) if var is None else _kind(var.sym_type)
+    return None if shape is None else list(shape), dtype
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _kind(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
+    inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    if types.is_list(inner):
         return None, None
-    shape = [str(extent) if is_symbolic(extent) else int(extent) for extent in var.shape]
-    return shape, str(types.builtin_to_string(var.dtype))
+    if not types.is_tensor(inner):
+        return (), str(types.builtin_to_string(inner))
+    shape = tuple(str(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
+    return shape, str(types.builtin_to_string(inner.get_primitive()))

@@ -6,6 +6,7 @@ other ranks than 4 are taken. Computed, not measured.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,12 @@ def _made(function: Block) -> list[Var]:
 
 def _is_array(var: Var) -> bool:
     """Whether `var` is an array or a single number; lists, texts and dictionaries are neither."""
-    kind = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
-    if not (types.is_tensor(kind) or types.is_scalar(kind)):
-        return False
-    return not types.is_str(var.dtype)
+    return _holds_numbers(var.sym_type)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _holds_numbers(sym_type: Any) -> bool:
+    kind = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    if types.is_tensor(kind):
+        return not types.is_str(kind.get_primitive())
+    return bool(types.is_scalar(kind)) and not types.is_str(kind)

@@ -10,7 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 from coremltools.converters.mil.mil.var import ListVar
 
-from ..core.query import is_symbolic, itemsize
+from ..core.query import is_symbolic, itemsize, kind_of
 
 __all__ = ["Sizes", "read", "sizes_of", "unsettled"]
 
@@ -28,7 +28,7 @@ def _extents(var: Var) -> Sequence[Any]:
 
 def unsettled(var: Var) -> bool:
     """Whether a dimension of `var` is symbolic."""
-    return any(type(extent) is not int and is_symbolic(extent) for extent in _extents(var))
+    return kind_of(var).shape is None
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class Sizes:
     def elements(self, var: Var | None) -> int:
         if var is None:
             return 0
+        known = kind_of(var)
+        if known.is_tensor and known.shape and not types.is_str(known.dtype):
+            return math.prod(known.shape)
         shape = self.shape(var)
         if not shape and (not (types.is_scalar(var.sym_type) or types.is_tensor(var.sym_type))
                           or types.is_str(var.dtype)):

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var, types
 
 from ..core.query import consumers, is_const, is_opaque, kind_of
 
-__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "graded", "read_bytes", "softmaxes"]
+__all__ = ["BEYOND", "CARRIERS", "Fate", "Flow", "constants", "finite", "graded", "may_mask", "read_bytes", "softmaxes"]
 
 BEYOND = 65504.0
 "The largest number of fp16: what is as large, infinite or not, has no room for a score beside it."
@@ -182,6 +182,11 @@ class Flow:
         if var not in self._scans:
             self._scans[var] = _scan(np.asarray(var.val))
         return self._scans[var]
+
+
+def may_mask(op: Operation, small: int) -> bool:
+    """Whether a const of `op` is beyond fp16, or larger than `small` bytes: then it shows when its fate is known."""
+    return any(read_bytes(var) > small or _scan(np.asarray(var.val)).beyond for _, var in constants(op))
 
 
 def constants(op: Operation) -> Iterator[tuple[str, Var]]:

@@ -13,7 +13,7 @@ from ..core.errors import InputError
 from ..core.query import is_opaque
 from . import _mask_examples as shown
 from ._lift import same_op
-from ._masks import BEYOND, CARRIERS, Fate, Flow, constants, finite, graded, read_bytes, softmaxes
+from ._masks import BEYOND, CARRIERS, Fate, Flow, constants, finite, graded, may_mask, read_bytes, softmaxes
 
 _ROOM, _BELOW = 62500.0, 1000.0
 "How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
@@ -54,7 +54,6 @@ class FiniteMask(BlockRewrite):
     """
 
     code, slug = "ANE310", "infinite-mask"
-    stage = "numerics"
     after = ("fp16_compute",)
     exactness = Exactness.ROUNDING
     bound = ("none where the scores of a row lie within 8000 of each other (at value=-1e4), as a masked weight is then "
@@ -81,9 +80,10 @@ class FiniteMask(BlockRewrite):
             raise InputError(f"finite_mask: option 'value' is {self.value:g}; expected -60000 to -1000")
         if not softmaxes(block):
             return
-        flow = Flow(block)
+        flow = None
         for op in block.operations:
-            if op.op_type in CARRIERS and not is_opaque(op) and len(op.outputs) == 1:
+            if op.op_type in CARRIERS and not is_opaque(op) and len(op.outputs) == 1 and may_mask(op, _SMALL):
+                flow = flow or Flow(block)
                 answer = self._decide(op, flow)
                 if answer is not None:
                     yield answer

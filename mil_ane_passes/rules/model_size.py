@@ -11,6 +11,7 @@ from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
 from ..core.examples import program, weight
 from ..core.islands import by_function
 from ..core.plan import Plan
+from ..core.query import kind_of
 
 _GB = 10 ** 9
 
@@ -77,9 +78,10 @@ def _weight_bytes(function: Block) -> int:
 
 
 def _stored(var: Var) -> int:
-    if not types.is_tensor(var.sym_type) or not (types.is_float(var.dtype) or types.is_int(var.dtype)):
+    kind = kind_of(var)
+    if not kind.is_tensor or kind.shape is None or not (types.is_float(kind.dtype) or types.is_int(kind.dtype)):
         return 0
-    return -(-prod(int(extent) for extent in var.shape) * int(var.dtype.get_bitwidth()) // 8)
+    return -(-prod(kind.shape) * int(kind.dtype.get_bitwidth()) // 8)
 
 
 def _linear() -> object:

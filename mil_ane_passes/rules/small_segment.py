@@ -43,7 +43,8 @@ class SmallSegment(PlanRule):
             if all(row.backend == "cpu" for row in rows):
                 continue
             ends = frozenset(plan.program.functions[function].outputs)
-            found = [stretch for stretch in stretches_of(rows, ends) if len(stretch.rows) >= self.least and stretch.saves > 0]
+            found = [stretch for stretch in stretches_of(rows, ends)
+                     if len(stretch.rows) >= self.least and stretch.saves > 0]
             if found:
                 found.sort(key=lambda stretch: stretch.saves, reverse=True)
                 yield Hit(found[0].rows[0].op, note=_note(found),
