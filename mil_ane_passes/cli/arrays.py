@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..core.errors import InputError
 from ..core.npz import write_npz
+from .output import write_whole
 
 __all__ = ["check_target", "read_arrays", "write_arrays"]
 
@@ -50,10 +50,4 @@ def check_target(path: str) -> Path:
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
     """Write an .npz whole or not at all; a file that exists is replaced."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            write_npz(file, arrays)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(target, lambda file: write_npz(file, arrays))

@@ -7,6 +7,7 @@ nothing. What the gates look at is IN. Defaults of the options may stand in setu
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
     target = None if arguments.output is None else check_file(arguments.output, outside=arguments.input)
     report = _report(arguments, settings)
+    if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # as the page says of itself
     _show(report, _written(report, arguments), target)
     failed = list(_failed(report, bar))
     for words in failed:

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import gc
 import importlib
+import io
 import logging
 import os
 import pkgutil
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
         if getattr(arguments, "keeps_all", False):
             gc.disable()
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
     try:
         with quiet():
             return int(arguments.run(arguments))

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..core.errors import InputError
 
-__all__ = ["add_format", "at_least_one", "check_file", "progress_line", "show", "write_file"]
+__all__ = ["add_format", "at_least_one", "check_file", "progress_line", "show", "write_file", "write_whole"]
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +64,24 @@ def check_file(path: str, outside: str) -> Path:
 
 
 def write_file(target: Path, text: str) -> None:
-    """Write a text whole or not at all; a file that exists is replaced."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Write a text as `write_whole` does."""
+    write_whole(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def write_whole(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Let `fill` write a file whole or not at all; a file that exists is replaced, of a link the one it leads to.
+
+    What is no plain file, such as /dev/null or a pipe, is written to and stays what it is.
+    """
+    if target.exists() and not target.is_file():
+        with open(target, "wb") as device:
+            fill(device)
+        return
+    place = Path(os.path.realpath(target))
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
+        with open(temporary, "xb") as file:
+            fill(file)
+        os.replace(temporary, place)
     finally:
         temporary.unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def _heading(path: Path) -> str:
 
 def _section(path: Path) -> dict[str, Any] | None:
     """Our part of the file, or None. A file that does not name us is not read any further."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     if not re.search(r"mil[_-]ane[_-]passes", text):
         return None
     return _of_toml(path, text) if _is_toml(path) else _of_ini(path, text)
@@ -102,7 +102,7 @@ def _of_toml(path: Path, text: str) -> dict[str, Any] | None:
 
 
 def _of_ini(path: Path, text: str) -> dict[str, Any] | None:
-    parser = configparser.ConfigParser(interpolation=None)
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:

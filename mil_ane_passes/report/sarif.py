@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 from collections import Counter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def _artifact(model: str) -> dict[str, Any] | None:
     if not Path(model).exists():
         return None
     path = PurePath(model)
-    return {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())}
+    return {"uri": path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))}
 
 
 def _fingerprint(identity: tuple[Any, ...], times: int) -> str:

@@ -109,3 +109,10 @@ def test_a_named_file_must_have_a_section(tmp_path):
         read_settings(tmp_path / "no.toml")
     with pytest.raises(InputError, match=r"has no section \[tool.mil_ane_passes\]; add it"):
         read_settings(written(tmp_path, "pyproject.toml", "[tool.other]\n"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_byte_order_mark_and_other_defaults_are_no_settings(name, tmp_path):
+    defaults = "[DEFAULT]\nother = 1\n" if name == "setup.cfg" else ""
+    file = written(tmp_path, name, f"\ufeff{defaults}{FILES[name]}")
+    assert read_settings(file).target == "m4"
