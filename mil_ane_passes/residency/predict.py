@@ -18,7 +18,7 @@ from ..core.query import all_blocks, consumers
 from ..core.targets import applies, parse_target
 from .cost import cost
 from .segments import partition
-from .sizes import sizes_of
+from .sizes import read, sizes_of, unsettled
 from .support import Support, support
 
 __all__ = ["Found", "predict"]
@@ -84,10 +84,13 @@ def _in_order(block: Block, depth: int = 0) -> Iterator[tuple[Operation, int]]:
 def _rows(program: Program, refusals: Any, generations: Any, package: Any) -> Iterator[Row]:
     for name, function in program.functions.items():
         sizes = sizes_of(function, package.description(name) if package is not None else None)
+        fixed = not any(unsettled(var) for var in function.inputs.values())
         for index, (op, depth) in enumerate(_in_order(function)):
             told = support(op, refusals.get(op, ()), generations)
             if depth and told.takes and not op.op_type.startswith("constexpr_"):
                 told = Support("unknown", False, f"inside a {_outer(op)}, which runs on the CPU; not measured")
+            elif fixed and told.ane == "yes" and any(unsettled(var) for var in (*read(op), *op.outputs)):
+                told = Support("unknown", False, f"{op.op_type} on a shape that depends on values; not measured")
             spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else \
                 cost(op, takes=told.takes, sizes=sizes)
             yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)

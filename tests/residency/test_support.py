@@ -92,6 +92,15 @@ def test_an_op_inside_control_flow_is_never_said_to_be_taken(target):
     assert [(row.ane, row.takes, row.backend) for row in inside] == [("unknown", False, "cpu")] * 2
 
 
+def test_a_shape_that_depends_on_values_was_not_measured():
+    rules = [rule() for rule in all_rules().values()]
+    found = mb_program(lambda x: Builder.relu(x=Builder.cast(x=Builder.non_zero(x=x), dtype="fp16")), types.fp16)
+    row = predict(found, rules, target="m4")[0].rows[-1]
+    assert (row.op.op_type, row.ane, row.takes) == ("relu", "unknown", False)
+    flexible = program(lambda x: Builder.relu(x=x, name="y"), x=(None, 4))
+    assert predict(flexible, rules, target="m4")[0].rows[-1].ane == "yes", "its default shape is fixed"
+
+
 class Refuses(Rule):
     """For tests: a rule that refuses."""
 
