@@ -35,6 +35,8 @@ class OldPools(Rule):
         *evidence_of("pool-kernel", "pool-stride"),
         Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/1"),
+        Community("pools with a kernel over 13 or a stride over 2 are among the layers that leave the ANE; some of the "
+                  "list is guessed", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
         Vendor("use pooling strides of 2 or 4", date="2026",
                source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
     )

@@ -33,6 +33,8 @@ class Recurrent(Rule):
         on_m4("rnn, lstm and gru are refused"),
         Community("an LSTM runs on BNNS, while the layers after it run on the ANE",
                   source="https://github.com/apple/coremltools/issues/337", chip="A12", date="2019-03"),
+        Community("RNN layers, LSTM and GRU among them, do not run on the ANE", date="2020",
+                  source="hollance/neural-engine docs/unsupported-layers.md"),
         private("lstm, gru and rnn have no form on any generation"),
     )
 
