@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.contract import Evidence, Rewrite, Rule
 from ..core.registry import all_rules
 from ..core.targets import Generation
-from ..residency.accepted import accepted
+from ..residency.accepted import seen_on
 from .lint_finding import LintFinding
 from .lint_order import REFUSED, Group, groups
 from .measured import lines as agreement_lines
@@ -221,15 +221,25 @@ def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
 def _unknown(report: LintReport) -> Iterator[str]:
     """The kinds of ops that nobody measured, by where they were not."""
     refusing = {rule.code for rule in all_rules().values() if rule.refuses}
-    kinds: dict[tuple[tuple[Generation, ...], str], Counter[str]] = defaultdict(Counter)
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
                                            if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
-        missing = tuple(each for each in report.plan.generations if accepted(op_type, each) is None)
-        kinds[missing, "" if takes else " (predicted: not taken)"][op_type] = count
-    for (missing, guess), found in kinds.items():
+        guess = "" if takes else " (predicted: not taken)"
+        kinds[_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
+    for words, found in kinds.items():
         names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
-        where = f" on {', '.join(each.chips[-1].upper() for each in missing)}" if missing else ""
-        yield f"{_count(found.total(), 'op')} of kinds that nobody measured{where}{guess}: {names}"
+        yield f"{_count(found.total(), 'op')} {words}: {names}"
+
+
+def _unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
+    """What nobody measured of a kind of op."""
+    seen = seen_on(op_type)
+    missing = [each for each in generations if each not in seen]
+    private = [each for each in generations if each in seen and seen[each].private]
+    if not missing and not private:
+        return "of kinds that were measured, on other types of values"
+    where = ", ".join(each.chips[-1].upper() for each in missing or private)
+    return f"of kinds that {'nobody measured' if missing else 'were seen by a private route only'} on {where}"
 
 
 def _basis(report: LintReport) -> str:

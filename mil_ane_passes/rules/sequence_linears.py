@@ -46,7 +46,7 @@ class SequenceLinears(BlockRule):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _on_sequence(op)]
         if len(found) >= self.least:
-            shape = "x".join(map(str, found[0].x.shape))
+            shape = "x".join("?" if is_symbolic(extent) else str(extent) for extent in found[0].x.shape)
             yield Hit(found[0], covers=found,
                       note=f"{counted(len(found), 'linear layer')} on sequences, the first on {shape}")
 

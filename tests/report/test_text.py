@@ -154,3 +154,9 @@ def test_the_source_shown_speaks_of_the_chip_that_is_asked_for(target, says):
     """Where none does, it is the first."""
     assert f"  confidence high; {Elsewhere.evidence[says == 'two others']}" in str(
         report(chain("relu"), (Elsewhere,), target=target))
+
+
+def test_what_a_private_route_showed_is_not_called_unmeasured():
+    lines = str(report(chain("relu", "tanh"), (), target="m1")).splitlines()
+    assert "1 op of kinds that were seen by a private route only on M1: relu (1)" in lines
+    assert "1 op of kinds that nobody measured on M1: tanh (1)" in lines
