@@ -25,6 +25,7 @@ __all__ = ["place", "text", "verdict"]
 
 _SHOWN = 8
 "Places listed per cause, unless all are asked for."
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _NEAR = 2
 "Places listed per reason of near misses."
 
@@ -47,7 +48,12 @@ def text(report: LintReport, *, everything: bool = False) -> str:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
     last = [*_command(report, found), *_unknown(report), _basis(report)]
-    return "\n".join([*lines, *([""] if blocks else []), *last])
+    return _CONTROL.sub(_escaped, "\n".join([*lines, *([""] if blocks else []), *last]))
+
+
+def _escaped(control: re.Match[str]) -> str:
+    """A name is the model's, and a terminal obeys some characters."""
+    return control[0].encode("unicode_escape").decode()
 
 
 def verdict(report: LintReport) -> str:
@@ -159,7 +165,7 @@ def place(report: LintReport, item: LintFinding) -> str:
     function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
     origin = f", from {item.origin}" if item.origin else ""
     more = f", {len(item.covers)} ops" if len(item.covers) > 1 else ""
-    return f"{function}%{item.value} ({item.op}{more}{origin})"
+    return f"{function}%{item.value} ({item.op}{more}{origin})".replace("\n", "\\n")
 
 
 def _cut(lines: list[str], shown: int | None) -> list[str]:
