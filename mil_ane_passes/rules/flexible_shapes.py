@@ -46,7 +46,7 @@ class FlexibleShapes(PlanRule):
                   "run, 2 % in another", source="https://github.com/apple/coremltools/issues/2370", date="2024-10-29"),
         Community("contradicts the above: a model with a flexible shape does not use the ANE at all",
                   source="https://github.com/apple/coremltools/issues/1764", date="2023-02-09"),
-        Community("use static and known shapes, or pad to the largest: the ANE's tasks are fixed when a model is compiled",
+        Community("use static and known shapes, or pad to the largest: the ANE's tasks are fixed at compile time",
                   source="eiln, coreml102: Model Surgery Tips"),
         Community("enumerated shapes in fp16 run on the CPU", chip="A13",
                   source="https://developer.apple.com/forums/thread/763368"),

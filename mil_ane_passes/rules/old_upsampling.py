@@ -33,8 +33,8 @@ class OldUpsampling(Rule):
     advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
     evidence = (
         *evidence_of("upsampling"),
-        Community("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
-                  "such works there", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        Community("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling "
+                  "as such works there", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
         on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 
