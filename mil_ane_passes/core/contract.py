@@ -94,7 +94,8 @@ class Hit:
 
     `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides the
     rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form lies
-    between what was measured to pass and what was measured to fail; `message` is what Core ML itself says of such
+    between what was measured to pass and what was measured to fail, and `likely` says that the prediction is to count
+    such an op as taken all the same; `message` is what Core ML itself says of such
     an op, word for word, where that was measured; `covers` are all ops that one finding stands for, where they are more
     than `op`; `mended_by` is what mends this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is
     not what the rule names.
@@ -102,12 +103,14 @@ class Hit:
 
     def __init__(
         self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
-        message: str | None = None, covers: Sequence[Operation] = (), mended_by: str = "", **facts: Any,
+        likely: bool = False, message: str | None = None, covers: Sequence[Operation] = (), mended_by: str = "",
+        **facts: Any,
     ) -> None:
         self.op = op
         self.note = note
         self.exactness = exactness
         self.sure = sure
+        self.likely = likely
         self.message = message
         self.covers = tuple(covers) or (op,)
         self.mended_by = mended_by

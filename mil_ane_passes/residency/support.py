@@ -34,7 +34,8 @@ def support(op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Se
     sure = [hit for _, hit in refusals if hit.sure]
     if refusals:
         hit = (sure or [hit for _, hit in refusals])[0]
-        return Support("no" if sure else "unknown", False, hit.note)
+        taken = not sure and all(hit.likely for _, hit in refusals)
+        return Support("no" if sure else "unknown", taken, hit.note + (" (predicted: taken)" if taken else ""))
     if op.op_type.startswith("constexpr_"):
         return Support("yes", True, "a stored weight, unpacked by what reads it")
     if is_opaque(op):

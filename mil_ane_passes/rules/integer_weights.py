@@ -51,8 +51,8 @@ class IntegerWeights(Rule):
         for var in (op.x, op.y) if op.op_type == "matmul" else (op.weight,):
             kind = _integers(var)
             if kind and not _has_blocks(op, var):
-                return Hit(op, sure=False, note=f"{kind} weight with scales: reported on the CPU of an M4, on the ANE "
-                                                "of an A19 Pro")
+                return Hit(op, sure=False, likely=True,
+                           note=f"{kind} weight with scales: reported on the CPU of an M4, on the ANE of an A19 Pro")
         return Miss(op, "no weight of integers with scales by output channel", near=False)
 
     def examples(self) -> Iterable[Example]:
