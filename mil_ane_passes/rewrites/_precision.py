@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Program, Var, types
 
 from ..core.clone import clone
 from ..core.errors import InputError, nearest
-from ..core.query import consumers, flat_inputs, is_const, is_opaque
+from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
 from ..core.ranges import Range, Seen
 from ._halves import Halves
 from ._keep import Search, lost_constant, lost_value
@@ -116,19 +116,21 @@ def _judged(
     mixed = not wish.mixed and any(_in_fp16(op) for op in ops)
     found: dict[int, str] = {}
     for function in program.functions.values():
+        candidates = [op for op in walk(function) if computes(op) and not (mixed and _by_constants(op))]
+        if not candidates:  # to enter a function costs a walk over all of it
+            continue
         with function:  # what an op takes depends on the opset of the function at hand
-            for op in walk(function):
-                if computes(op) and not (mixed and _by_constants(op)):
-                    opset = function.opset_version.name
-                    found[numbers[op]] = _reason(op, wish, measured, halves, mixed) or (
-                        "" if narrowable(op) else f"kept fp32: no fp16 for {op.op_type} in {opset}")
+            for op in candidates:
+                found[numbers[op]] = _reason(op, wish, measured, halves, mixed) or (
+                    "" if narrowable(op) else
+                    f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}")
     return found
 
 
 def _in_fp16(op: Operation) -> bool:
     if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
         return False
-    return any(var.is_tensor_or_scalar_of(dtype="fp16") for var in op.outputs if not types.is_list(var.sym_type))
+    return any(kind_of(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
 def _by_constants(op: Operation) -> bool:
