@@ -17,9 +17,10 @@ from ..core.consts import LazyValue
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0
 _SMALL = 1024
+# The loader makes several for each op; frozen ones would take three times as long to make. Nothing changes them.
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Bound:
     """How the file binds one input: as map entry `key` of field `field` of the op (DEFAULT when it does not).
 
@@ -32,7 +33,7 @@ class Bound:
     args: tuple[str | Var, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """One op of the file: its bytes, its inputs, and which of the pymil op's outputs it makes."""
 
@@ -50,7 +51,7 @@ class NestedOrigin:
     inputs: tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Origin:
     """What a pymil op was in the file. A `coreml_update_state` was two ops; every other op was one."""
 

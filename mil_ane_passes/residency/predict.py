@@ -24,7 +24,7 @@ from .support import Support, support
 __all__ = ["Found", "predict"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Found:
     """One answer of one rule: a hit or a near miss, and the function it is in."""
 
@@ -62,7 +62,7 @@ def predict(
 
 
 def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:
-    """All answers of rules about ops, blocks and programs."""
+    """What rules find in ops, blocks and programs, and what they nearly find."""
     census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
     blocks = list(all_blocks(program))
     for function, block in blocks:
@@ -70,7 +70,8 @@ def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Fou
             census[op.op_type].append((function, op))
     for rule in rules:
         for function, answer in answers(rule, program, target=target, census=census, blocks=blocks):
-            yield Found(rule, answer, function)
+            if isinstance(answer, Hit) or answer.near:
+                yield Found(rule, answer, function)
 
 
 def _in_order(block: Block, depth: int = 0) -> Iterator[tuple[Operation, int]]:
