@@ -110,8 +110,8 @@ def lint_example() -> str:
 
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
-TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table, "upstream": upstream_table,
-          "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
+TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table,
+          "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
           "calibrate": calibrate_example, "lint": lint_example, "agreement": agreement_table}
 
 
@@ -187,7 +187,8 @@ def write_tables() -> None:
     text = README
     for marker, table in TABLES.items():
         made = f"<!-- {marker} -->\n{table()}\n"
-        text = re.sub(rf"<!-- {marker} -->\n(?:```\n(?:.*\n)*?```\n|(?:[|-].*\n)*)", lambda found, made=made: made, text)
+        old = rf"<!-- {marker} -->\n(?:```\n(?:.*\n)*?```\n|(?:[|-].*\n)*)"
+        text = re.sub(old, lambda found, made=made: made, text)
     (ROOT / "README.md").write_text(text)
 
 

@@ -72,8 +72,8 @@ _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 U
 _OLDER = Community("Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16384]W[1-16384] and refuses a width of "
                    "240000; the chip is not stated", os="macOS 26.1 beta", date="2025-09-25",
                    source="https://github.com/FluidInference/FluidAudio/issues/121")
-_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author takes the message for "
-                      "a symptom of cutting the tensor up", chip="M2", date="2026-05-09",
+_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author takes the message "
+                      "for a symptom of cutting the tensor up", chip="M2", date="2026-05-09",
                       source="https://github.com/FluidInference/mobius/pull/61")
 
 LIMITS: dict[str, tuple[Bound, ...]] = {

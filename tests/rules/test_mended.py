@@ -54,7 +54,8 @@ def test_a_long_1d_conv_transpose_names_the_pass_that_lays_it_on_the_height():
 
 def test_classify_is_one_finding():
     def body(x):
-        return Builder.classify(probabilities=Builder.softmax(x=x), classes=Builder.const(val=mil_list(["a", "b", "c"])))
+        classes = Builder.const(val=mil_list(["a", "b", "c"]))
+        return Builder.classify(probabilities=Builder.softmax(x=x), classes=classes)
 
     report = ane.lint(program(body, dtype=types.fp32, x=(3,), opset=ct.target.iOS15))
     assert [item.rule.name for item in report.findings if item.op == "classify" and item.refuses] == ["custom_layer"]
