@@ -52,10 +52,10 @@ def predict(
         rows = list(_rows(program, refusals, generations, package))
         segments = list(_placed(program, rows))
         plan = Plan(program, generations, rows, segments, package)
+        where = {row.op: row.function for row in rows}
         for rule in rules:
             if isinstance(rule, PlanRule) and applies(rule.targets, target):
                 rule._generations = generations
-                where = {row.op: row.function for row in rows}
                 found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
         _mark(rows, found)
         return plan, found

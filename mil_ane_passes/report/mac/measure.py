@@ -36,7 +36,7 @@ ASKED = {"model": "sysctl -n hw.model", "chip": "sysctl -n machdep.cpu.brand_str
 Json = dict[str, Any]
 
 
-class Session:
+class Recorder:
     """The result as it grows: every step is guarded, named before it starts, and saved when it ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -279,20 +279,20 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     import coremltools as ct
 
-    session = Session(Path(__file__).resolve().parent)
-    manifest = json.loads((session.folder / "manifest.json").read_text(encoding="utf-8"))
-    session.result["made_by"] = manifest["made_by"]
-    session.result["machine"] = {
+    recorder = Recorder(Path(__file__).resolve().parent)
+    manifest = json.loads((recorder.folder / "manifest.json").read_text(encoding="utf-8"))
+    recorder.result["made_by"] = manifest["made_by"]
+    recorder.result["machine"] = {
         "python": platform.python_version(), "coremltools": str(ct.__version__), "numpy": np.__version__,
-        "system": platform.system(), **{name: session.step(asked, answer, asked) for name, asked in ASKED.items()}}
+        "system": platform.system(), **{name: recorder.step(asked, answer, asked) for name, asked in ASKED.items()}}
     for package in manifest["packages"]:
-        session.package(ct, package, max(1, given.runs))
-        session.result["verdict"] = verdict(session.result["packages"])
-    session.result["complete"] = True
-    session.save()
-    for line in session.result["verdict"]:
+        recorder.package(ct, package, max(1, given.runs))
+        recorder.result["verdict"] = verdict(recorder.result["packages"])
+    recorder.result["complete"] = True
+    recorder.save()
+    for line in recorder.result["verdict"]:
         print(f"{line['package']}, {line['function']}, {line['units']}: {line['says']}")
-    print(f"{len(session.result['problems'])} problems; send back {session.out}")
+    print(f"{len(recorder.result['problems'])} problems; send back {recorder.out}")
     return 0
 
 
