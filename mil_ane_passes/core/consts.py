@@ -19,7 +19,7 @@ from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
 
-__all__ = ["BlobRef", "LazyValue", "array_const", "blob_of", "reshaped_const"]
+__all__ = ["BlobRef", "LazyValue", "array_const", "bare_var", "blob_of", "reshaped_const"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def array_const(
     if not isinstance(value, LazyValue):
         held = sym_type()
         held.val = value
-    inner = _bare(InternalVar, f"{name}_val", types.unknown, held)
+    inner = bare_var(InternalVar, f"{name}_val", types.unknown, held)
     inner._child_ops.append(op)
     op._input_vars, op.val = {"val": inner}, inner
-    var = _bare(Var, name, sym_type, held)
+    var = bare_var(Var, name, sym_type, held)
     var._op, var.op_output_idx, var.is_descendant_of_const = op, 0, True
     op._output_vars = [var]
     op.enclosing_block.add_internal_var(inner)
@@ -91,7 +91,7 @@ def array_const(
     return var
 
 
-def _bare(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
+def bare_var(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
     """A var of which nothing has to be worked out: its slots are set, its initializer is not asked."""
     var = object.__new__(cls)
     var.name, var._sym_type, var._sym_val = name, sym_type, held
