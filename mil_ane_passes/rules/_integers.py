@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
 from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
+from ._groups import join
 from ._refused import at_run_time
 
 __all__ = ["chains", "kinds_of", "purposes", "refused"]
@@ -81,20 +82,12 @@ def chains(block: Block, found: Mapping[Operation, object]) -> Iterable[list[Ope
         group[op], place[op] = [op], len(place)
         for var in flat_inputs(op):
             if var.op in group and (_is_int(var) or (op in found and var.op in found)):
-                _join(group, group[var.op], group[op])
+                join(group, var.op, op)
     unique = {id(members): members for members in group.values()}
     for members in unique.values():
         if any(op in found for op in members):
             yield sorted(members, key=place.__getitem__)
 
-
-def _join(group: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:
-    if one is other:
-        return
-    large, small = (one, other) if len(one) >= len(other) else (other, one)
-    large.extend(small)
-    for op in small:
-        group[op] = large
 
 
 def purposes(members: list[Operation]) -> str:

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.query import flat_inputs, is_const, kind_of
 from ..core.targets import GENERATIONS, Generation, parse_target
+from ._groups import join
 
 __all__ = ["Shape", "among", "islands", "known", "spatial"]
 
@@ -36,7 +37,7 @@ def islands(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Ope
             if judged[var]:
                 group.setdefault(op, [op])
                 first.setdefault(op, var)
-                _join(group, holder.setdefault(var, op), op)
+                join(group, holder.setdefault(var, op), op)
     order = {op: place for place, op in enumerate(block.operations)}
     found = [sorted(members, key=order.__getitem__) for members in {id(one): one for one in group.values()}.values()]
     return [(ops, first[ops[0]]) for ops in found]
@@ -56,13 +57,6 @@ def _shape(var: Var) -> Shape:
         return ()
     return var.shape if kind.shape is None else kind.shape
 
-
-def _join(group: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
-    large, small = sorted((group[one], group[other]), key=len, reverse=True)
-    if large is not small:
-        large.extend(small)
-        for op in small:
-            group[op] = large
 
 
 def known(extents: Sequence[object]) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
 from ..core.query import flat_inputs, is_opaque, kind_of
+from ._groups import join
 
 _SHOWN = 4
 "Kinds of ops a note names."
@@ -52,7 +53,7 @@ class Fp32ComputeLeft(BlockRule):
         for op in list(island):
             for var in flat_inputs(op):
                 if var.op in island and kind_of(var).dtype == types.fp32:
-                    _join(island, island[var.op], island[op])
+                    join(island, var.op, op)
         reported: set[int] = set()
         for op, members in island.items():
             if id(members) not in reported:
@@ -88,15 +89,6 @@ def _computes_in_fp16(op: Operation) -> bool:
         return False
     return any(kind_of(var).dtype == types.fp16 for var in op.outputs)
 
-
-def _join(island: dict[Operation, list[Operation]], one: list[Operation], other: list[Operation]) -> None:
-    """Two islands become one: the smaller moves into the larger, so that all joins together stay cheap."""
-    if one is other:
-        return
-    large, small = (one, other) if len(one) >= len(other) else (other, one)
-    large.extend(small)
-    for op in small:
-        island[op] = large
 
 
 def _note(members: list[Operation], mend: str) -> str:
