@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..core.errors import InputError
 from .ahead import CopyAhead
-from .blobs import Blob
+from .blobs import Blob, WeightFiles
 from .destination import check_destination
 from .files import copy_file, copy_mode, sync
+from .manifest import Layout
 from .model import Package
 from .plan import WeightPlan, live_blobs, moved_blobs
 from .refs import find_refs, move_refs
@@ -38,13 +39,30 @@ def save(
     when the program's ops are out of order.
     """
     target = Path(os.path.abspath(path))
-    try:
-        check_destination(package.path, target, overwrite)
+    check_destination(package.path, target, overwrite)
+    with _refusals(target):
         package.check_source()
-        writers = _writers(package, ahead)
+    model, plan = package.emit()
+    changed = plan if model != package.raw else None
+    write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, ahead=ahead)
+
+
+def write_model(
+    layout: Layout, files: WeightFiles, model: bytes, path: str | os.PathLike[str], *, plan: WeightPlan | None = None,
+    overwrite: bool = False, ahead: CopyAhead | None = None,
+) -> None:
+    """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
+
+    `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model` does
+    not refer to are dropped where they are more than a hundredth of their file. Raises InputError as `save` does.
+    """
+    target = Path(os.path.abspath(path))
+    with _refusals(target):
+        check_destination(layout.root, target, overwrite)
+        writers = _writers(layout, files, model, plan, ahead)
         with _staging(target) as temporary:
             staged = temporary / target.name
-            _copy_folder(package.path, staged, package.path, writers, ahead)
+            _copy_folder(layout.root, staged, layout.root, writers, ahead)
             for extra in writers:
                 (staged / extra).parent.mkdir(parents=True, exist_ok=True)
                 writers[extra](staged / extra)
@@ -52,43 +70,47 @@ def save(
             sync(temporary)
             _swap_in(staged, target, temporary)
             sync(target.parent)
+
+
+@contextmanager
+def _refusals(target: Path) -> Iterator[None]:
+    """What the disk refuses, in words."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{target}: the package cannot be written ({reason}); nothing was left there") from error
 
 
-def _writers(package: Package, ahead: CopyAhead | None) -> dict[Path, Writer]:
+def _writers(
+    layout: Layout, files: WeightFiles, model: bytes, plan: WeightPlan | None, ahead: CopyAhead | None
+) -> dict[Path, Writer]:
     """What writes each file that is not a plain copy, by its path in the package."""
-    model, plan = package.emit()
-    if model == package.raw:
-        unchanged = package.layout.model.read_bytes() == model
-        return {} if unchanged else {_relative(package, package.layout.model): partial(_write_bytes, model)}
+    if plan is None:
+        unchanged = layout.model.read_bytes() == model
+        return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
-    live = live_blobs(package.files, {ref for ref in find_refs(model) if ref not in new})
-    moves = moved_blobs(package.files, plan.added, plan.target, live, _DEAD_LIMIT)
+    live = live_blobs(files, {ref for ref in find_refs(model) if ref not in new})
+    moves = moved_blobs(files, plan.added, plan.target, live, _DEAD_LIMIT)
     model = move_refs(model, moves)
-    writers: dict[Path, Writer] = {_relative(package, package.layout.model): partial(_write_bytes, model)}
+    writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:
-        writers[_relative(package, package.files.path(name))] = _weight_writer(
-            package, plan, name, live.get(name, []), moves, ahead
+        writers[files.path(name).relative_to(layout.root)] = _weight_writer(
+            files, plan, name, live.get(name, []), moves, ahead
         )
     return writers
 
 
 def _weight_writer(
-    package: Package, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]],
+    files: WeightFiles, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]],
     ahead: CopyAhead | None,
 ) -> Writer:
     added = plan.added if name == plan.target else []
 
     def write(target: Path) -> None:
-        write_weights(package.files.files.get(name), target, live, moves.get(name), added, ahead)
+        write_weights(files.files.get(name), target, live, moves.get(name), added, ahead)
 
     return write
-
-
-def _relative(package: Package, path: Path) -> Path:
-    return path.relative_to(package.path)
 
 
 def _write_bytes(data: bytes, target: Path) -> None:
