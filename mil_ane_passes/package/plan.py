@@ -15,6 +15,8 @@ from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFil
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARED_AT_ONCE = 1 << 20
+DEAD_LIMIT = 0.01
+"Dead blobs are dropped when they are more than this part of a weight file, unless a plan says otherwise."
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class WeightPlan:
 
     files: WeightFiles
     added: list[NewBlob] = field(default_factory=list)
+    dead_limit: float = DEAD_LIMIT
 
     def __post_init__(self) -> None:
         self._offsets: dict[tuple[int, int, bytes], int] = {}

@@ -31,16 +31,25 @@ def find_refs(raw: bytes) -> set[tuple[str, int]]:
 
 def move_refs(raw: bytes, moves: Mapping[str, Mapping[int, int]]) -> bytes:
     """Model file `raw` with the offsets that `moves` has a new one for changed, and the rest byte for byte."""
+    places = {(name, old): (name, new) for name, moved in moves.items() for old, new in moved.items()}
+    return redirect_refs(raw, places)
 
-    def move(data: bytes) -> bytes:
-        name, offset = _read(data)
-        new = moves.get(name, {}).get(offset, offset)
-        if new == offset:
+
+def redirect_refs(raw: bytes, places: Mapping[tuple[str, int], tuple[str, int]]) -> bytes:
+    """Model file `raw` with the references that `places` has another file and offset for changed, the rest as it is."""
+
+    def redirect(data: bytes) -> bytes:
+        old = _read(data)
+        name, offset = places.get(old, old)
+        if (name, offset) == old:
             return data
-        kept = b"".join(data[f.start : f.end] for f in wire.fields(data) if f.number != _OFFSET)
-        return kept + wire.varint(_OFFSET << 3 | wire.VARINT) + wire.varint(new)
+        changed = {_FILE_NAME: name != old[0], _OFFSET: offset != old[1]}
+        kept = b"".join(data[f.start : f.end] for f in wire.fields(data) if not changed.get(f.number, False))
+        if changed[_FILE_NAME]:
+            kept += wire.field(_FILE_NAME, name.encode())
+        return kept + (wire.varint(_OFFSET << 3 | wire.VARINT) + wire.varint(offset) if changed[_OFFSET] else b"")
 
-    return _visit(raw, proto.Model_pb2.Model.DESCRIPTOR, move) if moves else raw
+    return _visit(raw, proto.Model_pb2.Model.DESCRIPTOR, redirect) if places else raw
 
 
 def _visit(data: bytes, descriptor: Any, change: Callable[[bytes], bytes]) -> bytes:

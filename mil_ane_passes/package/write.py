@@ -21,9 +21,6 @@ from .plan import WeightPlan, live_blobs, moved_blobs
 from .refs import find_refs, move_refs
 from .weights import write_weights
 
-# Dead blobs are dropped when they are more than this part of a weight file.
-_DEAD_LIMIT = 0.01
-
 Writer = Callable[[Path], None]
 
 
@@ -53,8 +50,9 @@ def write_model(
 ) -> None:
     """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
 
-    `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model` does
-    not refer to are dropped where they are more than a hundredth of their file. Raises InputError as `save` does.
+    `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model`
+    does not refer to are dropped where they are more than the plan's `dead_limit` of their file. Raises InputError as
+    `save` does.
     """
     target = Path(os.path.abspath(path))
     with _refusals(target):
@@ -91,7 +89,7 @@ def _writers(
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
     live = live_blobs(files, {ref for ref in find_refs(model) if ref not in new})
-    moves = moved_blobs(files, plan.added, plan.target, live, _DEAD_LIMIT)
+    moves = moved_blobs(files, plan.added, plan.target, live, plan.dead_limit)
     model = move_refs(model, moves)
     writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:

@@ -1,0 +1,130 @@
+"""Blobs of weight files that hold the same bytes: found without reading a file as a whole.
+
+Files are read in pieces with pread: pages of a mapping would count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from .blobs import ALIGN, DATA_OFFSET_AT, Blob, WeightFiles
+
+__all__ = ["Duplicates", "Group", "Ref", "find_duplicates"]
+
+Ref = tuple[str, int]
+"The weight file's name as the program spells it, and the offset of a blob in it."
+_PIECE = 1 << 20
+_FIRST = 1 << 12
+
+
+@dataclass(frozen=True)
+class Group:
+    """Places that hold the same bytes of the same dtype; the first stays. `nbytes` is the size of one, in bytes."""
+
+    nbytes: int
+    places: tuple[Ref, ...]
+
+    @property
+    def saved(self) -> int:
+        """Bytes of data that are free when one place is left."""
+        return self.nbytes * (len(self.places) - 1)
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What `find_duplicates` found: `equal` can be kept once; `apart` is equal in bytes but not in dtype."""
+
+    equal: tuple[Group, ...]
+    apart: tuple[Group, ...]
+
+
+def find_duplicates(files: WeightFiles, refs: Iterable[Ref]) -> Duplicates:
+    """The groups of two and more blobs among `refs` that hold the same bytes, in the order of their places.
+
+    Raises InputError when a place holds no blob, OSError when a file cannot be read.
+    """
+    equal, apart = [], []
+    with _Readers(files) as read:
+        groups = [sorted(set(refs))]
+        for key in (read.size, read.begin, read.digest):
+            groups = [part for group in groups for part in _parted(group, key)]
+        for group in groups:
+            kinds = _by(group, read.kind)
+            equal += [same for kind in kinds if len(same := read.confirmed(kind)) > 1]
+            if len(kinds) > 1:
+                apart.append(sorted(kind[0] for kind in kinds))
+        sized = [sorted((Group(read.size(group[0]), tuple(group)) for group in found), key=lambda g: g.places)
+                 for found in (equal, apart)]
+    return Duplicates(tuple(sized[0]), tuple(sized[1]))
+
+
+def _by(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list[Ref]]:
+    """The parts of `group` with an equal `key`."""
+    parts: dict[Hashable, list[Ref]] = {}
+    for ref in group:
+        parts.setdefault(key(ref), []).append(ref)
+    return list(parts.values())
+
+
+def _parted(group: list[Ref], key: Callable[[Ref], Hashable]) -> Iterator[list[Ref]]:
+    """The parts of `group` with an equal `key`; those of one member are left out."""
+    return (part for part in _by(group, key) if len(part) > 1)
+
+
+class _Readers(ExitStack):
+    """Weight files opened for reading in pieces."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        super().__init__()
+        self._files = files
+        self._open: dict[str, int] = {}
+
+    def __enter__(self) -> _Readers:
+        return self
+
+    def blob(self, ref: Ref) -> Blob:
+        return self._files.open(ref[0]).blob(ref[1])
+
+    def size(self, ref: Ref) -> int:
+        return self.blob(ref).nbytes
+
+    def kind(self, ref: Ref) -> Hashable:
+        """All that the file says of a blob, but for where its data lies: dtype, size, padding."""
+        metadata = os.pread(self._handle(ref[0]), ALIGN, ref[1])
+        return metadata[:DATA_OFFSET_AT] + metadata[DATA_OFFSET_AT + 8 :]
+
+    def begin(self, ref: Ref) -> Hashable:
+        """The first bytes: enough to tell most blobs apart."""
+        return next(self._pieces(ref, _FIRST), b"")
+
+    def digest(self, ref: Ref) -> Hashable:
+        found = hashlib.blake2b(digest_size=32)
+        for piece in self._pieces(ref):
+            found.update(piece)
+        return found.digest()
+
+    def confirmed(self, group: list[Ref]) -> list[Ref]:
+        """Those of `group` that are really the same as its first: a digest is evidence, not proof."""
+        return [group[0], *(ref for ref in group[1:] if self._same(group[0], ref))]
+
+    def _same(self, first: Ref, second: Ref) -> bool:
+        return all(a == b for a, b in zip(self._pieces(first), self._pieces(second), strict=True))
+
+    def _pieces(self, ref: Ref, size: int = _PIECE) -> Iterator[bytes]:
+        blob, handle = self.blob(ref), self._handle(ref[0])
+        for at in range(0, blob.nbytes, size):
+            wanted = min(size, blob.nbytes - at)
+            piece = os.pread(handle, wanted, blob.data + at)
+            if len(piece) != wanted:
+                raise OSError(f"{self._files.open(ref[0]).path} ends after {blob.data + at + len(piece)} bytes")
+            yield piece
+
+    def _handle(self, name: str) -> int:
+        if name not in self._open:
+            self._open[name] = os.open(self._files.open(name).path, os.O_RDONLY)
+            self.callback(os.close, self._open[name])
+        return self._open[name]
