@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,25 @@ class WeightFile:
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         try:
-            self.size = os.stat(path).st_size
+            self._file = FileIO(path)
+            self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise InputError(f"weight file {path} is missing ({error.strerror}); {_REMEDY}") from error
         if self.size < ALIGN:
             raise InputError(f"weight file {path} has {self.size} bytes; expected a header of {ALIGN}; {_REMEDY}")
         try:
-            self.bytes: Array = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+            self.bytes: Array = np.asarray(np.memmap(self._file, dtype=np.uint8, mode="r"))
         except OSError as error:
             raise InputError(f"weight file {path} cannot be read ({error.strerror}); {_REMEDY}") from error
-        _, version = HEADER.unpack_from(self.bytes.data, 0)
+        _, version = HEADER.unpack_from(self.metadata(0))
         if version != VERSION:
             raise InputError(f"weight file {path} has storage version {version}; expected {VERSION}; {_REMEDY}")
         self._blobs: dict[int, Blob] = {}
+
+    def metadata(self, offset: int) -> bytes:
+        """The 64 bytes at `offset`. Read, not looked at where they are mapped: the kernel would map 64 KB of weights
+        around them, which counts as memory of this process."""
+        return os.pread(self._file.fileno(), ALIGN, offset)
 
     def blob(self, offset: int) -> Blob:
         """The blob whose metadata is at `offset`; InputError when there is none or it leaves the file."""
@@ -109,7 +116,7 @@ class WeightFile:
                 f"file {self.path}, offset {offset}: past the end; expected at most {self.size - ALIGN} "
                 f"in a file of {self.size} bytes; {_REMEDY}"
             )
-        sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.bytes.data, offset)
+        sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.metadata(offset))
         if sentinel != SENTINEL:
             raise InputError(
                 f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; "

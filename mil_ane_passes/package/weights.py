@@ -34,7 +34,7 @@ def _repack(source: WeightFile, target: Path, live: list[Blob], moved: Mapping[i
         write_all(out, HEADER.pack(len(live), VERSION).ljust(ALIGN, b"\0"), 0)
         for blob in live:
             offset = moved[blob.offset]
-            metadata = bytearray(source.bytes[blob.offset : blob.offset + ALIGN].tobytes())
+            metadata = bytearray(source.metadata(blob.offset))
             metadata[DATA_OFFSET_AT : DATA_OFFSET_AT + 8] = (offset + ALIGN).to_bytes(8, "little")
             write_all(out, bytes(metadata), offset)
             copy_range(src.fileno(), out, blob.data, offset + ALIGN, blob.nbytes)

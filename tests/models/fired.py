@@ -66,7 +66,7 @@ class Fired:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the warnings of tracing and converting; in one thread, as several wait for each other on busy cores."""
     before, threads = logging.root.manager.disable, torch.get_num_threads()
     logging.disable(logging.WARNING)
@@ -80,7 +80,7 @@ def _quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:
+def converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:
     """Save the package at `path`; returns which frontend converted it."""
     declared = [ct.TensorType(f"input_{i}", shape=each.shape,
                               dtype=np.int32 if each.dtype == torch.int32 else np.float32)
@@ -138,10 +138,10 @@ def _rewritten(name: str, preset: str, frontend: str, before: Path, after: Path)
 def measure(architecture: Architecture, folder: Path, presets: Sequence[str] = PRESETS) -> list[Fired]:
     """Convert, save into `folder`, rewrite with each preset, and compare with PyTorch."""
     results = []
-    with _quiet():
+    with quiet():
         started = time.perf_counter()
         model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
-        frontend = _converted(architecture, model, inputs, path)
+        frontend = converted(architecture, model, inputs, path)
         expected = _expected(model, inputs)
         before = _error(path, inputs, expected)
         for preset in presets:
