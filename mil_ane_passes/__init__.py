@@ -17,18 +17,18 @@ from .core.host import register
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
-    from .api import calibrate, lint, pipeline, rewrite, run, trace, verify
+    from .api import calibrate, edit, lint, pipeline, rewrite, run, trace, verify
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .package import Package, load, save
     from .torch_frontend.convert import convert
 
 __all__ = [
     "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "calibrate", "convert",
-    "lint", "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
+    "edit", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
 ]
 
 _HOMES = {
-    ".api": ("calibrate", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
+    ".api": ("calibrate", "edit", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
     ".package": ("Package", "load", "save"),
     ".torch_frontend.convert": ("convert",),

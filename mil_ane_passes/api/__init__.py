@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .calibrating import calibrate
 from .checking import verify
+from .editing import edit
 from .linting import lint
 from .passes import pipeline
 from .rewriting import rewrite
 from .running import fault_models, run, trace
 
-__all__ = ["calibrate", "fault_models", "lint", "pipeline", "rewrite", "run", "trace", "verify"]
+__all__ = ["calibrate", "edit", "fault_models", "lint", "pipeline", "rewrite", "run", "trace", "verify"]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
-from ..core.errors import InputError
-from ..package.ahead import CopyAhead
-from ..package.destination import check_destination
+from .copying import copying
 from .given import add_given, given
 from .output import add_format, progress_line, show
 
@@ -33,11 +29,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.output is None and not arguments.dry_run:
-        raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
-    if not arguments.input.strip():
-        raise InputError("no path given; expected the path of an .mlpackage")
-    with _copying(arguments) as ahead, progress_line() as progress:
+    begun = copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run)
+    with begun as ahead, progress_line() as progress:
         from ..api import rewrite  # now, while the large files are copied: this imports coremltools
 
         report = rewrite(
@@ -46,11 +39,3 @@ def run(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments), progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0
-
-
-def _copying(arguments: argparse.Namespace) -> AbstractContextManager[CopyAhead | None]:
-    if arguments.dry_run:
-        return nullcontext()
-    source, target = Path(arguments.input), Path(arguments.output)
-    check_destination(source, target, arguments.overwrite)
-    return CopyAhead(source, target)

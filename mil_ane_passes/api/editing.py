@@ -1,0 +1,88 @@
+"""Edit a package as a file: names, outputs, types, without building a program and without loading weights."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..core.collector import collector_off
+from ..core.errors import InputError
+from ..package import CopyAhead, check_destination
+from ..package.plan import WeightPlan
+from ..package.write import write_model
+from ..report.edit import EditReport
+from ..surgery.contract import Edit, apply_all
+from ..surgery.document import Document
+from ..surgery.open import open_document
+from ..surgery.rename import Rename
+
+__all__ = ["edit"]
+
+
+def edit(
+    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, rename: Mapping[str, str] | None = None,
+    function: str | None = None, overwrite: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
+) -> EditReport:
+    """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
+
+    `rename` maps names of inputs, outputs, states or inner values to their new names. `function` edits that function
+    alone (default: each that has what is named). All names are those of `src`, whatever else is edited. `dry_run`
+    writes nothing. `ahead`: copies of the source's large files that the caller has begun.
+
+    The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
+
+    Raises InputError for anything that cannot be done, with the reason; nothing is written then.
+    """
+    started = time.perf_counter()
+    edits: list[Edit] = []
+    if rename:
+        edits.append(Rename(dict(rename), function))
+    if not edits:
+        raise InputError("nothing to edit was asked for; expected at least one of rename")
+    if dst is None and not dry_run:
+        raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
+    target = None if dst is None or dry_run else Path(dst)
+    if target is not None:
+        check_destination(src, target, overwrite)
+    with _copying_ahead(Path(src), target) if ahead is None else nullcontext(ahead) as ahead, collector_off():
+        documents = apply_all(open_document(src), edits)
+        report = EditReport(os.fspath(src), done=_done(documents), weight_bytes_before=_weights(Path(src)))
+        if target is not None:
+            report.status = "written" if report.changed else "unchanged"
+            report.outputs = _written(documents, target, overwrite, ahead)
+            report.weight_bytes_after = sum(_weights(Path(path)) for path in report.outputs)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[CopyAhead | None]:
+    return nullcontext() if target is None else CopyAhead(source, target)
+
+
+def _written(documents: list[Document], target: Path, overwrite: bool, ahead: CopyAhead | None) -> list[str]:
+    """Write each document; returns the paths."""
+    made = {_path(target, document.part): document for document in documents}
+    for path, document in made.items():
+        check_destination(document.layout.root, path, overwrite)
+    for path, document in made.items():
+        plan = WeightPlan(document.files) if document.repack else None
+        write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, ahead=ahead)
+    return [os.fspath(path) for path in made]
+
+
+def _path(target: Path, part: str) -> Path:
+    """Where a document goes: to `target`, or beside it with its part behind the name."""
+    return target.with_name(f"{target.stem}-{part}{target.suffix}") if part else target
+
+
+def _done(documents: list[Document]) -> list[Any]:
+    """What was done, each thing once: documents made of one begin with the same."""
+    return list(dict.fromkeys(each for document in documents for each in document.done))
+
+
+def _weights(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*.bin"))

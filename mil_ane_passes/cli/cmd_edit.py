@@ -1,0 +1,55 @@
+"""Edit an .mlpackage without rebuilding it: names, inputs and outputs. Names are those of IN in all options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..core.errors import InputError
+from .copying import copying
+from .output import add_format, show
+
+HELP = "rename, expose or drop values of a package, change its interface, split it"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
+    parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
+    # The edits, in the order in which they are made.
+    parser.add_argument("--rename", metavar="A=B", action="append", default=[],
+                        help="call the input, output, state or inner value A from now on B; may be repeated")
+    parser.add_argument("--function", metavar="F",
+                        help="edit this function alone (default: each that has what is named)")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    asked = _asked(arguments)
+    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run) as ahead:
+        from ..api import edit  # now, while the large files are copied: this imports coremltools
+
+        report = edit(arguments.input, arguments.output, **asked, function=arguments.function,
+                      overwrite=arguments.overwrite, dry_run=arguments.dry_run, ahead=ahead)
+    show(report, arguments.format)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask for, as `edit` takes it."""
+    return {"rename": _pairs("--rename", arguments.rename)}
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """`A=B` texts as a mapping. InputError for one that is not of that form, or for two of one A."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{option} {text}: expected A=B, such as {option} {name or 'var_12'}=logits")
+        if name in found:
+            raise InputError(f"{option} {text}: '{name}' is given twice ({name}={found[name]} before)")
+        found[name] = value
+    return found

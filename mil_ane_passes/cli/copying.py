@@ -1,0 +1,26 @@
+"""Copying a package's large files while coremltools is still being imported."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from ..core.errors import InputError
+from ..package.ahead import CopyAhead
+from ..package.destination import check_destination
+
+__all__ = ["copying"]
+
+
+def copying(
+    source: str, output: str | None, overwrite: bool, dry_run: bool
+) -> AbstractContextManager[CopyAhead | None]:
+    """Starts copying what will be copied anyway. InputError when `output` is lacking or could not be written."""
+    if output is None and not dry_run:
+        raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
+    if not source.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    if output is None or dry_run:
+        return nullcontext()
+    check_destination(source, output, overwrite)
+    return CopyAhead(Path(source), Path(output))

@@ -1,0 +1,52 @@
+"""What an edit is: asked for by an option, made to a document in place or by making two of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .document import Document
+
+__all__ = ["Done", "Edit", "apply_all"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """One thing an edit did: the option that asked for it, the function it was done to, the value, and the words.
+
+    `changed` is false where there was nothing to do. `exact` says whether results stay the same bits (None where that
+    is no question of numbers).
+    """
+
+    option: str
+    function: str
+    value: str
+    note: str
+    changed: bool = True
+    exact: bool | None = True
+
+    def to_dict(self) -> dict[str, object]:
+        """As the report's JSON has it."""
+        return {"option": self.option, "function": self.function, "value": self.value, "note": self.note,
+                "changed": self.changed, "exact": self.exact}
+
+
+class Edit(Protocol):
+    """One edit, with all it is asked to do."""
+
+    def apply(self, document: Document) -> list[Document]:
+        """Make the edit. Returns the document, edited in place, or those that it became.
+
+        What was done is added to `document.done`. Raises InputError when it cannot be done, with the reason; nothing is
+        written then, so the document may be left half edited.
+        """
+        ...
+
+
+def apply_all(document: Document, edits: list[Edit]) -> list[Document]:
+    """Make edits one after the other, each to all that the ones before it made."""
+    documents = [document]
+    for edit in edits:
+        documents = [made for each in documents for made in edit.apply(each)]
+    return documents

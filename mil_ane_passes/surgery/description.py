@@ -1,0 +1,112 @@
+"""What a model says of its functions' inputs, outputs and states, edited feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coremltools import proto
+
+from ..package import wire
+
+__all__ = ["Description", "Feature", "Section"]
+
+_MODEL, _OF_FUNCTION = proto.Model_pb2.ModelDescription, proto.Model_pb2.FunctionDescription
+_NAME = 1
+_KINDS = ("input", "output", "state")
+_PREDICTED = ("predictedFeatureName", "predictedProbabilitiesName")
+_FUNCTIONS, _DEFAULT = (_MODEL.DESCRIPTOR.fields_by_name[name].number for name in ("functions", "defaultFunctionName"))
+
+
+class Feature:
+    """The description of one input, output or state. Not changed in place."""
+
+    __slots__ = ("_message", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._message: Any = None
+
+    @classmethod
+    def of(cls, message: Any) -> Feature:
+        """A feature of a FeatureDescription proto."""
+        return cls(message.SerializeToString(deterministic=True))
+
+    @property
+    def message(self) -> Any:
+        """The FeatureDescription proto; not to be changed (copy it for `Feature.of`)."""
+        if self._message is None:
+            self._message = proto.Model_pb2.FeatureDescription.FromString(self.data)
+        return self._message
+
+    @property
+    def name(self) -> str:
+        return str(self.message.name)
+
+    def named(self, name: str) -> Feature:
+        """The same under another name, the rest byte for byte."""
+        return self if name == self.name else Feature(wire.replace(self.data, _NAME, [name.encode()]))
+
+
+class Section:
+    """The description of one function, or of the model as a whole; each change is made to `data` at once."""
+
+    def __init__(self, data: bytes, of_function: bool) -> None:
+        self.data = data
+        kind = _OF_FUNCTION if of_function else _MODEL
+        self._numbers = {name: field.number for name, field in kind.DESCRIPTOR.fields_by_name.items()}
+        self.name = wire.entry_key(data) if of_function else ""
+
+    def features(self, kind: str) -> list[Feature]:
+        """The features of `kind` ("input", "output" or "state"), in order."""
+        return [Feature(data) for data in wire.payloads(self.data, self._numbers[kind])]
+
+    def put(self, kind: str, features: Sequence[Feature]) -> None:
+        """Replaces all features of `kind`."""
+        self.data = wire.replace(self.data, self._numbers[kind], [feature.data for feature in features])
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """The outputs by which a classifier gives its answer: the label and the probabilities."""
+        found = [wire.payloads(self.data, self._numbers[name]) for name in _PREDICTED]
+        return tuple(names[-1].decode() for names in found if names and names[-1])
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Renames features, also where the section says what is predicted."""
+        for kind in _KINDS:
+            self.put(kind, [feature.named(names.get(feature.name, feature.name)) for feature in self.features(kind)])
+        for field in _PREDICTED:
+            old = [name.decode() for name in wire.payloads(self.data, self._numbers[field])]
+            self.data = wire.replace(self.data, self._numbers[field], [names.get(name, name).encode() for name in old])
+
+    def copy(self, name: str) -> Section:
+        """The section of a function under another name."""
+        return Section(wire.replace(self.data, _NAME, [name.encode()]), of_function=True)
+
+
+class Description:
+    """The description of a model: `model` for all of it, and `functions`, a list to edit (empty in older models)."""
+
+    def __init__(self, data: bytes) -> None:
+        self.model = Section(data, of_function=False)
+        self.functions = [Section(each, of_function=True) for each in wire.payloads(data, _FUNCTIONS)]
+
+    @property
+    def default(self) -> str:
+        """The name of the default function, empty where the model says none."""
+        names = wire.payloads(self.model.data, _DEFAULT)
+        return names[-1].decode() if names else ""
+
+    @default.setter
+    def default(self, name: str) -> None:
+        self.model.data = wire.replace(self.model.data, _DEFAULT, [name.encode()])
+
+    def of(self, function: str) -> list[Section]:
+        """The sections that describe `function`: its own, and the model's when that stands for it."""
+        own = [section for section in self.functions if section.name == function]
+        whole = not own or (function == self.default and bool(self.model.features("output")))
+        return own + ([self.model] if whole else [])
+
+    def emit(self) -> bytes:
+        """The description's bytes; those it came with when nothing was changed."""
+        return wire.replace(self.model.data, _FUNCTIONS, [section.data for section in self.functions])

@@ -1,0 +1,89 @@
+"""Other names for inputs, outputs, states and values inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..core.errors import InputError
+from .contract import Done
+from .document import Document
+from .names import check_identifier, unknown
+from .parts import Block, Function, Op
+
+__all__ = ["Rename"]
+
+_OPTION = "--rename"
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Renames values of each function that has them, or of `function` alone; all at once, so that names can be swapped.
+
+    A name stands for all values of that name in a function: values in nested blocks may share one.
+    """
+
+    names: Mapping[str, str]
+    function: str | None = None
+
+    def apply(self, document: Document) -> list[Document]:
+        """Rename in place. InputError for a name that is not there, not free, or not one that Core ML takes."""
+        for old, new in self.names.items():
+            check_identifier(new, f"{_OPTION} {old}={new}")
+        functions = document.chosen(self.function)
+        present = {function.name: function.names() for function in functions}
+        for old, new in self.names.items():
+            if not any(old in names for names in present.values()):
+                raise unknown(old, f"{_OPTION} {old}={new}", set().union(*present.values()))
+        for function in functions:
+            names = {old: new for old, new in self.names.items() if old in present[function.name] and old != new}
+            self._check_free(names, function, present[function.name])
+            self._rename(document, function, names)
+        return [document]
+
+    @staticmethod
+    def _check_free(names: Mapping[str, str], function: Function, present: set[str]) -> None:
+        taken = present - names.keys()
+        for old, new in names.items():
+            if new in taken:
+                raise InputError(f"{_OPTION} {old}={new}: function '{function.name}' has a value '{new}' already; "
+                                 "expected a name that is free, or that is renamed too")
+            taken.add(new)
+
+    def _rename(self, document: Document, function: Function, names: Mapping[str, str]) -> None:
+        kinds = _kinds(document, function)
+        for old, new in self.names.items():
+            if old in names:
+                note = f"{kinds.get(old, 'value')} '{old}' is called '{new}'"
+                document.done.append(Done(_OPTION, function.name, new, note))
+            elif old == new:
+                note = f"'{old}' is called so already"
+                document.done.append(Done(_OPTION, function.name, old, note, changed=False))
+        if not names:
+            return
+        marks = [old.encode() for old in names]
+        function.inputs = [each.named(names.get(each.name, each.name)) for each in function.inputs]
+        _in_block(function.block, names, marks)
+        for section in document.description.of(function.name):
+            section.rename(names)
+
+
+def _in_block(block: Block, names: Mapping[str, str], marks: list[bytes]) -> None:
+    block.inputs = [each.named(names.get(each.name, each.name)) for each in block.inputs]
+    block.outputs = [names.get(name, name) for name in block.outputs]
+    block.ops = [_in_op(op, names, marks) if any(mark in op.data for mark in marks) else op for op in block.ops]
+
+
+def _in_op(op: Op, names: Mapping[str, str], marks: list[bytes]) -> Op:
+    op = op.with_arguments(names).with_outputs(names)
+    blocks = op.blocks
+    for block in blocks:
+        _in_block(block, names, marks)
+    return op.with_blocks(blocks) if blocks else op
+
+
+def _kinds(document: Document, function: Function) -> dict[str, str]:
+    """Which values the outside sees, and as what."""
+    found = dict.fromkeys(function.block.outputs, "output")
+    found |= {each.name: "state" if each.message.type.HasField("stateType") else "input" for each in function.inputs}
+    return found

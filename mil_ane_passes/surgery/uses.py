@@ -1,0 +1,81 @@
+"""What needs what: names read through nested blocks, ops that nothing needs any more, names that are free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+from .parts import Block, Op
+
+__all__ = ["dead_ops", "drop_dead", "fresh", "is_pure", "read_as", "reads"]
+
+_EFFECTS = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
+"Ops the host knows that do more than make their outputs, or may."
+
+
+def reads(op: Op) -> set[str]:
+    """The names from outside that an op needs: its own inputs and what its nested blocks capture."""
+    found = set(op.arguments)
+    for block in op.blocks:
+        found |= _captured(block)
+    return found
+
+
+def _captured(block: Block) -> set[str]:
+    found: set[str] = set()
+    own = {declared.name for declared in block.inputs}
+    for op in block.ops:
+        found |= reads(op) - own  # what the block makes further on hides an outer name only from there
+        own.update(op.outputs)
+    return found | (set(block.outputs) - own)
+
+
+def read_as(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with other names read, as `names` says (old to new); in nested blocks too, where they are not hidden."""
+    op = op.with_arguments(names)
+    blocks = op.blocks
+    for block in blocks:
+        shown = {old: new for old, new in names.items() if old not in {each.name for each in block.inputs}}
+        for place, inner in enumerate(block.ops):
+            block.ops[place] = read_as(inner, shown)
+            shown = {old: new for old, new in shown.items() if old not in inner.outputs}
+        block.outputs = [shown.get(name, name) for name in block.outputs]
+    return op.with_blocks(blocks) if blocks else op
+
+
+def is_pure(op: Op) -> bool:
+    """Whether an op is known to do nothing but make its outputs: then it can go when nothing reads them."""
+    known = op.type in SSAOpRegistry.core_ops and not _EFFECTS.match(op.type)
+    return known and all(is_pure(inner) for block in op.blocks for inner in block.ops)
+
+
+def dead_ops(block: Block, roots: Iterable[Op] = ()) -> set[Op]:
+    """The ops of a function's block that its outputs, `roots` and all that is not known to be pure do not need."""
+    needed, kept = set(block.outputs), set(roots)
+    dead: set[Op] = set()
+    for op in reversed(block.ops):
+        if op in kept or not needed.isdisjoint(op.outputs) or not is_pure(op):
+            needed |= reads(op)
+        else:
+            dead.add(op)
+    return dead
+
+
+def drop_dead(block: Block, before: set[Op]) -> list[Op]:
+    """Removes the ops nothing needs; those in `before`, which nothing needed all along, stay. Returns what went."""
+    gone = dead_ops(block, before)
+    dropped = [op for op in block.ops if op in gone]
+    block.ops = [op for op in block.ops if op not in gone]
+    return dropped
+
+
+def fresh(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it if it is taken; it is taken from now on."""
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    taken.add(free)
+    return free
