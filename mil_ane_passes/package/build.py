@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
+from .branches import joined
 from .checked import Checks
 from .opaque import attribute_of, opaque_class
 from .origin import vars_of
@@ -218,7 +219,8 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[tuple[Any, ..
         # The host's rules for these look into the compressed weights.
         return tuple(declared), True
     try:
-        inferred = op.type_inference()
+        inferred = joined(op) if op.blocks else None
+        inferred = op.type_inference() if inferred is None else inferred
     except _HOST_ERRORS:
         # The file is right about its own types: it may be newer than the host's rule.
         return tuple(declared), False
