@@ -7,48 +7,58 @@ is lost when the rewrite comes to nothing: what was copied ahead is removed agai
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 import threading
 from pathlib import Path
 
+from .contents import contents
 from .files import copy_file, sync
+from .manifest import MANIFEST
+from .staging import Staging
 
 _LARGE = 8 << 20
 "Bytes from which a file is worth a thread."
+
+
+class _GivenUp(Exception):
+    """Nobody wants the copies any more."""
 
 
 class CopyAhead:
     """Starts copying the large files of the folder `source` beside `target`; a context manager that cleans up.
 
     Whoever saves takes the copies with `take`. A file that cannot be copied ahead is simply not there to take: the
-    one who saves copies it again, meets the same error, and reports it.
+    one who saves copies it again, meets the same error, and reports it. Raises InputError for a package that holds
+    what cannot be copied.
     """
 
     def __init__(self, source: Path, target: Path) -> None:
         self._copies: dict[Path, Path] = {}
-        self._folder: Path | None = None
+        self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._given_up = False
         # Anything may be given as a source, a whole disk too: only what looks like a package is searched and copied.
-        large = [path for path in source.rglob("*") if _is_large(path)] if (source / "Manifest.json").is_file() else []
+        found = contents(source) if (source / MANIFEST).is_file() else []
+        large = [source / item.path for item in found if item.kind == "file" and item.size >= _LARGE]
+        target = Path(os.path.abspath(target))
         if not large or not os.access(target.parent, os.W_OK):
             return
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".ahead", dir=target.parent))
-        self._thread = threading.Thread(target=self._copy, args=(large, self._folder), daemon=True)
+        self._staging = Staging(target)
+        self._thread = threading.Thread(target=self._copy, args=(large, self._staging.folder), daemon=True)
         self._thread.start()
 
     def _copy(self, files: list[Path], folder: Path) -> None:
         for number, path in enumerate(files):
-            if self._given_up:
-                return
             copy = folder / str(number)
             try:
-                copy_file(path, copy)
+                copy_file(path, copy, self._check)
                 sync(copy)
-            except OSError:
+            except (OSError, _GivenUp):
                 return
             self._copies[path] = copy
+
+    def _check(self) -> None:
+        if self._given_up:
+            raise _GivenUp
 
     def take(self, source: Path, target: Path) -> bool:
         """Put the finished copy of `source` at `target`; False where there is none."""
@@ -67,12 +77,5 @@ class CopyAhead:
         self._given_up = True
         if self._thread is not None:
             self._thread.join()
-        if self._folder is not None:
-            for copy in self._folder.iterdir():
-                copy.unlink()
-            self._folder.rmdir()
-
-
-def _is_large(path: Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_size >= _LARGE
+        if self._staging is not None:
+            self._staging.close()

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .clone import clone
+
 _CHUNK = 1 << 20
-_FICLONE = 0x40049409
+# What the kernel is asked to copy at once: little enough to stop soon when the copy is not wanted any more.
+_PIECE = 64 << 20
+
+Check = Callable[[], None]
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Makes `target` with the bytes of `source`; it shares the source's blocks where the file system can do that."""
+def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
+    """Makes `target` with the bytes of `source`; it shares the source's blocks where the file system can do that.
+
+    Holes stay holes. `check` is called every now and then; what it raises ends the copy.
+    """
+    if clone(source, target):
+        return
     with open(source, "rb") as src, open(target, "xb") as dst:
-        if not _clone(src.fileno(), dst.fileno()):
-            copy_range(src.fileno(), dst.fileno(), 0, 0, os.fstat(src.fileno()).st_size)
+        size = os.fstat(src.fileno()).st_size
+        for start, end in _data(src.fileno()):
+            for at in range(start, end, _PIECE):
+                if check is not None:
+                    check()
+                copy_range(src.fileno(), dst.fileno(), at, at, min(_PIECE, end - at))
+        os.ftruncate(dst.fileno(), size)
 
 
 def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:
@@ -37,6 +55,33 @@ def write_all(dst: int, data: bytes, to: int) -> None:
         view, to = view[written:], to + written
 
 
+def link_file(source: Path, target: Path) -> bool:
+    """Makes `target` another name of the file `source`; False, and nothing there, where that is not possible."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _data(handle: int) -> Iterator[tuple[int, int]]:
+    """Where a file has data: from and to; what lies between reads as zeros and takes no space."""
+    found = os.fstat(handle)
+    if found.st_blocks * 512 >= found.st_size:
+        yield 0, found.st_size
+        return
+    at = 0
+    while at < found.st_size:
+        try:
+            start = os.lseek(handle, at, os.SEEK_DATA)
+        except OSError:  # no more data, or a file system that does not tell
+            if at == 0 and found.st_blocks:
+                yield 0, found.st_size
+            return
+        at = os.lseek(handle, start, os.SEEK_HOLE)
+        yield start, at
+
+
 def _kernel_copy(src: int, dst: int, start: int, to: int, count: int) -> int:
     """How many bytes the kernel copied by itself; not all file systems can."""
     done = 0
@@ -53,18 +98,6 @@ def _kernel_copy(src: int, dst: int, start: int, to: int, count: int) -> int:
     return done
 
 
-def _clone(src: int, dst: int) -> bool:
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    try:
-        fcntl.ioctl(dst, _FICLONE, src)
-    except OSError:
-        return False
-    return True
-
-
 def copy_mode(source: Path, target: Path) -> None:
     """Gives `target` the permissions of `source`; folders stay usable by their owner."""
     shutil.copymode(source, target)
@@ -73,9 +106,12 @@ def copy_mode(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until file or folder `path` is on disk."""
+    """Waits until file or folder `path` is on disk; for a folder only where its file system knows how to."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise
     finally:
         os.close(handle)

@@ -3,81 +3,74 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from ..core.errors import InputError
 from .ahead import CopyAhead
 from .blobs import Blob, WeightFiles
+from .clone import clone
+from .contents import contents
 from .destination import check_destination
-from .files import copy_file, copy_mode, sync
+from .files import copy_file, copy_mode, link_file, sync
 from .manifest import Layout
 from .model import Package
 from .plan import WeightPlan, live_blobs, moved_blobs
 from .refs import find_refs, move_refs
+from .refusals import refusals
+from .staging import REPLACED, Staging
+from .swap import exchange, place
 from .weights import write_weights
+
+# Dead blobs are dropped when they are more than this part of a weight file.
+_DEAD_LIMIT = 0.01
+_TRIES = 100
 
 Writer = Callable[[Path], None]
 
 
 def save(
-    package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, ahead: CopyAhead | None = None
+    package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
+    ahead: CopyAhead | None = None,
 ) -> None:
     """Writes `package` to `path`: every byte as in the source, except for what changed in the program.
 
-    The package is complete when it appears; on any failure nothing is left. The source stays as it is. `ahead` holds
-    copies of the source's large files that were started earlier.
+    The package is complete when it appears; on any failure nothing is left. The source stays as it is. With
+    `overwrite` the package that is there is swapped for the new one in one step. With `link`, files that stay as they
+    are become hard links where they cannot be cloned: the two packages then share them, so never edit either in place.
+    `ahead` holds copies of the source's large files that were started earlier.
     Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
     source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
     when the program's ops are out of order.
     """
     target = Path(os.path.abspath(path))
     check_destination(package.path, target, overwrite)
-    with _refusals(target):
+    with refusals(target):
         package.check_source()
     model, plan = package.emit()
     changed = plan if model != package.raw else None
-    write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, ahead=ahead)
+    write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, link=link, ahead=ahead)
 
 
 def write_model(
     layout: Layout, files: WeightFiles, model: bytes, path: str | os.PathLike[str], *, plan: WeightPlan | None = None,
-    overwrite: bool = False, ahead: CopyAhead | None = None,
+    overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None,
 ) -> None:
     """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
 
     `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model`
-    does not refer to are dropped where they are more than the plan's `dead_limit` of their file. Raises InputError as
-    `save` does.
+    does not refer to are dropped where they are more than a hundredth of their file. `link` and errors: as `save`.
     """
     target = Path(os.path.abspath(path))
-    with _refusals(target):
+    with refusals(target):
         check_destination(layout.root, target, overwrite)
         writers = _writers(layout, files, model, plan, ahead)
-        with _staging(target) as temporary:
-            staged = temporary / target.name
-            _copy_folder(layout.root, staged, layout.root, writers, ahead)
-            for extra in writers:
-                (staged / extra).parent.mkdir(parents=True, exist_ok=True)
-                writers[extra](staged / extra)
-                sync(staged / extra)
-            sync(temporary)
-            _swap_in(staged, target, temporary)
-            sync(target.parent)
-
-
-@contextmanager
-def _refusals(target: Path) -> Iterator[None]:
-    """What the disk refuses, in words."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"{target}: the package cannot be written ({reason}); nothing was left there") from error
+        with Staging(target) as staging:
+            staged = staging.folder / "new"
+            _fill(layout.root, staged, writers, ahead, link)
+            _appear(staged, target, staging.folder / REPLACED, overwrite)
+        _confirm(target)
 
 
 def _writers(
@@ -89,7 +82,7 @@ def _writers(
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
     live = live_blobs(files, {ref for ref in find_refs(model) if ref not in new})
-    moves = moved_blobs(files, plan.added, plan.target, live, plan.dead_limit)
+    moves = moved_blobs(files, plan.added, plan.target, live, _DEAD_LIMIT)
     model = move_refs(model, moves)
     writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:
@@ -116,57 +109,72 @@ def _write_bytes(data: bytes, target: Path) -> None:
         file.write(data)
 
 
-def _copy_folder(
-    source: Path, target: Path, root: Path, writers: dict[Path, Writer], ahead: CopyAhead | None
-) -> None:
-    """Copies a folder and all in it; files that have a writer are written by it, which is taken out of `writers`."""
-    target.mkdir()
-    with os.scandir(source) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
-            path, copy = Path(entry.path), target / entry.name
-            writer = writers.pop(path.relative_to(root), None)
-            if writer is not None:
-                writer(copy)
-            elif entry.is_symlink():
-                os.symlink(os.readlink(path), copy)
-                continue
-            elif entry.is_dir():
-                _copy_folder(path, copy, root, writers, ahead)
-                continue
-            elif ahead is None or not ahead.take(path, copy):
-                copy_file(path, copy)
-            copy_mode(path, copy)
-            sync(copy)
-    copy_mode(source, target)
-    sync(target)
+def _fill(source: Path, staged: Path, writers: dict[Path, Writer], ahead: CopyAhead | None, link: bool) -> None:
+    """Makes the folder `staged` with all that is in `source`, synced; files that have a writer are written by it."""
+    staged.mkdir()
+    folders = {Path()}
+    for item in contents(source):
+        path, copy = source / item.path, staged / item.path
+        if item.path in writers:
+            writers.pop(item.path)(copy)
+        elif item.kind == "folder":
+            copy.mkdir()
+            folders.add(item.path)
+            continue
+        elif item.kind == "link":
+            os.symlink(os.readlink(path), copy)
+            continue
+        elif not _copied(path, copy, ahead, link):
+            continue  # a link: its permissions are those of the source, in more than one sense
+        copy_mode(path, copy)
+        sync(copy)
+    for extra, write in writers.items():
+        (staged / extra).parent.mkdir(parents=True, exist_ok=True)
+        write(staged / extra)
+        sync(staged / extra)
+        folders |= set(extra.parents)
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        if (source / folder).is_dir():
+            copy_mode(source / folder, staged / folder)
+        sync(staged / folder)
 
 
-@contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, gone afterwards."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+def _copied(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -> bool:
+    """Makes `copy` have the bytes of `path`; whether it is a file of its own and not another name of the same one."""
+    if ahead is not None and ahead.take(path, copy):
+        return True
+    if link and clone(path, copy):
+        return True
+    if link and link_file(path, copy):
+        return False
+    copy_file(path, copy)
+    return True
+
+
+def _appear(staged: Path, target: Path, aside: Path, overwrite: bool) -> None:
+    """Puts `staged` at `target`, in one step where the file system can; other runs may be doing the same."""
+    for _ in range(_TRIES):
+        try:
+            if not (overwrite and os.path.lexists(target)):
+                return place(staged, target)
+            check_destination(staged, target, overwrite)  # still something that may be replaced
+            return exchange(staged, target, aside)
+        except FileNotFoundError:
+            if not staged.exists():
+                raise
+        except FileExistsError as error:
+            if not overwrite:
+                raise InputError(f"{target}: another run put a package there meanwhile; it stays, and nothing of this "
+                                 "run is left; expected a free path, or overwrite to replace what is there") from error
+    raise InputError(f"{target}: other runs replace it all the time; let one run at a time write there")
+
+
+def _confirm(target: Path) -> None:
+    """Waits until the name of what was written is on disk, where the folder it is in can be asked."""
     try:
-        yield temporary
-    finally:
-        _remove(temporary)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a folder with all in it, also where folders in it are read-only."""
-    for inner, _, _ in os.walk(folder):
-        os.chmod(inner, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _swap_in(staged: Path, target: Path, temporary: Path) -> None:
-    """Puts `staged` in the place of `target`; what was there goes to `temporary`, and comes back on a failure."""
-    if not os.path.lexists(target):
-        os.rename(staged, target)
+        sync(target.parent)
+    except PermissionError:
         return
-    aside = temporary / "replaced"
-    os.rename(target, aside)
-    try:
-        os.rename(staged, target)
-    except BaseException:
-        os.rename(aside, target)
-        raise
+    except OSError as error:
+        raise InputError(f"{target}: written, but the disk did not confirm it ({error.strerror}); check the disk, then "
+                         "this package") from error

@@ -98,7 +98,7 @@ def test_unwritable_folder_is_refused(source, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("step", ["copy_file", "sync", "copy_mode", "write_weights", "os.rename"])
+@pytest.mark.parametrize("step", ["copy_file", "sync", "copy_mode", "write_weights", "place"])
 def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
     target = tmp_path / "saved.mlpackage"
     if overwrite:
@@ -111,17 +111,9 @@ def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    if step == "os.rename":
-        real = os.rename
-
-        def rename(a, b):
-            new = os.fspath(b) == os.fspath(target) and os.path.basename(a) == target.name
-            return full() if new else real(a, b)
-
-        monkeypatch.setattr(os, "rename", rename)
-    else:
-        monkeypatch.setattr(write, step, full)
-    with pytest.raises(InputError, match="cannot be written .No space left on device.; nothing was left"):
+    monkeypatch.setattr(write, "exchange" if step == "place" and overwrite else step, full)
+    stays = "what is there stays as it was" if overwrite else "nothing was left there"
+    with pytest.raises(InputError, match=rf"cannot be written \(No space left on device\); {stays}: free some space"):
         save(package, target, overwrite=overwrite)
     assert snapshot(tmp_path) == everything
     assert tree(source) == before

@@ -1,0 +1,63 @@
+"""What lies in a package's folder: files, folders, and links that stay inside; anything else is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import InputError
+
+__all__ = ["Item", "contents"]
+
+_DEEPEST = 64
+_REMEDY = "take it out of the package, or give a copy without it"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing in a package: its path from the package's folder on, its kind ("file", "folder", "link"), its bytes."""
+
+    path: Path
+    kind: str
+    size: int
+
+
+def contents(root: Path) -> list[Item]:
+    """All that is in the folder `root`, folders before what is in them, by name.
+
+    Raises InputError for what a copy would hang on or would not hold: a pipe, a device or a socket, a link that leads
+    out of the folder, folders nested more than 64 deep; OSError when it cannot be listed.
+    """
+    found: list[Item] = []
+    waiting = [Path()]
+    while waiting:
+        folder = waiting.pop()
+        if len(folder.parts) > _DEEPEST:
+            raise InputError(f"{root}: folders are nested more than {_DEEPEST} deep; a package has three: {_REMEDY}")
+        with os.scandir(root / folder) as entries:
+            items = [_item(root, folder / entry.name, entry) for entry in sorted(entries, key=lambda e: e.name)]
+        found += items
+        waiting += [item.path for item in reversed(items) if item.kind == "folder"]
+    return found
+
+
+def _item(root: Path, path: Path, entry: os.DirEntry[str]) -> Item:
+    if entry.is_symlink():
+        _check_link(root, path)
+        return Item(path, "link", 0)
+    if entry.is_dir():
+        return Item(path, "folder", 0)
+    if entry.is_file():
+        return Item(path, "file", entry.stat().st_size)
+    raise InputError(f"{root}: {path} is a pipe, a device or a socket; expected files and folders: {_REMEDY}")
+
+
+def _check_link(root: Path, path: Path) -> None:
+    """Raises InputError for a link that would lead elsewhere, or back to the source, from a copy of the package."""
+    leads = os.readlink(root / path)
+    plain = os.path.normpath(path.parent / leads)
+    real_root, real = os.path.realpath(root), os.path.realpath(root / path)
+    if os.path.isabs(leads) or plain.split(os.sep)[0] == ".." or os.path.commonpath([real_root, real]) != real_root:
+        raise InputError(f"{root}: {path} is a link to {leads}, outside the package; expected the file itself: give a "
+                         "copy in which links are resolved (cp -rL)")

@@ -1,0 +1,77 @@
+"""The one step in which a finished package appears: a rename that replaces nothing, or one that swaps two.
+
+Linux (renameat2) and macOS (renamex_np) swap two paths in one step, so that at every moment one of the packages is
+there whole. Some file systems (network ones above all) cannot: there the old package is renamed aside first, and for a
+moment the path is free. The next run to the path puts it back if a run dies in just that moment. The call of macOS was
+written from its manual; it has been tried with a stand-in only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["exchange", "place"]
+
+_AT_FDCWD = -100
+_NO_REPLACE = {"linux": 1, "darwin": 4}
+_SWAP = {"linux": 2, "darwin": 2}
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def place(staged: Path, target: Path) -> None:
+    """Rename `staged` to `target`, which must be free; FileExistsError when it is not."""
+    if _rename(staged, target, _NO_REPLACE):
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from error
+        raise
+
+
+def exchange(staged: Path, target: Path, aside: Path) -> None:
+    """Put `staged` in the place of `target`; what was there is at `staged` then, or at the free path `aside`.
+
+    Raises FileNotFoundError when there is nothing at `target`, FileExistsError when another run put something there
+    in the moment between two renames.
+    """
+    if _rename(staged, target, _SWAP):
+        return
+    os.rename(target, aside)
+    try:
+        place(staged, target)
+    except FileExistsError:
+        raise
+    except BaseException:
+        place(aside, target)
+        raise
+
+
+def _rename(old: Path, new: Path, flags: dict[str, int]) -> bool:
+    """Renames with a flag; False where the system or the file system does not know it."""
+    call = _system_call(sys.platform)
+    if call is None:
+        return False
+    if call(os.fsencode(old), os.fsencode(new), flags[sys.platform]) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT:
+        return False
+    raise OSError(code, os.strerror(code), os.fspath(new))
+
+
+def _system_call(platform: str) -> Callable[[bytes, bytes, int], int] | None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if platform == "linux" and hasattr(library, "renameat2"):
+        return lambda old, new, flag: int(library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, ctypes.c_uint(flag)))
+    if platform == "darwin" and hasattr(library, "renamex_np"):
+        return lambda old, new, flag: int(library.renamex_np(old, new, ctypes.c_uint(flag)))
+    return None
