@@ -72,6 +72,9 @@ def _verify_callable(
     if how.pop("mends") | how.pop("widths"):
         raise InputError("mends and widths are for two models; a callable says itself what is right")
     model = opened(before if program_first else after)
+    if model.is_pipeline:
+        raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
+                         "compare it with the package that became the part")
     return compare_with_callable(
         model.program, after if program_first else before, program_first=program_first, tolerance=tolerance,
         describe=model.describe, quirks=quirks, **how)

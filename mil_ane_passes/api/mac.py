@@ -69,6 +69,9 @@ def mac_script(
 def _with_package(source: Opened) -> Opened:
     if source.package is None:
         raise InputError("a mil.Program in memory is no package; expected the path of an .mlpackage, or an MLModel")
+    if source.is_pipeline:
+        raise InputError(f"{source.name} is a pipeline, whose parts Core ML does not load one by one; give the "
+                         "packages that it was made of")
     return source
 
 

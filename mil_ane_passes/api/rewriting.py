@@ -124,10 +124,15 @@ def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractCont
 def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> None:
     """Run the rules on a private copy of the source and prove the result; fills in the report."""
     report.source = before.name
+    outward = [rule.name for rule in job.rules if rule.interface]
+    if outward and before.is_pipeline:
+        raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "
+                         "parts beside it and the pipeline declare, too; change the packages before they are made one")
     after = copied(before)
     report.ops_before = op_count(after.program)
     text = program_text(after.program, names=True) if job.diff else ""
     if after.package is not None:
+        report.left_out = after.package.members.others
         report.weight_bytes_before = report.weight_bytes_after = after.package.weight_bytes
     job.progress("rewriting")
     report.traces = job.run(before, after.program)

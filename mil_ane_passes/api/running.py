@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import InputError
 from ..proof.trace import traced
 from ..report.trace import TraceReport
 from .source import Array, opened
@@ -21,13 +22,16 @@ def run(
 ) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
-    `state` holds the states by name and is updated in place; given an empty dict, all are left in it. `quirks` names
-    published faults to imitate. Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown
-    quirk, NotSupported for an op the runtime lacks.
+    Of a pipeline all parts are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state` holds
+    the states by name and is updated in place; given an empty dict, all are left in it. `quirks` names published faults
+    to imitate. Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported
+    for an op the runtime lacks.
     """
-    from ..runtime import Runtime
+    from ..runtime import PipelineRuntime, Runtime
 
     model = opened(src)
+    if function is None and model.package is not None and model.package.is_pipeline:
+        return PipelineRuntime(model.package, precision=precision, quirks=quirks)(feeds, state)
     runtime = Runtime(model.program, function=function, precision=precision, quirks=quirks,
                       description=model.describe(function or model.program.default_function_name))
     return dict(runtime(feeds, state))
@@ -46,9 +50,13 @@ def trace(
 ) -> TraceReport:
     """Execute as `run` does and say of each op what its results look like: range, NaN, infinities, what fp16 loses.
 
-    At float32 and float64 this shows where fp16 would overflow, at float16 where it does: see `TraceReport`.
+    At float32 and float64 this shows where fp16 would overflow, at float16 where it does: see `TraceReport`. Of a
+    pipeline one part is executed, which `function` names.
     """
     model = opened(src)
+    if function is None and model.is_pipeline:
+        raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
+                         f"{', '.join(model.program.functions)}")
     found = traced(model.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
                    description=model.describe(function or model.program.default_function_name))
     return TraceReport(model.name, found.function, precision, tuple(quirks), found.outputs, dict(state or {}),

@@ -34,6 +34,10 @@ class Opened:
     package: Package | None
     name: str
 
+    @property
+    def is_pipeline(self) -> bool:
+        return self.package is not None and self.package.is_pipeline
+
     def describe(self, function: str) -> Any:
         return None if self.package is None else self.package.description(function)
 

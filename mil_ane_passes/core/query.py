@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "Kind", "all_blocks", "all_ops", "consumers", "flat_inputs", "function_name", "is_all_zero",
+    "Kind", "all_blocks", "all_ops", "chain", "consumers", "flat_inputs", "function_name", "is_all_zero",
     "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of", "op_count",
     "static_shape",
     "used", "value",
@@ -135,6 +135,11 @@ def function_name(program: Program, op: Operation) -> str:
         block = block.outer_op.enclosing_block
     return next((name for name, function in program.functions.items() if function is block),
                 str(program.default_function_name))
+
+
+def chain(program: Program) -> tuple[str, ...]:
+    """Of a pipeline the functions that run one after the other; of any other program none."""
+    return getattr(program, "chain", ())
 
 
 def op_count(program: Program) -> int:

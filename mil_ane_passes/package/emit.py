@@ -12,6 +12,7 @@ from ..core.order import check_order
 from . import wire
 from .export import Exporter, is_embedded, message
 from .interface import described, same_but_for_width, widths
+from .members import ML_PROGRAM, Member, with_members
 from .names import unique_names, walk
 from .origin import (
     ATTRIBUTES,
@@ -29,32 +30,55 @@ from .origin import (
     value_of,
 )
 from .plan import WeightPlan
-from .read import BLOCK_INPUTS, BLOCK_OUTPUTS, FUNCTIONS, ML_PROGRAM, OPERATIONS, SPECIALIZATIONS, FunctionOrigin
+from .read import BLOCK_INPUTS, BLOCK_OUTPUTS, FUNCTIONS, OPERATIONS, SPECIALIZATIONS, FunctionOrigin
 
 _NAME = 1
 _FUNCTION_INPUTS = 1
 
 
 def emit_model(
-    raw: bytes, program: Program, origins: Mapping[str, FunctionOrigin], version: int, plan: WeightPlan
+    raw: bytes, spec: Any, program: Program, origins: Mapping[str, FunctionOrigin], plan: WeightPlan
 ) -> bytes:
-    """The model file for `program`, whose source is `raw`.
+    """The model file for `program`, whose source is `raw` with the message `spec`.
 
     The model's description is kept, but for the dtypes of inputs and outputs that hold floats of another width now.
     Raises InputError when functions were added or removed, or function inputs changed in any other way: the description
-    would not fit. RuleError when an op uses what is made behind it.
+    would not fit; in a pipeline also when their widths changed. RuleError when an op uses what is made behind it.
     """
     if list(program.functions) != list(origins):
         raise InputError(
             f"the program has the functions {list(program.functions)}; expected {list(origins)} as loaded: "
             "functions cannot be added or removed when a package is saved"
         )
-    blocks = {name: _function(program.functions[name], origin, version, plan) for name, origin in origins.items()}
-    changed = {name: widths(program.functions[name], origin.inputs, origin.outputs) for name, origin in origins.items()}
+    by_member: dict[Member, dict[str, str]] = {}
+    for full, origin in origins.items():
+        by_member.setdefault(origin.member, {})[origin.name] = full
+    new = {}
+    for member, names in by_member.items():
+        functions = {name: program.functions[full] for name, full in names.items()}
+        data = _member(member, functions, {name: origins[full] for name, full in names.items()}, plan)
+        if data != member.raw:
+            new[member.path] = data
+    return with_members(raw, spec, new) if new else raw
+
+
+def _member(
+    member: Member, functions: Mapping[str, Function], origins: Mapping[str, FunctionOrigin], plan: WeightPlan
+) -> bytes:
+    """The model message of one ML Program."""
+    version = member.spec.specificationVersion
+    blocks = {name: _function(functions[name], origin, version, plan) for name, origin in origins.items()}
+    changed = {name: widths(functions[name], origin.inputs, origin.outputs) for name, origin in origins.items()}
+    if member.path and any(changed.values()):
+        raise InputError(
+            f"the part {member.prefix[:-1]!r} of a pipeline has other widths of floats at its inputs or outputs now; "
+            "expected those of before, which its neighbours and the pipeline declare: change the packages before they "
+            "are made a pipeline"
+        )
 
     def in_function(name: str, data: bytes) -> bytes:
         if changed[name]:
-            data = _with_inputs(program.functions[name], data, Exporter(version, plan, lambda block: b""))
+            data = _with_inputs(functions[name], data, Exporter(version, plan, lambda block: b""))
 
         def change(f: wire.Field, payload: bytes) -> bytes | None:
             if f.number != SPECIALIZATIONS or wire.entry_key(payload) != origins[name].opset:
@@ -68,7 +92,7 @@ def emit_model(
             return None
         return _in_entry(payload, in_function(wire.entry_key(payload), wire.entry_value(payload)))
 
-    made = wire.edit(raw, lambda f, payload: wire.edit(payload, in_program) if f.number == ML_PROGRAM else None)
+    made = wire.edit(member.raw, lambda f, payload: wire.edit(payload, in_program) if f.number == ML_PROGRAM else None)
     return described(made, changed)
 
 

@@ -15,6 +15,7 @@ from ..core.errors import InputError
 from .blobs import WeightFiles
 from .emit import emit_model
 from .manifest import Layout, read_layout
+from .members import Members, find_members, kind_of
 from .plan import WeightPlan
 from .read import FunctionOrigin, ProgramReader
 
@@ -23,7 +24,9 @@ class Package:
     """An .mlpackage: its program as pymil, weights mapped, and all that is needed to save it again.
 
     `path` is the source folder, `spec` the parsed model file (never changed), `program` the program to edit,
-    `functions` the names of its functions in file order.
+    `functions` the names of its functions in file order. The ML Programs of a pipeline are one program, whose functions
+    are called `PART/FUNCTION`; `members` says where they are, and which parts are no ML Programs. The function of each
+    part that runs is in `program.chain`, which is empty for a model that is no pipeline.
     """
 
     def __init__(self, layout: Layout, raw: bytes, owner: object = None) -> None:
@@ -31,6 +34,7 @@ class Package:
         self.layout = layout
         self.raw = raw
         self.spec: Any = _parse(raw, layout.root)
+        self.members = _members(raw, self.spec, layout)
         self.files = WeightFiles(layout)
         # Whoever made a temporary package removes it when gone, so it has to stay.
         self._owner = owner
@@ -40,7 +44,7 @@ class Package:
         self.origins: dict[str, FunctionOrigin]
         try:
             with collector_off():
-                self.program, self.origins = reader.read(raw, self.spec)
+                self.program, self.origins = reader.read(self.members.programs)
         except (ValueError, UnicodeDecodeError) as error:
             if isinstance(error, InputError):
                 raise
@@ -50,8 +54,14 @@ class Package:
 
     def description(self, function: str) -> Any:
         """The inputs and outputs of `function` as the model describes them: a Model- or FunctionDescription proto."""
-        described = self.spec.description
-        return next((found for found in described.functions if found.name == function), described)
+        origin = self.origins[function]
+        described = origin.member.spec.description
+        return next((found for found in described.functions if found.name == origin.name), described)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the model is a pipeline; its functions are called `PART/FUNCTION` then."""
+        return bool(self.members.programs[0].path)
 
     @property
     def weight_bytes(self) -> int:
@@ -61,7 +71,7 @@ class Package:
     def emit(self) -> tuple[bytes, WeightPlan]:
         """The model file for the program as it is now, and what becomes of the weights."""
         plan = WeightPlan(self.files)
-        model = emit_model(self.raw, self.program, self.origins, self.spec.specificationVersion, plan)
+        model = emit_model(self.raw, self.spec, self.program, self.origins, plan)
         return model, plan
 
     def is_unchanged(self) -> bool:
@@ -84,7 +94,7 @@ class Package:
 
 
 def load(path: str | os.PathLike[str]) -> Package:
-    """Loads the ML Program package at `path`; its weights are mapped, not read.
+    """Loads the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
 
     Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
     """
@@ -130,19 +140,31 @@ def _parse(raw: bytes, root: Path) -> Any:
             f"{root}: the model file is no Core ML model ({error}); "
             "expected one as coremltools saves it: take a fresh copy"
         ) from error
-    kind = spec.WhichOneof("Type") or "nothing"
-    if kind == "mlProgram":
-        return spec
+    return spec
+
+
+def _members(raw: bytes, spec: Any, layout: Layout) -> Members:
+    """The ML Programs of the model. Raises InputError where there are none."""
+    root = layout.root
+    try:
+        found = find_members(raw, spec)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InputError(f"{root}: {layout.model} is damaged ({error}); take a fresh copy") from error
+    if found.programs:
+        return found
+    kind = kind_of(spec)
     if kind.startswith("neuralNetwork"):
         raise InputError(
             f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert the source model "
             'with coremltools (convert_to="mlprogram") and give the .mlpackage'
         )
     if kind.startswith("pipeline"):
+        parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
         raise InputError(
-            f"{root}: the model is a pipeline ({kind}); pipelines are not rewritten yet: "
-            "give the ML Program packages in it"
+            f"{root}: the model is a pipeline ({kind}) without an ML Program: {parts}; expected one with at least one "
+            "ML Program (mlProgram)"
         )
     raise InputError(
-        f"{root}: the model is of type {kind}; expected an ML Program (mlProgram); give the .mlpackage of one"
+        f"{root}: the model is of type {kind}; expected an ML Program (mlProgram), or a pipeline with one; give the "
+        ".mlpackage of one"
     )

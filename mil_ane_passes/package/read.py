@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +16,23 @@ from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 from ..core.errors import InputError
 from . import wire
 from .blobs import WeightFiles
+from .members import ML_PROGRAM, Member
 from .operations import BlockReader
 from .origin import BLOCKS, NestedOrigin
 from .values import TypeReader, ValueReader
 
-ML_PROGRAM, FUNCTIONS, SPECIALIZATIONS = 502, 2, 3
+FUNCTIONS, SPECIALIZATIONS = 2, 3
 BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
 _REMEDY = "the package is damaged: take a fresh copy"
 
 
 @dataclass(frozen=True)
 class FunctionOrigin:
-    """A function as it was in the file: its opset, the bytes of its block for it, and its interface."""
+    """A function as it was in the file: the ML Program it stands in and its name there, its opset, the bytes of its
+    block for it, and its interface."""
 
+    member: Member
+    name: str
     opset: str
     function: Function
     data: bytes
@@ -45,18 +49,20 @@ class ProgramReader:
         self._where = where
         self._heavy: set[Var] = set()
 
-    def read(self, raw: bytes, spec: Any) -> tuple[Program, dict[str, FunctionOrigin]]:
-        """The program of `spec`, whose file has the bytes `raw`; InputError when it contradicts itself."""
+    def read(self, members: Sequence[Member]) -> tuple[Program, dict[str, FunctionOrigin]]:
+        """The functions of all `members` as one program; InputError when one contradicts itself."""
         program, origins = Program(), {}
-        for name, data in self._function_bytes(raw).items():
-            origin = self._function(name, spec.mlProgram.functions[name], data, spec.specificationVersion)
-            program.functions[name] = origin.function
-            origin.function.images = _images(spec.description, name)
-            origins[name] = origin
+        for member in members:
+            for name, data in self._function_bytes(member.raw).items():
+                origin = self._function(member, name, data)
+                program.functions[member.prefix + name] = origin.function
+                origin.function.images = _images(member.spec.description, name)
+                origins[member.prefix + name] = origin
         names = list(program.functions)
-        default = spec.description.defaultFunctionName or program.default_function_name
-        program.default_function_name = default if default in names or not names else names[0]
-        program.export_as_multifunction = bool(spec.description.functions)
+        first = members[0]
+        program.default_function_name = _default(first, names)
+        program.export_as_multifunction = bool(first.spec.description.functions)
+        program.chain = tuple(_default(member, names) for member in members if member.path)
         return program, origins
 
     def _function_bytes(self, raw: bytes) -> dict[str, bytes]:
@@ -70,21 +76,22 @@ class ProgramReader:
             )
         return functions
 
-    def _function(self, name: str, spec: Any, data: bytes, version: int) -> FunctionOrigin:
+    def _function(self, member: Member, name: str, data: bytes) -> FunctionOrigin:
+        spec, version = member.spec.mlProgram.functions[name], member.spec.specificationVersion
+        where = f"{self._where}: function {member.prefix + name!r}"
         blocks = {wire.entry_key(e): wire.entry_value(e) for e in wire.payloads(data, SPECIALIZATIONS)}
         if spec.opset not in blocks:
             raise InputError(
-                f"{self._where}: function {name!r} is for opset {spec.opset!r} but has blocks for "
+                f"{where} is for opset {spec.opset!r} but has blocks for "
                 f"{', '.join(sorted(blocks)) or 'none'}; expected one for its opset; {_REMEDY}"
             )
         inputs = {i.name: self._placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
         scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
         with Function(inputs, opset_version=_target(spec.opset, version)) as function:
-            where = f"{self._where}: function {name!r}"
             self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
         results = tuple((var.name, var.sym_type) for var in function.outputs)
-        return FunctionOrigin(spec.opset, function, blocks[spec.opset], signature, results)
+        return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results)
 
     @staticmethod
     def _placeholder(name: str, sym_type: Any) -> Placeholder:
@@ -128,6 +135,13 @@ class ProgramReader:
             element, length, dynamic = sym_type.T
             return ListVar(name, elem_type=element, init_length=length, dynamic_length=dynamic)
         return Var(name, sym_type)
+
+
+def _default(member: Member, names: Sequence[str]) -> str:
+    """Which of a program's functions `names` runs where `member` is run and none is named."""
+    default = member.prefix + str(member.spec.description.defaultFunctionName or "main")
+    own = [name for name in names if name.startswith(member.prefix)]
+    return default if default in own or not own else own[0]
 
 
 def _images(description: Any, function: str) -> frozenset[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Program
 
-from ..core.errors import InputError, NotSupported
+from ..core.errors import InputError, NotSupported, nearest
+from ..core.query import chain
 from ..runtime.interface import apply_description
+from ..runtime.pipeline import taken
 from .compare import as_arrays
 from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
@@ -57,14 +59,13 @@ def plans(
 ) -> list[Plan]:
     """The runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
 
-    Given `feeds` there is one run, of the default function. Raises InputError for feeds that the function's
-    description does not allow.
+    Given `feeds` there is one run, of the default function; of a pipeline one of each part, on what the parts before it
+    give. Raises InputError for feeds that the function's description does not allow.
     """
+    if feeds is not None and chain(program):
+        return list(_through(program, describe, feeds))
     if feeds is not None:
-        name = program.default_function_name
-        description = describe(name)
-        laid_out = dict(feeds) if description is None else apply_description(description, feeds)
-        return [Plan(name, GIVEN, laid_out, make_state(program.functions[name], 0))]
+        return [_given(program, program.default_function_name, describe, feeds)]
     made: list[Plan] = []
     for name, function in program.functions.items():
         description = describe(name)
@@ -75,6 +76,26 @@ def plans(
             drawn = make_feeds(function, choice, number, description)
             made.append(Plan(name, label, drawn, make_state(function, number)))
     return made
+
+
+def _given(program: Program, name: str, describe: Callable[[str], Any], feeds: Mapping[str, Array]) -> Plan:
+    description = describe(name)
+    laid_out = dict(feeds) if description is None else apply_description(description, feeds)
+    return Plan(name, GIVEN, laid_out, make_state(program.functions[name], 0))
+
+
+def _through(program: Program, describe: Callable[[str], Any], feeds: Mapping[str, Array]) -> Iterator[Plan]:
+    """The runs of a pipeline's parts; what goes from one to the next is computed at float32."""
+    from ..runtime import Runtime
+
+    known: dict[str, Any] = dict(feeds)
+    wanted = {name for part in chain(program) for name in program.functions[part].inputs}
+    for name in set(known) - wanted:
+        raise InputError(f"feed '{name}': no such input{nearest(name, wanted)}; no part of the pipeline takes it")
+    for part in chain(program):
+        plan = _given(program, part, describe, taken(program.functions[part], known))
+        yield plan
+        known.update(Runtime(program, function=part, description=describe(part))(plan.feeds, dict(plan.state)))
 
 
 def check_runnable(program: Program, quirks: Sequence[str]) -> None:

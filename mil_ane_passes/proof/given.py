@@ -54,9 +54,9 @@ class Given:
         """
         made: list[Plan] = []
         for number, sample in enumerate(self.feeds, 1):
-            (plan,) = plans(program, 1, describe, sample)
             label = GIVEN if len(self.feeds) == 1 else f"{GIVEN} {number}"
-            made.append(Plan(plan.function, label, plan.feeds, plan.state, asked=True))
+            made += [Plan(plan.function, label, plan.feeds, plan.state, asked=True)
+                     for plan in plans(program, 1, describe, sample)]
         if self.ranges:
             self._check(program)
             for name, function in program.functions.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ class LintReport:
     `findings` are the hits, worst first; `near_misses` what almost was one. `plan` holds the program itself and is no
     part of the JSON. `after` is the report of the model it is compared with, `baseline` what is new and gone since an
     earlier report, `measured` what Core ML said on a Mac; all are None, and no part of the JSON, where they were not
-    asked for.
+    asked for. `left_out` are the parts of a pipeline that are no ML Programs, with their kinds.
     """
 
     model: str
@@ -43,6 +43,7 @@ class LintReport:
     after: LintReport | None = None
     baseline: Compared | None = None
     measured: Agreement | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -119,6 +120,7 @@ class LintReport:
             "summary": self.summary(),
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"measured": agreement_dict(self.measured)} if self.measured is not None else {}),
         }
 

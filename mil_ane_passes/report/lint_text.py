@@ -92,6 +92,8 @@ def _functions(report: LintReport) -> Iterator[str]:
         on_ane = sum(row.backend == "ane" for row in rows)
         share = f" ({_percent(100 * on_ane / len(rows))})" if rows else ""
         yield f"  {name}: {_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
+    for name, kind in report.left_out.items():
+        yield f"  {name}: a {kind}, not looked at"
 
 
 def _after(report: LintReport) -> Iterator[str]:

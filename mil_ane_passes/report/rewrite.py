@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,8 @@ class RewriteReport:
     weight_bytes_after: int | None = None
     seconds: float = 0.0
     diff: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
     package: Any = None
     "The rewritten `Package` or program; not part of the JSON."
 
@@ -60,6 +63,7 @@ class RewriteReport:
             "ops": {"before": self.ops_before, "after": self.ops_after},
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "seconds": round(self.seconds, 6), "diff": self.diff,
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
         }
 
     def __str__(self) -> str:
@@ -69,6 +73,7 @@ class RewriteReport:
             lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
+        lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines.append(str(self.verify))
         if self.diff:

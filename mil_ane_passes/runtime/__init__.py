@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from .drop_in import PredictError, Predictor, predictor
 from .engine import PRECISIONS, Runtime, missing_ops
+from .pipeline import PipelineRuntime
 from .quirks import QUIRKS
 
-__all__ = ["PRECISIONS", "QUIRKS", "PredictError", "Predictor", "Runtime", "missing_ops", "predictor"]
+__all__ = ["PRECISIONS", "QUIRKS", "PipelineRuntime", "PredictError", "Predictor", "Runtime", "missing_ops",
+           "predictor"]

@@ -19,6 +19,7 @@ from .engine import Runtime
 from .feeds import split_inputs
 from .images import image_of, is_image
 from .interface import array_dtype
+from .pipeline import PipelineRuntime
 
 __all__ = ["PredictError", "Predictor", "predictor"]
 
@@ -48,18 +49,23 @@ def predictor(
 
 
 class Predictor:
-    """Predictions of one function of an `MLModel`."""
+    """Predictions of one function of an `MLModel`, or of a pipeline."""
 
     def __init__(self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = ()) -> None:
         from ..package import package_of_mlmodel
 
         self._model = mlmodel
         package = package_of_mlmodel(mlmodel)
+        if package.is_pipeline:
+            self._proxy = _Proxy({}, package.spec.description, PipelineRuntime(
+                package, precision=precision, quirks=quirks))
+            return
         name = getattr(mlmodel, "function_name", None) or None
         if name is not None and name not in package.functions:
             name = None
         name = name or package.program.default_function_name
-        self._proxy = _Proxy(package.program.functions[name], package.description(name), Runtime(
+        states = split_inputs(package.program.functions[name])[1]
+        self._proxy = _Proxy(states, package.description(name), Runtime(
             package.program, function=name, precision=precision, quirks=quirks, description=package.description(name)))
 
     def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
@@ -109,10 +115,10 @@ class _State:
 class _Proxy:
     """Stands in for the framework's model object behind `MLModel`."""
 
-    def __init__(self, function: Any, description: Any, runtime: Runtime) -> None:
+    def __init__(self, states: Mapping[str, Any], description: Any, runtime: Runtime | PipelineRuntime) -> None:
         self._runtime = runtime
         self._description = description
-        self._states = split_inputs(function)[1]
+        self._states = states
 
     def new_state(self) -> MLState:
         return MLState(_State(self._states))

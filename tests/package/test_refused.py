@@ -132,7 +132,7 @@ BROKEN = {
     "model cut": (truncate(MODEL, 700), "no Core ML model"),
     "neural network": (set_kind("neuralNetwork"), "is a NeuralNetwork .*convert the source model"),
     "classifier network": (set_kind("neuralNetworkClassifier"), "is a NeuralNetwork .*convert the source model"),
-    "pipeline": (set_kind("pipeline"), "is a pipeline .*not rewritten yet"),
+    "pipeline": (set_kind("pipeline"), "is a pipeline .pipeline. without an ML Program: it has no parts"),
     "other": (set_kind("normalizer"), "of type normalizer"),
     "unknown name": (rename_input, "refer to 'nowhere'"),
     "inline": (bad_inline, r"const .* inline value of \d elements; expected \d of int32"),

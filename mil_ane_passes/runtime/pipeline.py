@@ -1,0 +1,81 @@
+"""`PipelineRuntime`: the ML Programs of a pipeline, executed one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+
+from ..core.errors import InputError, NotSupported, nearest
+from ..core.query import chain
+from .engine import Runtime
+from .feeds import named_feeds, split_inputs
+
+if TYPE_CHECKING:
+    from ..package import Package
+
+__all__ = ["PipelineRuntime", "taken"]
+
+
+class PipelineRuntime:
+    """Executes a loaded pipeline; called like `Runtime`, with the pipeline's inputs and giving its outputs.
+
+    Each part takes what the pipeline is fed and what parts before it gave, by name; floats become the width that the
+    part takes. Raises NotSupported for a part that is no ML Program or has an op the runtime lacks, and for states,
+    which a pipeline has no place for.
+    """
+
+    def __init__(self, package: Package, *, precision: str = "float32", quirks: Sequence[str] = ()) -> None:
+        if package.members.others:
+            name, kind = next(iter(package.members.others.items()))
+            raise NotSupported(f"the pipeline's part '{name}' is a {kind}, and the reference runtime "
+                               "executes ML Programs only; name one of the functions to run it alone: "
+                               f"{', '.join(package.functions)}")
+        self._description = package.spec.description
+        self._parts: list[tuple[Any, Runtime]] = []
+        for name in chain(package.program):
+            function = package.program.functions[name]
+            if split_inputs(function)[1]:
+                raise NotSupported(f"the part '{name}' of the pipeline has states, which a pipeline does not keep; run "
+                                   "it alone as a function")
+            runtime = Runtime(package.program, function=name, precision=precision, quirks=quirks,
+                              description=package.description(name))
+            self._parts.append((function, runtime))
+
+    def __call__(
+        self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises InputError for feeds of the wrong name, dtype or shape, and for states."""
+        self.check(feeds, state)
+        known: dict[str, Any] = dict(feeds)
+        for function, runtime in self._parts:
+            known.update(runtime(taken(function, known)))
+        missing = [feature.name for feature in self._description.output if feature.name not in known]
+        if missing:
+            raise InputError(f"output '{missing[0]}': no part of the pipeline gives it; the package is damaged")
+        return {feature.name: known[feature.name] for feature in self._description.output}
+
+    def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
+        """Raises InputError for feeds of a wrong name and for states; runs nothing."""
+        if state:
+            raise InputError(f"state '{next(iter(state))}': a pipeline has no states; expected none")
+        given, inputs = named_feeds(feeds), {feature.name: feature for feature in self._description.input}
+        for name in given:
+            if name not in inputs:
+                raise InputError(f"feed '{name}': no such input{nearest(name, inputs)} (inputs: {', '.join(inputs)})")
+        for name, feature in inputs.items():
+            if name not in given and not feature.type.isOptional:
+                raise InputError(f"input '{name}': not fed; expected it, as the pipeline takes it")
+
+
+def taken(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part takes of the values known by name: floats become the width that it declares."""
+    return {name: _fitting(var, known[name]) for name, var in function.inputs.items() if name in known}
+
+
+def _fitting(var: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and types.is_float(var.dtype):
+        return value.astype(types.nptype_from_builtin(var.dtype))
+    return value

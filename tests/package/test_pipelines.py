@@ -1,0 +1,235 @@
+"""Pipelines: their ML Programs are loaded as one program, rewritten in place, linted and run; the rest is kept."""
+
+from __future__ import annotations
+
+import shutil
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools import proto
+from coremltools.converters.mil import Builder as mb
+from coremltools.models import datatypes
+from coremltools.models.neural_network import NeuralNetworkBuilder
+
+import mil_ane_passes as ane
+
+from .helpers import MODEL, make, normal, proto_ops, spec_of, tree, write_spec
+
+X = np.random.default_rng(0).standard_normal((1, 4, 32)).astype(np.float32)
+
+
+def up_program():
+    weight, bias = normal(4, 8, 5), np.ones(8, np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 32))], opset_version=ct.target.iOS16)
+    def program(x):
+        return mb.relu(x=mb.conv_transpose(x=x, weight=weight, bias=bias, name="up"), name="mid")
+
+    return program
+
+
+def out_program():
+    weight = normal(128, 36)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 36))], opset_version=ct.target.iOS16)
+    def program(mid):
+        return mb.linear(x=mid, weight=weight, name="out")
+
+    return program
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    return [make(folder / f"{name}.mlpackage", program, ct.target.iOS16)
+            for name, program in (("up", up_program()), ("out", out_program()))]
+
+
+@pytest.fixture(scope="module")
+def pipeline(parts, tmp_path_factory):
+    models = [ct.models.MLModel(str(part), skip_model_load=True) for part in parts]
+    path = tmp_path_factory.mktemp("pipeline") / "pipeline.mlpackage"
+    ct.utils.make_pipeline(*models).save(str(path))
+    return path
+
+
+def changed(pipeline, tmp_path, change):
+    """A copy of the pipeline's package whose spec `change` was given."""
+    path = tmp_path / "changed.mlpackage"
+    shutil.copytree(pipeline, path)
+    spec = spec_of(path)
+    write_spec(path, change(spec) or spec)
+    return path
+
+
+def wrapped(spec):
+    """A model whose pipelines lie in pipelines: a classifier's of one named part, which is the pipeline."""
+    outer = proto.Model_pb2.Model(specificationVersion=spec.specificationVersion, description=spec.description)
+    outer.pipelineClassifier.pipeline.models.add().CopyFrom(spec)
+    outer.pipelineClassifier.pipeline.names.append("inner")
+    return outer
+
+
+def with_network(spec):
+    """The pipeline with a neural network behind its parts, and names for all three."""
+    inputs = [("out", datatypes.Array(1, 8, 128))]
+    builder = NeuralNetworkBuilder(inputs, [("last", None)], disable_rank5_shape_mapping=True)
+    builder.add_activation("act", "RELU", "out", "last")
+    spec.pipeline.models.add().CopyFrom(builder.spec)
+    spec.pipeline.names.extend(["up", "out", "net"])
+
+
+KINDS = {
+    "as made": lambda spec: None,
+    "in a classifier's pipeline": wrapped,
+    "with a neural network": with_network,
+    "two parts of one name": lambda spec: spec.pipeline.names.extend(["same", "same"]),
+}
+NAMES = {
+    "as made": ("part0/main", "part1/main"),
+    "in a classifier's pipeline": ("inner/part0/main", "inner/part1/main"),
+    "with a neural network": ("up/main", "out/main"),
+    "two parts of one name": ("same_0/main", "same_1/main"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_touched_is_kept_byte_for_byte(pipeline, tmp_path, kind):
+    source = changed(pipeline, tmp_path, KINDS[kind])
+    package = ane.load(source)
+    assert package.functions == NAMES[kind]
+    ane.save(package, tmp_path / "again.mlpackage")
+    assert tree(source) == tree(tmp_path / "again.mlpackage")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_is_rewritten_in_place(pipeline, parts, tmp_path, kind):
+    source, target = changed(pipeline, tmp_path, KINDS[kind]), tmp_path / "rewritten.mlpackage"
+    before = tree(source)
+    report = ane.rewrite(source, target, passes="lift_conv_transpose_1d")
+    assert report.status == "written" and report.proved
+    assert [hit.function for trace in report.traces for hit in trace.fired] == [NAMES[kind][0]]
+    assert tree(source) == before
+    old, new = spec_of(source), spec_of(target)
+    models, rewritten = flat(old), flat(new)
+    alone = tmp_path / "alone.mlpackage"
+    ane.rewrite(parts[0], alone, passes="lift_conv_transpose_1d")
+    wanted = {name: data for name, data in proto_ops(alone).items() if b"weight.bin" not in data}
+    made = rewritten[0].mlProgram.functions["main"]
+    found = {op.outputs[0].name: op.SerializeToString() for op in made.block_specializations[made.opset].operations}
+    assert {name: proto.MIL_pb2.Operation.FromString(found[name]) for name in wanted} == {
+        name: proto.MIL_pb2.Operation.FromString(data) for name, data in wanted.items()}
+    rewritten[0].mlProgram.CopyFrom(models[0].mlProgram)
+    assert new == old, "more than the program of the one part differs"
+
+
+def flat(spec):
+    kind = spec.WhichOneof("Type")
+    if not kind.startswith("pipeline"):
+        return [spec]
+    inner = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline
+    return [each for model in inner.models for each in flat(model)]
+
+
+def test_the_host_loads_the_result(pipeline, tmp_path):
+    ane.rewrite(pipeline, tmp_path / "new.mlpackage", preset="full")
+    loaded = ct.models.MLModel(str(tmp_path / "new.mlpackage"), skip_model_load=True)
+    assert [model.WhichOneof("Type") for model in loaded.get_spec().pipeline.models] == ["mlProgram"] * 2
+
+
+def test_running_a_pipeline_runs_its_parts_one_after_the_other(pipeline, parts, tmp_path):
+    wanted = ane.run(parts[1], ane.run(parts[0], {"x": X}))
+    found = ane.run(pipeline, {"x": X})
+    assert list(found) == ["out"] and np.array_equal(found["out"], wanted["out"])
+    predicted = ane.runtime.predictor(pipeline, precision="float32").predict({"x": X})
+    assert np.array_equal(predicted["out"], wanted["out"])
+    ane.rewrite(pipeline, tmp_path / "new.mlpackage")
+    assert np.allclose(ane.run(tmp_path / "new.mlpackage", {"x": X})["out"], wanted["out"], atol=1e-5)
+    middle = ane.run(pipeline, {"x": X}, function="part0/main")["mid"]
+    assert np.array_equal(middle, ane.run(parts[0], {"x": X})["mid"])
+
+
+def test_given_feeds_reach_every_part(pipeline, tmp_path):
+    """A difference in the second part is seen, though the feeds are those of the first."""
+    def doubled(spec):
+        main = spec.pipeline.models[1].mlProgram.functions["main"]
+        block = main.block_specializations[main.opset]
+        linear = next(op for op in block.operations if op.type == "linear")
+        linear.type = "matmul"
+        linear.inputs["x"].arguments[0].name, weight = "mid", linear.inputs["weight"].arguments[0].name
+        linear.inputs["y"].arguments.add().name = weight
+        del linear.inputs["weight"], linear.inputs["bias"]
+        linear.inputs["transpose_y"].arguments.add().name = "yes"
+        const = block.operations.add(type="const")
+        const.outputs.add(name="yes").type.tensorType.dataType = 1
+        const.attributes["val"].type.tensorType.dataType = 1
+        const.attributes["val"].immediateValue.tensor.bools.values.append(True)
+        block.operations.insert(0, block.operations.pop())
+        scale = block.operations.add(type="add")
+        scale.inputs["x"].arguments.add().name = "product"
+        scale.inputs["y"].arguments.add().name = "product"
+        scale.outputs.add().CopyFrom(linear.outputs[0])
+        linear.outputs[0].name = "product"
+
+    other = changed(pipeline, tmp_path, doubled)
+    report = ane.verify(pipeline, other, feeds={"x": X})
+    assert not report.equal and {case.function for case in report.cases if not case.passed} == {"part1/main"}
+    with pytest.raises(ane.InputError, match=r"feed 'z': no such input.*no part of the pipeline takes it"):
+        ane.verify(pipeline, pipeline, feeds={"z": X})
+
+
+def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_path):
+    source = changed(pipeline, tmp_path, with_network)
+    report = ane.lint(source)
+    assert {row.function for row in report.plan.rows} == {"up/main", "out/main"}
+    assert "ANE301" in {item.rule.code for item in report.findings}
+    assert report.to_dict()["left_out"] == {"net": "neuralNetwork"}
+    assert "  net: a neuralNetwork, not looked at" in str(report).splitlines()
+    assert "fp32-io" not in {item.rule.slug for item in report.findings}, "a part's interface is its neighbours', too"
+    assert "left_out" not in ane.lint(pipeline).to_dict()
+    rewritten = ane.rewrite(source, tmp_path / "new.mlpackage")
+    assert rewritten.to_dict()["left_out"] == {"net": "neuralNetwork"}
+    assert "net: a neuralNetwork, left as it is" in str(rewritten).splitlines()
+
+
+REFUSED = {
+    "a rewrite of the interface": (
+        lambda path, folder: ane.rewrite(path, folder / "out.mlpackage", passes="fp16_io"), lambda spec: None,
+        "is a pipeline, and ane::fp16_io changes inputs and outputs"),
+    "a trace of no part": (lambda path, folder: ane.trace(path, {"x": X}), lambda spec: None,
+                           "name the function of it to trace: part0/main, part1/main"),
+    "a run with a neural network": (lambda path, folder: ane.run(path, {"x": X}), with_network,
+                                    "part 'net' is a neuralNetwork"),
+    "a feed of another name": (lambda path, folder: ane.run(path, {"y": X}), lambda spec: None,
+                               "feed 'y': no such input .inputs: x."),
+    "a missing feed": (lambda path, folder: ane.run(path, {}), lambda spec: None, "input 'x': not fed"),
+    "a state": (lambda path, folder: ane.run(path, {"x": X}, state={"s": X}), lambda spec: None,
+                "state 's': a pipeline has no states"),
+    "a callable": (lambda path, folder: ane.verify(path, lambda x: x), lambda spec: None,
+                   "stands for one ML Program"),
+    "no ML Program": (lambda path, folder: ane.load(path),
+                      lambda spec: (with_network(spec), spec.pipeline.models.pop(0), spec.pipeline.models.pop(0))[:0],
+                      "without an ML Program: up is a neuralNetwork"),
+    "no part": (lambda path, folder: ane.load(path), lambda spec: spec.pipeline.ClearField("models"),
+                "it has no parts"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_for_pipelines_is_refused(pipeline, tmp_path, case):
+    action, change, reason = REFUSED[case]
+    path = changed(pipeline, tmp_path, change)
+    with pytest.raises(ane.AnePassesError, match=reason):
+        action(path, tmp_path)
+    assert not (tmp_path / "out.mlpackage").exists()
+
+
+def test_two_pipelines_in_one_field_are_damage(pipeline, tmp_path):
+    path = tmp_path / "twice.mlpackage"
+    shutil.copytree(pipeline, path)
+    data = (path / MODEL).read_bytes()
+    empty = bytes([202 << 3 & 0x7F | 2 | 0x80, 202 << 3 >> 7, 0])
+    (path / MODEL).write_bytes(data + empty)
+    with pytest.raises(ane.InputError, match="2 fields 202 where one pipeline is expected"):
+        ane.load(path)
