@@ -16,6 +16,7 @@ from ..package.plan import WeightPlan
 from ..package.write import write_model
 from ..report.edit import EditReport
 from ..surgery.contract import Edit, apply_all
+from ..surgery.dedup_weights import DedupWeights
 from ..surgery.document import Document
 from ..surgery.open import open_document
 from ..surgery.rename import Rename
@@ -25,11 +26,13 @@ __all__ = ["edit"]
 
 def edit(
     src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, rename: Mapping[str, str] | None = None,
-    function: str | None = None, overwrite: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
+    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, dry_run: bool = False,
+    ahead: CopyAhead | None = None,
 ) -> EditReport:
     """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
 
-    `rename` maps names of inputs, outputs, states or inner values to their new names. `function` edits that function
+    `rename` maps names of inputs, outputs, states or inner values to their new names. `dedup_weights` keeps weights of
+    equal bytes once. `function` edits that function
     alone (default: each that has what is named). All names are those of `src`, whatever else is edited. `dry_run`
     writes nothing. `ahead`: copies of the source's large files that the caller has begun.
 
@@ -41,14 +44,17 @@ def edit(
     edits: list[Edit] = []
     if rename:
         edits.append(Rename(dict(rename), function))
+    if dedup_weights:
+        edits.append(DedupWeights())
     if not edits:
-        raise InputError("nothing to edit was asked for; expected at least one of rename")
+        raise InputError("nothing to edit was asked for; expected at least one of rename, dedup_weights")
     if dst is None and not dry_run:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     target = None if dst is None or dry_run else Path(dst)
     if target is not None:
         check_destination(src, target, overwrite)
-    with _copying_ahead(Path(src), target) if ahead is None else nullcontext(ahead) as ahead, collector_off():
+    copied = None if dedup_weights else target  # what is packed anew is not copied first
+    with _copying_ahead(Path(src), copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
         documents = apply_all(open_document(src), edits)
         report = EditReport(os.fspath(src), done=_done(documents), weight_bytes_before=_weights(Path(src)))
         if target is not None:
@@ -69,7 +75,7 @@ def _written(documents: list[Document], target: Path, overwrite: bool, ahead: Co
     for path, document in made.items():
         check_destination(document.layout.root, path, overwrite)
     for path, document in made.items():
-        plan = WeightPlan(document.files) if document.repack else None
+        plan = WeightPlan(document.files, dead_limit=document.dead_limit) if document.repack else None
         write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, ahead=ahead)
     return [os.fspath(path) for path in made]
 

@@ -18,6 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     # The edits, in the order in which they are made.
     parser.add_argument("--rename", metavar="A=B", action="append", default=[],
                         help="call the input, output, state or inner value A from now on B; may be repeated")
+    parser.add_argument("--dedup-weights", action="store_true", help="keep weights of equal bytes once")
     parser.add_argument("--function", metavar="F",
                         help="edit this function alone (default: each that has what is named)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; write nothing")
@@ -28,7 +29,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
-    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run) as ahead:
+    packed = arguments.dedup_weights  # what is packed anew is not copied first
+    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed) as ahead:
         from ..api import edit  # now, while the large files are copied: this imports coremltools
 
         report = edit(arguments.input, arguments.output, **asked, function=arguments.function,
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for, as `edit` takes it."""
-    return {"rename": _pairs("--rename", arguments.rename)}
+    return {"rename": _pairs("--rename", arguments.rename), "dedup_weights": arguments.dedup_weights}
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

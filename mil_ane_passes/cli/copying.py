@@ -13,9 +13,12 @@ __all__ = ["copying"]
 
 
 def copying(
-    source: str, output: str | None, overwrite: bool, dry_run: bool
+    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False
 ) -> AbstractContextManager[CopyAhead | None]:
-    """Starts copying what will be copied anyway. InputError when `output` is lacking or could not be written."""
+    """Starts copying what will be copied anyway: nothing where the weights are `packed` anew.
+
+    InputError when `output` is lacking or could not be written.
+    """
     if output is None and not dry_run:
         raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
     if not source.strip():
@@ -23,4 +26,4 @@ def copying(
     if output is None or dry_run:
         return nullcontext()
     check_destination(source, output, overwrite)
-    return CopyAhead(Path(source), Path(output))
+    return nullcontext() if packed else CopyAhead(Path(source), Path(output))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from coremltools import proto
@@ -70,6 +70,13 @@ class Section:
         """The outputs by which a classifier gives its answer: the label and the probabilities."""
         found = [wire.payloads(self.data, self._numbers[name]) for name in _PREDICTED]
         return tuple(names[-1].decode() for names in found if names and names[-1])
+
+    def predict_only(self, names: Collection[str]) -> None:
+        """Says no more of what is predicted than those of `names`."""
+        for field in _PREDICTED:
+            number = self._numbers[field]
+            kept = [name for name in wire.payloads(self.data, number) if name.decode() in names]
+            self.data = wire.replace(self.data, number, kept)
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Renames features, also where the section says what is predicted."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from coremltools import proto
+
 from ..core.errors import InputError, nearest
 from ..package import wire
 from ..package.blobs import WeightFiles
 from ..package.manifest import Layout
+from ..package.plan import DEAD_LIMIT
 from .contract import Done
 from .description import Description
 from .parts import Function
@@ -23,8 +26,9 @@ class Document:
 
     `functions` are by name in file order: add, remove and edit them. `description` is what the model says of their
     inputs and outputs. `version` is the specification version. `done` lists what the edits did. An edit that takes the
-    last use of a weight away sets `repack`: then the blobs nothing refers to are dropped when the document is written.
-    `part` is empty, or tells the documents apart that one became.
+    last use of a weight away sets `repack`: then the blobs nothing refers to are dropped when the document is written,
+    from each weight file of which they are more than the part `dead_limit`. `part` is empty, or tells the documents
+    apart that one became.
     """
 
     def __init__(self, layout: Layout, raw: bytes, spec: Any) -> None:
@@ -33,7 +37,7 @@ class Document:
         self.where = str(layout.root)
         self.version = self._then = int(spec.specificationVersion)
         self.done: list[Done] = []
-        self.repack = False
+        self.repack, self.dead_limit = False, DEAD_LIMIT
         self.part = ""
         programs = wire.payloads(raw, _ML_PROGRAM)
         self._entries = {wire.entry_key(e): e for p in programs for e in wire.payloads(p, _FUNCTIONS)}
@@ -51,6 +55,15 @@ class Document:
             raise InputError(f"{self.where}: no function '{function}'; the model has {_listed(sources)}"
                              f"{nearest(function, sources)}")
         return [each for each in self.functions.values() if function in (None, each.source)]
+
+    def again(self, raw: bytes, part: str = "") -> Document:
+        """A document of the model file `raw` in this one's place: of the same package, after the same edits."""
+        made = Document(self.layout, raw, proto.Model_pb2.Model(specificationVersion=self.version))
+        made.files, made.part, made.done = self.files, part or self.part, list(self.done)
+        made.repack, made.dead_limit = self.repack, self.dead_limit
+        for name, function in made.functions.items():
+            function.source = self.functions[name].source
+        return made
 
     def emit(self) -> bytes:
         """The model file as it is now; byte for byte that of the source when nothing was changed."""

@@ -1,0 +1,70 @@
+"""Weights that are in a package more than once, kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..core.errors import InputError
+from ..package.duplicates import Duplicates, Group, find_duplicates
+from ..package.refs import find_refs, redirect_refs
+from .contract import Done
+from .document import Document
+
+__all__ = ["DedupWeights"]
+
+_OPTION = "--dedup-weights"
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class DedupWeights:
+    """Makes all references to equal bytes of one dtype refer to one blob, across functions and weight files.
+
+    The shape a const gives its bytes does not matter. Values written into the model file itself stay as they are.
+    """
+
+    def apply(self, document: Document) -> list[Document]:
+        """Dedup; no value changes. InputError when a weight file is damaged or cannot be read."""
+        raw = document.emit()
+        try:
+            found = find_duplicates(document.files, find_refs(raw))
+        except OSError as error:
+            raise InputError(f"{document.where}: the weights cannot be read ({error.strerror or error})") from error
+        if found.equal:
+            places = {other: group.places[0] for group in found.equal for other in group.places[1:]}
+            document = document.again(redirect_refs(raw, places))
+            document.repack, document.dead_limit = True, 0.0
+        document.done += [Done(_OPTION, "", _value(group), note, changed=changed)
+                          for group, note, changed in _notes(found)]
+        document.done += _apart(found)
+        return [document]
+
+
+def _notes(found: Duplicates) -> Iterator[tuple[Group | None, str, bool]]:
+    """What to say of each group, and whether it is a change."""
+    if not found.equal:
+        yield None, "no weights are in the package twice", False
+        return
+    saved = sum(group.saved for group in found.equal)
+    blobs = sum(len(group.places) for group in found.equal)
+    yield None, f"{blobs:,} blobs hold {len(found.equal):,} different values; {saved:,} bytes are saved", True
+    largest = sorted(found.equal, key=lambda group: -group.saved)[:_SHOWN]
+    for group in largest:
+        yield group, f"{len(group.places):,} blobs of {group.nbytes:,} bytes are one", True
+    if len(found.equal) > len(largest):
+        yield None, f"and {len(found.equal) - len(largest):,} groups that save less", True
+
+
+def _apart(found: Duplicates) -> Iterator[Done]:
+    if found.apart:
+        nbytes = sum(group.saved for group in found.apart)
+        yield Done(_OPTION, "", "", f"left as they are: {len(found.apart):,} groups of blobs with equal bytes that are "
+                                    f"of different dtypes ({nbytes:,} bytes)", changed=False)
+
+
+def _value(group: Group | None) -> str:
+    if group is None:
+        return ""
+    name, offset = group.places[0]
+    return f"{name}:{offset}"
