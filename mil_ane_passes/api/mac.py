@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +18,8 @@ from coremltools.converters.mil.mil import types
 from ..core.errors import InputError, NotSupported
 from ..core.npz import write_npz
 from ..package import save
+from ..package.staging import Staging
+from ..package.swap import place
 from ..proof.execute import Plan, Run, execute, plans
 from ..proof.given import Given
 from ..proof.outside import default_tolerance
@@ -82,15 +83,13 @@ def _staged(goal: Path) -> Iterator[Path]:
         raise InputError(f"{goal}: the folder {goal.parent} does not exist; make it first")
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
         raise InputError(f"{goal}: exists and is no empty folder; expected a free path")
-    staged = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
-    staged.mkdir()
-    try:
+    with Staging(goal) as staging:
+        staged = staging.folder / "new"
+        staged.mkdir()
         yield staged
         if goal.is_dir():
             goal.rmdir()
-        os.replace(staged, goal)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        place(staged, goal)
 
 
 @dataclass

@@ -57,8 +57,8 @@ class _Job:
 def rewrite(
     src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None, verify: bool = True,
-    overwrite: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS, progress: Progress = quiet,
-    ahead: CopyAhead | None = None,
+    overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS,
+    progress: Progress = quiet, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
     """Rewrite a model and prove the result equal before anything is written.
 
@@ -67,7 +67,8 @@ def rewrite(
     None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `feeds` (a
     mapping from input name to array, or several) and `ranges` (input name to (low, high)) say what the inputs hold:
     passes that decide by values see those, and the proof runs on them besides its own draws (where it approximates, it
-    holds the error to what was given). `ahead`: copies of the source's large files that the caller has begun.
+    holds the error to what was given). `link` as in `save`. `ahead`: copies of the source's large files that the caller
+    has begun.
 
     Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
     written: the report's `status` says "not proved".
@@ -81,7 +82,7 @@ def rewrite(
     report = RewriteReport(
         source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
         passes=[rule.name for rule in job.rules])
-    begun = _copying_ahead(src, None if dry_run else path, overwrite) if ahead is None else nullcontext(ahead)
+    begun = _copying_ahead(src, None if dry_run else path, overwrite, link) if ahead is None else nullcontext(ahead)
     with begun as ahead:
         before = opened(src)
         _rewrite(report, job, before)
@@ -91,7 +92,7 @@ def rewrite(
             if in_place:
                 job.run(before, src)
                 report.package = src
-            _deliver(report, path, overwrite, ahead)
+            _deliver(report, path, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -110,7 +111,9 @@ def _written_to(src: Any, dst: Any) -> Path | None:
     return Path(fspath(dst))
 
 
-def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractContextManager[CopyAhead | None]:
+def _copying_ahead(
+    src: Any, path: Path | None, overwrite: bool, link: bool
+) -> AbstractContextManager[CopyAhead | None]:
     """Start copying what will be copied anyway. Raises InputError when `path` could not be written in the end."""
     source: Any = src
     if not isinstance(src, (str, PathLike)):
@@ -118,6 +121,8 @@ def _copying_ahead(src: Any, path: Path | None, overwrite: bool) -> AbstractCont
     if path is None or source is None:
         return nullcontext()
     check_destination(fspath(source), path, overwrite)
+    if link:
+        return nullcontext()
     return CopyAhead(Path(source), path)
 
 
@@ -183,8 +188,10 @@ def _promised(traces: Sequence[PassTrace]) -> Strictness:
     return Strictness(weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired))
 
 
-def _deliver(report: RewriteReport, path: Path | None, overwrite: bool, ahead: CopyAhead | None) -> None:
+def _deliver(
+    report: RewriteReport, path: Path | None, overwrite: bool, link: bool, ahead: CopyAhead | None
+) -> None:
     if path is not None:
-        save(report.package, path, overwrite=overwrite, ahead=ahead)
+        save(report.package, path, overwrite=overwrite, link=link, ahead=ahead)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")

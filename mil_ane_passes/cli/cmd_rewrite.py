@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .copying import copying
+from .copying import add_link, copying
 from .given import add_given, given
 from .output import add_format, progress_line, show
 
@@ -23,19 +23,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
     parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_link(parser)
     add_given(parser)
     add_format(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    begun = copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run)
+    begun = copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run,
+                    link=arguments.link)
     with begun as ahead, progress_line() as progress:
         from ..api import rewrite  # now, while the large files are copied: this imports coremltools
 
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments), progress=progress, ahead=ahead)
+            link=arguments.link, dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments),
+            progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -9,13 +10,19 @@ from ..core.errors import InputError
 from ..package.ahead import CopyAhead
 from ..package.destination import check_destination
 
-__all__ = ["copying"]
+__all__ = ["add_link", "copying"]
+
+
+def add_link(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--link", action="store_true",
+                        help="files that stay as they are become hard links where they cannot be cloned: the packages "
+                             "then share them, so never edit one in place")
 
 
 def copying(
-    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False
+    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, link: bool = False
 ) -> AbstractContextManager[CopyAhead | None]:
-    """Starts copying what will be copied anyway: nothing where the weights are `packed` anew.
+    """Starts copying what will be copied anyway: nothing where weights are `packed` anew, or files are to be linked.
 
     InputError when `output` is lacking or could not be written.
     """
@@ -26,4 +33,4 @@ def copying(
     if output is None or dry_run:
         return nullcontext()
     check_destination(source, output, overwrite)
-    return nullcontext() if packed else CopyAhead(Path(source), Path(output))
+    return nullcontext() if packed or link else CopyAhead(Path(source), Path(output))

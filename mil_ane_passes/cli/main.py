@@ -17,47 +17,59 @@ from .. import cli
 from .._version import __version__
 from ..core.errors import AnePassesError, NotSupported
 from ..core.host import quiet
+from .stopping import said, stoppable
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if argv is None:  # a process of our own: to look for garbage among a model's ops as it ends takes long
-        atexit.register(gc.freeze)
+    """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run, 128+n stopped."""
+    if argv is not None:
+        return _run(_parser().parse_args(argv))
+    with stoppable():
+        arguments = _parser().parse_args()
+        atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
         if getattr(arguments, "keeps_all", False):
             gc.disable()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         with quiet():
-            return int(arguments.run(arguments))
+            code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except NotSupported as error:
         proving = getattr(arguments, "proves", False)
         print(f"mil-ane-passes: {'not proved: ' if proving else ''}{error}", file=sys.stderr)
         return 1 if proving else 2
     except AnePassesError as error:
         print(f"mil-ane-passes: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
+        _say_no_more()
     except OSError as error:
         print(f"mil-ane-passes: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
-        return 2
+        _say_no_more()
     except RecursionError:
         print("mil-ane-passes: the model's blocks are nested too deep for this machine's Python", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("mil-ane-passes: interrupted; nothing written", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt as stopped:
+        return said(stopped)
     except Exception as error:  # the last resort: a fault of ours must not look like the user's, nor show a traceback
         logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
         print(f"mil-ane-passes: internal error ({type(error).__name__}: {error}); nothing was written; please report "
               "it with the package or the line that leads to it", file=sys.stderr)
-        return 2
+    return 2
+
+
+def _say_no_more() -> None:
+    """What is still to be printed goes nowhere if it cannot be printed: not a second error as the process ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

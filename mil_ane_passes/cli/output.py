@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import InputError
+from ..package.files import sync
+from ..package.refusals import refusals
+from ..package.staging import Staging
 
 __all__ = ["add_format", "at_least_one", "check_file", "progress_line", "show", "write_file", "write_whole"]
 
@@ -74,14 +77,13 @@ def write_whole(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
     What is no plain file, such as /dev/null or a pipe, is written to and stays what it is.
     """
     if target.exists() and not target.is_file():
-        with open(target, "wb") as device:
+        with refusals(target, "the file"), open(target, "wb") as device:
             fill(device)
         return
     place = Path(os.path.realpath(target))
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
+    with refusals(place, "the file"), Staging(place) as staging:
+        staged = staging.folder / "new"
+        with open(staged, "xb") as file:
             fill(file)
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+        sync(staged)
+        os.replace(staged, place)

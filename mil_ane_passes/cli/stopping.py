@@ -1,0 +1,71 @@
+"""Being told to stop: Ctrl-C, SIGTERM and SIGHUP end a run at once, in one line, with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Stopped", "said", "stoppable"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_stopping = False
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal to stop has come; `code` is the exit code that shells know for it: 128 and the signal's number."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.code = 128 + number
+
+
+def said(stopped: KeyboardInterrupt) -> int:
+    """Say that the run was stopped; the exit code."""
+    found = stopped if isinstance(stopped, Stopped) else Stopped()
+    why = "interrupted" if found.code == 128 + signal.SIGINT else str(found)
+    print(f"mil-ane-passes: {why}; nothing is left half written", file=sys.stderr, flush=True)
+    return found.code
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """For a process of our own: the signals raise Stopped, so that everything is closed on the way out.
+
+    While something is imported it ends at once instead, after what is being staged is removed: an import may swallow
+    whatever is raised in it. So does a second signal. Once the run is over a signal ends the process without a word.
+    Signals that are ignored stay ignored (nohup).
+    """
+    global _stopping
+    _stopping = False
+    for number in _SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            if signal.getsignal(number) == _stop:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    global _stopping
+    stopped, again, _stopping = Stopped(number), _stopping, True
+    if again or _importing(frame):
+        from ..package.staging import abandon
+
+        abandon()
+        os._exit(said(stopped))
+    raise stopped
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
