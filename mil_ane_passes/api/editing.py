@@ -15,39 +15,35 @@ from ..package import CopyAhead, check_destination
 from ..package.plan import WeightPlan
 from ..package.write import write_model
 from ..report.edit import EditReport
-from ..surgery.contract import Edit, apply_all
-from ..surgery.dedup_weights import DedupWeights
+from ..surgery.contract import apply_all
 from ..surgery.document import Document
 from ..surgery.open import open_document
-from ..surgery.rename import Rename
+from .edits import Io_, Names, edits_for
 
 __all__ = ["edit"]
 
 
 def edit(
-    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, rename: Mapping[str, str] | None = None,
-    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, dry_run: bool = False,
-    ahead: CopyAhead | None = None,
+    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, expose: Names = (),
+    drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None, dedup_weights: bool = False,
+    function: str | None = None, overwrite: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
     """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
 
-    `rename` maps names of inputs, outputs, states or inner values to their new names. `dedup_weights` keeps weights of
-    equal bytes once. `function` edits that function
-    alone (default: each that has what is named). All names are those of `src`, whatever else is edited. `dry_run`
-    writes nothing. `ahead`: copies of the source's large files that the caller has begun.
+    `expose` names inner values to return as well; a type that may not leave a model is cast, and the report says so.
+    `drop_output` names outputs to take away, with all that only they needed. `io` is "fp16" or "fp32", the type that
+    all inputs and outputs of floats get, or maps one or both to the names that get it. `rename` maps names of inputs,
+    outputs, states or inner values to their new names. `dedup_weights` keeps weights of equal bytes once. `function`
+    edits that function alone (default: each that has what is named). All names are those of `src`, whatever else is
+    edited. `dry_run` writes nothing. `ahead`: copies of the source's large files that the caller has begun.
 
     The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
     started = time.perf_counter()
-    edits: list[Edit] = []
-    if rename:
-        edits.append(Rename(dict(rename), function))
-    if dedup_weights:
-        edits.append(DedupWeights())
-    if not edits:
-        raise InputError("nothing to edit was asked for; expected at least one of rename, dedup_weights")
+    edits = edits_for(function, expose=expose, drop_output=drop_output, io=io, rename=rename,
+                      dedup_weights=dedup_weights)
     if dst is None and not dry_run:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     target = None if dst is None or dry_run else Path(dst)

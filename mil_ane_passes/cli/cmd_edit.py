@@ -16,6 +16,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
     # The edits, in the order in which they are made.
+    parser.add_argument("--expose", metavar="VALUE", action="append", default=[],
+                        help="return this inner value as well, behind the other outputs; may be repeated")
+    parser.add_argument("--drop-output", metavar="NAME", action="append", default=[],
+                        help="return this no more, and remove all that only it needed; may be repeated")
+    parser.add_argument("--io", metavar=("TYPE", "NAME"), nargs="+", action="append", default=[],
+                        help="make these inputs and outputs (default: all of floats) fp16 or fp32; may be repeated")
     parser.add_argument("--rename", metavar="A=B", action="append", default=[],
                         help="call the input, output, state or inner value A from now on B; may be repeated")
     parser.add_argument("--dedup-weights", action="store_true", help="keep weights of equal bytes once")
@@ -41,7 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for, as `edit` takes it."""
-    return {"rename": _pairs("--rename", arguments.rename), "dedup_weights": arguments.dedup_weights}
+    return {"expose": arguments.expose, "drop_output": arguments.drop_output, "io": _typed(arguments.io),
+            "rename": _pairs("--rename", arguments.rename), "dedup_weights": arguments.dedup_weights}
+
+
+def _typed(given: list[list[str]]) -> dict[str, list[str]]:
+    """The names of each type. InputError when a type is given with names and without."""
+    found: dict[str, list[str]] = {}
+    for dtype, *names in given:
+        if dtype in found and not (names and found[dtype]):
+            raise InputError(f"--io {dtype} is given for all names, and again; expected it once")
+        found[dtype] = [*found.get(dtype, []), *names]
+    return found
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

@@ -33,8 +33,8 @@ class Package:
         self.path = layout.root
         self.layout = layout
         self.raw = raw
-        self.spec: Any = _parse(raw, layout.root)
-        self.members = _members(raw, self.spec, layout)
+        self.spec: Any = parse_model(raw, layout.root)
+        self.members = members_of(raw, self.spec, layout)
         self.files = WeightFiles(layout)
         # Whoever made a temporary package removes it when gone, so it has to stay.
         self._owner = owner
@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str]) -> Package:
     Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
     """
     layout = read_layout(path)
-    return Package(layout, _read(layout))
+    return Package(layout, read_model(layout))
 
 
 def package_of_mlmodel(mlmodel: Any) -> Package:
@@ -114,13 +114,14 @@ def package_of_mlmodel(mlmodel: Any) -> Package:
             'coremltools (convert_to="mlprogram"), or save it as .mlpackage and load that'
         )
     layout = read_layout(path)
-    raw = _read(layout)
+    raw = read_model(layout)
     spec = mlmodel.get_spec()
-    changed = spec != _parse(raw, layout.root)
+    changed = spec != parse_model(raw, layout.root)
     return Package(layout, spec.SerializeToString(deterministic=True) if changed else raw, owner=mlmodel)
 
 
-def _read(layout: Layout) -> bytes:
+def read_model(layout: Layout) -> bytes:
+    """The bytes of the model file. Raises InputError when it cannot be read."""
     try:
         return layout.model.read_bytes()
     except OSError as error:
@@ -132,7 +133,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _parse(raw: bytes, root: Path) -> Any:
+def parse_model(raw: bytes, root: Path) -> Any:
+    """The Model proto of a model file. Raises InputError when it is none."""
     try:
         spec = proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
@@ -143,7 +145,7 @@ def _parse(raw: bytes, root: Path) -> Any:
     return spec
 
 
-def _members(raw: bytes, spec: Any, layout: Layout) -> Members:
+def members_of(raw: bytes, spec: Any, layout: Layout) -> Members:
     """The ML Programs of the model. Raises InputError where there are none."""
     root = layout.root
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ..core.errors import InputError
-from ..package.manifest import Layout, read_layout
-from ..package.model import _parse
+from ..package.manifest import read_layout
+from ..package.members import kind_of
+from ..package.model import members_of, parse_model, read_model
 from .document import Document
 
 __all__ = ["open_document"]
@@ -19,22 +19,14 @@ def open_document(path: str | os.PathLike[str]) -> Document:
     Raises InputError when it is not an ML Program package, or its model file contradicts itself.
     """
     layout = read_layout(path)
+    raw = read_model(layout)
+    spec = parse_model(raw, layout.root)
+    if members_of(raw, spec, layout).programs[0].path:
+        raise InputError(f"{layout.root}: the model is a pipeline ({kind_of(spec)}), whose parts refer to each other's "
+                         "inputs and outputs; edit the packages in it and build it again")
     try:
-        raw = layout.model.read_bytes()
-    except OSError as error:
-        raise InputError(f"{layout.root}: {layout.model} cannot be read ({error.strerror})") from error
-    try:
-        return Document(layout, raw, _parsed(layout, raw))
+        return Document(layout, raw, spec)
     except (ValueError, UnicodeDecodeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{layout.root}: {layout.model} is damaged ({error}); take a fresh copy") from error
-
-
-def _parsed(layout: Layout, raw: bytes) -> Any:
-    spec = _parse(raw, layout.root)
-    kind = spec.WhichOneof("Type") or "nothing"
-    if kind != "mlProgram":
-        raise InputError(f"{layout.root}: the model is a pipeline ({kind}), whose parts refer to each other's inputs "
-                         "and outputs; edit the packages in it and build it again")
-    return spec

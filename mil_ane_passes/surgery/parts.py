@@ -206,6 +206,10 @@ class Function:
                         return output.type
         return None
 
+    def has(self, value: str) -> bool:
+        """Whether an input, or what an op at the top of the function makes, is called `value`."""
+        return self.type_of(value) is not None
+
     def names(self) -> set[str]:
         """The names of all values, those inside nested blocks too."""
         found = {declared.name for declared in self.inputs}

@@ -1,0 +1,59 @@
+"""What `edit` is asked for, as edits in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..core.errors import InputError
+from ..surgery.contract import Edit
+from ..surgery.dedup_weights import DedupWeights
+from ..surgery.drop_output import DropOutput
+from ..surgery.expose import Expose
+from ..surgery.io import Io
+from ..surgery.rename import Rename
+
+__all__ = ["Io_", "Names", "edits_for"]
+
+Names = str | Sequence[str]
+"A name, or several."
+Io_ = str | Mapping[str, Names] | None
+"A type for all inputs and outputs of floats, or the names that get one."
+
+
+def edits_for(
+    function: str | None, *, expose: Names = (), drop_output: Names = (), io: Io_ = None,
+    rename: Mapping[str, str] | None = None, dedup_weights: bool = False,
+) -> list[Edit]:
+    """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
+
+    Names are those of the source. What makes functions comes first, then what changes their outputs and types; then
+    values get other names, and last comes what is done to the package as a whole.
+    """
+    edits: list[Edit] = []
+    if expose:
+        edits.append(Expose(_names(expose), function))
+    if drop_output:
+        edits.append(DropOutput(_names(drop_output), function))
+    edits += [Io(dtype, names, function) for dtype, names in _typed(io).items()]
+    if rename:
+        edits.append(Rename(dict(rename), function))
+    if dedup_weights:
+        edits.append(DedupWeights())
+    if not edits:
+        raise InputError("nothing to edit was asked for; expected at least one of expose, drop_output, io, rename and "
+                         "dedup_weights")
+    return edits
+
+
+def _names(given: Names) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _typed(io: Io_) -> dict[str, list[str]]:
+    """Which names get which type. InputError when two types are asked for one of them."""
+    given = {} if io is None else {io: []} if isinstance(io, str) else {key: _names(io[key]) for key in io}
+    twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
+    if twice or (len(given) > 1 and not all(given.values())):
+        raise InputError(f"io: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "
+                         "expected each name with one type")
+    return given

@@ -1,0 +1,138 @@
+"""Inputs and outputs of another float type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import InputError
+from .border import Border
+from .casts import ARRAYS, DTYPES, dtype_of
+from .contract import Done
+from .description import Feature, Section
+from .document import Document
+from .expose import holds_halves
+from .names import unknown
+from .parts import Function
+
+__all__ = ["Io"]
+
+_FLOATS = {DTYPES["fp16"]: "fp16", DTYPES["fp32"]: "fp32"}
+_LARGEST = 65504
+_DEFAULTS = ("floatDefaultValue", "doubleDefaultValue")
+
+
+@dataclass(frozen=True)
+class Io:
+    """Makes inputs and outputs `dtype` ("fp16" or "fp32"): those `names` says, or all that are arrays of floats."""
+
+    dtype: str
+    names: Sequence[str] = ()
+    function: str | None = None
+
+    def apply(self, document: Document) -> list[Document]:
+        """Change them in place. InputError for a name that is no input or output, and for one that must stay."""
+        if self.dtype not in _FLOATS.values():
+            raise InputError(f"--io: {self.dtype!r} is no type that it makes; expected fp16 or fp32")
+        functions = document.chosen(self.function)
+        present = {name for function in functions for name in _ends(function)}
+        for name in self.names:
+            if name not in present:
+                raise unknown(name, f"{self._option} {name}", present, "input or output")
+        for function in functions:
+            _OfFunction(self, document, function).apply()
+        return [document]
+
+    @property
+    def _option(self) -> str:
+        return f"--io {self.dtype}"
+
+
+class _OfFunction:
+    """The change in one function."""
+
+    def __init__(self, asked: Io, document: Document, function: Function) -> None:
+        self._dtype, self._names = asked.dtype, asked.names
+        self._document, self._function = document, function
+        self._sections = document.description.of(function.name)
+        self._features = {each.name: each for section in self._sections for each in _features(section)}
+
+    def apply(self) -> None:
+        ends = list(dict.fromkeys(name for name in _ends(self._function) if not self._names or name in self._names))
+        changing = [name for name in ends if self._is_to_change(name)]
+        if not changing:
+            return
+        if self._dtype == "fp16" and not holds_halves(self._document, self._function):
+            raise InputError(f"--io fp16: inputs and outputs in fp16 need iOS16; function '{self._function.name}' is "
+                             f"for {self._function.opset}, the model of specification version {self._document.version}; "
+                             "convert the source model for iOS16 or later")
+        border = Border(self._function, self._dtype)
+        for name in changing:
+            self._check_default(name)
+            is_input = name in {each.name for each in self._function.inputs}
+            note, exact = border.change_input(name) if is_input else border.change_output(name)
+            self._describe(name)
+            self._done(name, f"{'input' if is_input else 'output'} '{name}' is {self._dtype}; {note}", exact=exact)
+        self._document.repack = self._document.repack or border.removed
+
+    def _is_to_change(self, name: str) -> bool:
+        """Whether an end is an array of the other float type; what is not is said, or refused when it was named."""
+        found = dtype_of(self._function.type_of(name))
+        if found is not None and _FLOATS.get(found) == self._dtype:
+            if self._names:
+                self._done(name, f"'{name}' is {self._dtype} already", changed=False)
+            return False
+        reason = self._reason(name, found)
+        if reason and name in self._names:
+            raise InputError(f"--io {self._dtype} {name}: {reason}")
+        if reason and found in _FLOATS:
+            self._done(name, f"{reason}; it stays as it is", changed=False)
+        return not reason
+
+    def _reason(self, name: str, dtype: int | None) -> str:
+        """Why the type of an input or output cannot be changed, empty when it can."""
+        feature = self._features.get(name)
+        if feature is None:
+            return f"the model's description has no '{name}'"
+        if feature.message.type.HasField("imageType"):
+            return f"'{name}' is an image, which has the type that the description gives"
+        if dtype is None or not feature.message.type.HasField("multiArrayType"):
+            return f"'{name}' is no array"
+        if dtype not in _FLOATS:
+            return f"'{name}' holds no floats"
+        if name in {each.name for each in self._function.inputs} and name in self._function.block.outputs:
+            return f"input '{name}' is returned as it is and has to keep its type"
+        return ""
+
+    def _check_default(self, name: str) -> None:
+        """Raises InputError when fp16 cannot hold what an input is where nobody gives it."""
+        array = self._features[name].message.type.multiArrayType
+        value = next((getattr(array, field) for field in _DEFAULTS if array.HasField(field)), 0.0)
+        if self._dtype == "fp16" and _LARGEST < abs(value) < float("inf"):
+            raise InputError(f"--io fp16: input '{name}' is {value:g} where nobody gives it, fp16 ends at {_LARGEST}; "
+                             "expected --io fp16 with the names of others")
+
+    def _describe(self, name: str) -> None:
+        for section in self._sections:
+            for kind in ("input", "output"):
+                features = section.features(kind)
+                section.put(kind, [self._typed(each) if each.name == name else each for each in features])
+
+    def _typed(self, feature: Feature) -> Feature:
+        made = type(feature.message)()
+        made.CopyFrom(feature.message)
+        made.type.multiArrayType.dataType = ARRAYS[DTYPES[self._dtype]]
+        return Feature.of(made)
+
+    def _done(self, name: str, note: str, changed: bool = True, exact: bool | None = True) -> None:
+        self._document.done.append(Done("--io", self._function.name, name, note, changed, exact))
+
+
+def _ends(function: Function) -> Iterable[str]:
+    """The names of inputs and outputs; states are neither."""
+    yield from (each.name for each in function.inputs if not each.message.type.HasField("stateType"))
+    yield from function.block.outputs
+
+
+def _features(section: Section) -> list[Feature]:
+    return [*section.features("input"), *section.features("output")]
