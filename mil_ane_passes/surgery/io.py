@@ -64,7 +64,7 @@ class _OfFunction:
             return
         if self._dtype == "fp16" and not holds_halves(self._document, self._function):
             raise InputError(f"--io fp16: inputs and outputs in fp16 need iOS16; function '{self._function.name}' is "
-                             f"for {self._function.opset}, the model of specification version {self._document.version}; "
+                             f"for {self._function.opset}, the model for specification {self._document.version}; "
                              "convert the source model for iOS16 or later")
         border = Border(self._function, self._dtype)
         for name in changing:
