@@ -23,8 +23,6 @@ from .staging import REPLACED, Staging
 from .swap import exchange, place
 from .weights import write_weights
 
-# Dead blobs are dropped when they are more than this part of a weight file.
-_DEAD_LIMIT = 0.01
 _TRIES = 100
 
 Writer = Callable[[Path], None]
@@ -82,7 +80,7 @@ def _writers(
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
     live = live_blobs(files, {ref for ref in find_refs(model) if ref not in new})
-    moves = moved_blobs(files, plan.added, plan.target, live, _DEAD_LIMIT)
+    moves = moved_blobs(files, plan.added, plan.target, live, plan.dead_limit)
     model = move_refs(model, moves)
     writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:

@@ -46,7 +46,7 @@ def same(value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
-def assert_same_outputs(
+def same_outputs(
     before: Path, after: Path, renamed: Mapping[str, str] | None = None, function: str | None = None
 ) -> dict[str, Any]:
     """Asserts that each output and state of `before` that `after` has under its new name is the same to the bit.
@@ -64,7 +64,7 @@ def assert_same_outputs(
     return new
 
 
-def assert_host_takes(path: Path) -> Any:
+def host_takes(path: Path) -> Any:
     """Loads the package as coremltools does, its program too; returns the MLModel's spec."""
     host_program(path)
     return ct.models.MLModel(str(path), skip_model_load=True).get_spec()

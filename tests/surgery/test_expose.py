@@ -12,11 +12,11 @@ import mil_ane_passes as ane
 from tests.package.helpers import make, normal, spec_of, tree
 from tests.surgery.helpers import (
     ONLY_MODEL,
-    assert_host_takes,
-    assert_same_outputs,
     changed_files,
     changed_ops,
     described,
+    host_takes,
+    same_outputs,
 )
 
 
@@ -26,9 +26,9 @@ def test_values_are_returned_behind_the_outputs_and_no_op_changes(package, tmp_p
     assert report.status == "written" and report.exact
     assert changed_files(source, target) == ONLY_MODEL and changed_ops(source, target) == set()
     assert described(target) == (["x"], ["out", "relu", "conv"])
-    array = assert_host_takes(target).description.output[1].type.multiArrayType
+    array = host_takes(target).description.output[1].type.multiArrayType
     assert (list(array.shape), array.dataType) == ([1, 16, 16, 16], ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32)
-    found = assert_same_outputs(source, target)
+    found = same_outputs(source, target)
     assert np.array_equal(np.maximum(found["conv"], 0), found["relu"]) and found["relu"].any()
 
 
@@ -52,7 +52,7 @@ def test_the_value_is_that_of_the_program_cut_there(tmp_path):
     expected = spec_of(make(tmp_path / "both.mlpackage", both)).description.output
     found = {each.name: each for each in spec_of(tmp_path / "out.mlpackage").description.output}
     assert found == {each.name: each for each in expected}
-    assert_same_outputs(tmp_path / "both.mlpackage", tmp_path / "out.mlpackage")
+    same_outputs(tmp_path / "both.mlpackage", tmp_path / "out.mlpackage")
 
 
 @pytest.mark.parametrize(("kind", "value", "name", "dtype"), [
@@ -67,17 +67,17 @@ def test_what_may_not_leave_a_model_is_cast(package, tmp_path, kind, value, name
     assert report.done[0].value == name and report.done[0].exact
     assert ("cast to" in report.done[0].note) == (name != value)
     assert described(tmp_path / "out.mlpackage")[1][-1] == name
-    assert_host_takes(tmp_path / "out.mlpackage")
-    assert assert_same_outputs(package(kind), tmp_path / "out.mlpackage")[name].dtype == dtype
+    host_takes(tmp_path / "out.mlpackage")
+    assert same_outputs(package(kind), tmp_path / "out.mlpackage")[name].dtype == dtype
 
 
 def test_a_shape_that_is_not_known_is_not_described(tmp_path):
     size = ct.RangeDim(1, 8, default=2)
     source = make(tmp_path / "in.mlpackage", _ranged(), inputs=[ct.TensorType("x", shape=(size, 4))])
     ane.edit(source, tmp_path / "out.mlpackage", expose="inner")
-    array = assert_host_takes(tmp_path / "out.mlpackage").description.output[-1].type.multiArrayType
+    array = host_takes(tmp_path / "out.mlpackage").description.output[-1].type.multiArrayType
     assert list(array.shape) == [] and array.dataType == ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
-    assert_same_outputs(source, tmp_path / "out.mlpackage")
+    same_outputs(source, tmp_path / "out.mlpackage")
 
 
 def _ranged():
@@ -90,9 +90,9 @@ def _ranged():
 
 def test_a_classifier_shows_its_scores(package, tmp_path):
     ane.edit(package("classifier"), tmp_path / "out.mlpackage", expose="linear_0")
-    spec = assert_host_takes(tmp_path / "out.mlpackage")
+    spec = host_takes(tmp_path / "out.mlpackage")
     assert [each.name for each in spec.description.output] == ["classLabel", "classLabel_probs", "linear_0"]
-    found = assert_same_outputs(package("classifier"), tmp_path / "out.mlpackage")
+    found = same_outputs(package("classifier"), tmp_path / "out.mlpackage")
     assert found["classLabel"] == "abc"[int(np.argmax(found["linear_0"]))]
 
 
@@ -101,10 +101,10 @@ def test_each_function_that_has_the_value_or_one(package, tmp_path):
     ane.edit(source, tmp_path / "both.mlpackage", expose="relu")
     ane.edit(source, tmp_path / "one.mlpackage", expose="relu", function="alpha")
     for path, expected in (("both", {"alpha": 2, "zeta": 2}), ("one", {"alpha": 2, "zeta": 1})):
-        functions = assert_host_takes(tmp_path / f"{path}.mlpackage").description.functions
+        functions = host_takes(tmp_path / f"{path}.mlpackage").description.functions
         assert {each.name: len(each.output) for each in functions} == expected
-    assert "relu" in assert_same_outputs(source, tmp_path / "one.mlpackage", function="alpha")
-    assert "relu" not in assert_same_outputs(source, tmp_path / "one.mlpackage", function="zeta")
+    assert "relu" in same_outputs(source, tmp_path / "one.mlpackage", function="alpha")
+    assert "relu" not in same_outputs(source, tmp_path / "one.mlpackage", function="zeta")
 
 
 def test_the_name_that_a_cast_would_get_is_taken(tmp_path):
@@ -116,8 +116,8 @@ def test_the_name_that_a_cast_would_get_is_taken(tmp_path):
     source = make(tmp_path / "in.mlpackage", program)
     ane.edit(source, tmp_path / "out.mlpackage", expose="many")
     assert described(tmp_path / "out.mlpackage")[1] == ["out", "many_int32_1"]
-    assert_host_takes(tmp_path / "out.mlpackage")
-    found = assert_same_outputs(source, tmp_path / "out.mlpackage")
+    host_takes(tmp_path / "out.mlpackage")
+    found = same_outputs(source, tmp_path / "out.mlpackage")
     assert found["many_int32_1"].dtype == np.int32
 
 
@@ -154,7 +154,7 @@ def test_lists_and_odd_integers_cannot_leave(tmp_path):
     with pytest.raises(ane.InputError, match="'written' is a list; only tensors can be made outputs"):
         ane.edit(source, tmp_path / "out.mlpackage", expose="written")
     ane.edit(source, tmp_path / "out.mlpackage", expose="short")
-    found = assert_same_outputs(source, tmp_path / "out.mlpackage")
+    found = same_outputs(source, tmp_path / "out.mlpackage")
     assert found["short_int32"].dtype == np.int32
     assert np.array_equal(found["short_int32"], found["rounded"].astype(np.int32))
 

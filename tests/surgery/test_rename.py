@@ -14,11 +14,11 @@ from mil_ane_passes.surgery.rename import Rename
 from tests.package.helpers import main_block, make, spec_of, tree, write_spec
 from tests.surgery.helpers import (
     ONLY_MODEL,
-    assert_host_takes,
-    assert_same_outputs,
     changed_files,
     changed_ops,
     described,
+    host_takes,
+    same_outputs,
 )
 
 
@@ -30,8 +30,8 @@ def test_interface_and_inner_values_are_renamed_and_nothing_else(package, tmp_pa
     assert changed_files(source, target) == ONLY_MODEL
     assert changed_ops(source, target) == {"conv", "relu", "activation", "flat", "out", "probabilities"}
     assert described(target) == (["image"], ["probabilities"])
-    assert_host_takes(target)
-    assert set(assert_same_outputs(source, target, names)) == {"probabilities"}
+    host_takes(target)
+    assert set(same_outputs(source, target, names)) == {"probabilities"}
 
 
 @pytest.mark.parametrize("kind", ["control_flow", "state", "classifier", "palettized16", "sparse18"])
@@ -41,8 +41,8 @@ def test_every_name_in_a_program_can_be_another(package, tmp_path, kind):
     names = {name: f"{name}_2" for name in function.names()}
     ane.edit(source, target, rename=names)
     assert open_document(target).functions["main"].names() == set(names.values())
-    assert_host_takes(target)
-    assert_same_outputs(source, target, names)
+    host_takes(target)
+    same_outputs(source, target, names)
     ane.edit(target, tmp_path / "back.mlpackage", rename={new: old for old, new in names.items()})
     assert tree(tmp_path / "back.mlpackage") == tree(source)
 
@@ -50,7 +50,7 @@ def test_every_name_in_a_program_can_be_another(package, tmp_path, kind):
 def test_what_a_classifier_predicts_is_found_under_its_new_name(package, tmp_path):
     ane.edit(package("classifier"), tmp_path / "out.mlpackage", rename={"classLabel": "animal",
                                                                         "classLabel_probs": "chances"})
-    found = assert_host_takes(tmp_path / "out.mlpackage").description
+    found = host_takes(tmp_path / "out.mlpackage").description
     assert (found.predictedFeatureName, found.predictedProbabilitiesName) == ("animal", "chances")
     assert [each.name for each in found.output] == ["animal", "chances"]
 
@@ -67,11 +67,11 @@ def test_all_functions_or_one(package, tmp_path):
     one = ane.edit(source, tmp_path / "one.mlpackage", rename={"x": "image"}, function="zeta")
     assert {each.function for each in one.done} == {"zeta"}
     found = {each.name: [end.name for end in each.input]
-             for each in assert_host_takes(tmp_path / "one.mlpackage").description.functions}
+             for each in host_takes(tmp_path / "one.mlpackage").description.functions}
     assert found == {"alpha": ["x"], "zeta": ["image"]}
     assert changed_ops(source, tmp_path / "one.mlpackage", "alpha") == set()
-    assert_same_outputs(source, tmp_path / "one.mlpackage", {"x": "image"}, "zeta")
-    assert_same_outputs(source, tmp_path / "one.mlpackage", function="alpha")
+    same_outputs(source, tmp_path / "one.mlpackage", {"x": "image"}, "zeta")
+    same_outputs(source, tmp_path / "one.mlpackage", function="alpha")
 
 
 def test_names_in_nested_blocks_that_hide_outer_ones_stay_apart(tmp_path):
@@ -90,7 +90,7 @@ def test_names_in_nested_blocks_that_hide_outer_ones_stay_apart(tmp_path):
     ane.edit(source, tmp_path / "out.mlpackage", rename={"y": "z"})
     renamed = next(op for op in main_block(spec_of(tmp_path / "out.mlpackage")).operations if op.type == "cond")
     assert renamed.blocks[0].operations[-1].inputs["x"].arguments[0].name == "z" == renamed.blocks[0].outputs[0]
-    assert_same_outputs(source, tmp_path / "out.mlpackage")
+    same_outputs(source, tmp_path / "out.mlpackage")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -113,7 +113,7 @@ def test_two_values_swap_their_names(package, tmp_path):
     ane.edit(source, target, rename={"relu": "conv", "conv": "relu"})
     assert [op.type for op in main_block(spec_of(target)).operations if op.outputs[0].name in ("conv", "relu")] == [
         "conv", "relu"]
-    assert_same_outputs(source, target)
+    same_outputs(source, target)
 
 
 def test_a_name_that_is_there_already_is_nothing_to_do(package, tmp_path):
