@@ -18,17 +18,20 @@ from .core.host import register
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
     from .api import calibrate, edit, lint, pipeline, rewrite, run, trace, verify
+    from .batching import batch
     from .core.errors import AnePassesError, InputError, NotSupported, RuleError
     from .package import Package, load, save
     from .torch_frontend.convert import convert
 
 __all__ = [
-    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "calibrate", "convert",
-    "edit", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace", "verify",
+    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "batch", "calibrate",
+    "convert", "edit", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace",
+    "verify",
 ]
 
 _HOMES = {
     ".api": ("calibrate", "edit", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
+    ".batching": ("batch",),
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
     ".package": ("Package", "load", "save"),
     ".torch_frontend.convert": ("convert",),

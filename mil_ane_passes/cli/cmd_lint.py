@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,35 +29,42 @@ _SHARED = ("select", "ignore", "target", "baseline")
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to look at")
-    parser.add_argument("--target", help="chip or device to look at (default: all)")
     parser.add_argument("--format", choices=FORMATS, default="text", help="text for people (default)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
     parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
-    parser.add_argument("--select", metavar="RULES", help="report these only: codes, beginnings of codes, slugs or "
-                                                          "names, e.g. 'ANE3,int-inputs'")
-    parser.add_argument("--ignore", metavar="RULES", help="do not report these; in the prediction they still count")
-    parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
+    add_choices(parser)
     parser.add_argument("--baseline", metavar="FILE", help="gate: no findings but those in this JSON report")
     parser.add_argument("--measured", metavar="RESULT.json",
                         help="what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped "
                              "compute plan")
     parser.add_argument("--after", metavar="B.mlpackage", help="a second package to set beside IN")
+    parser.set_defaults(run=run, keeps_all=True)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is looked at and reported, of whatever package."""
+    parser.add_argument("--target", help="chip or device to look at (default: all)")
+    parser.add_argument("--select", metavar="RULES", help="report these only: codes, beginnings of codes, slugs or "
+                                                          "names, e.g. 'ANE3,int-inputs'")
+    parser.add_argument("--ignore", metavar="RULES", help="do not report these; in the prediction they still count")
+    parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
     parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
                                                          "nearest one that speaks of us, from here upwards)")
     parser.add_argument("--no-config", action="store_true", help="read no such file")
-    parser.set_defaults(run=run, keeps_all=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.input.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
-    settings = _settings(arguments)
+    settings = settings_of(arguments)
     bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
     target = None if arguments.output is None else check_file(arguments.output, outside=arguments.input)
     report = _report(arguments, settings)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # as the page says of itself
-    _show(report, _written(report, arguments), target)
+    from ..report.forms import formed
+
+    _show(report, formed(report, arguments.format, everything=arguments.all), target)
     failed = list(_failed(report, bar))
     for words in failed:
         print(f"mil-ane-passes: {words}", file=sys.stderr)
@@ -65,46 +72,42 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed or (report.warnings and not gated) else 0
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.no_config and arguments.config is not None:
         raise InputError("--config and --no-config contradict each other; give one of them")
     return Settings() if arguments.no_config else read_settings(arguments.config)
 
 
-def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
-    """The report; an error about what the file of settings says names that file."""
-    from ..api import lint
+def choices(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """What `add_choices` added, for the public function; what the command line does not say, the settings do."""
+    said = {name: first(name, arguments, settings) for name in ("target", "select", "ignore")}
+    return {**said, "target": "all" if said["target"] is None else said["target"], "options": settings.options}
 
-    def first(name: str, default: Any = None) -> Any:
-        given, said = getattr(arguments, name), getattr(settings, name)
-        return given if given is not None else said if said is not None else default
 
+def first(name: str, arguments: argparse.Namespace, settings: Settings) -> Any:
+    given = getattr(arguments, name)
+    return given if given is not None else getattr(settings, name)
+
+
+@contextmanager
+def blamed(arguments: argparse.Namespace, settings: Settings) -> Iterator[None]:
+    """An error about what the file of settings says names that file."""
     try:
-        return lint(arguments.input, target=first("target", "all"), select=first("select"), ignore=first("ignore"),
-                    options=settings.options, after=arguments.after, baseline=first("baseline"),
-                    measured=arguments.measured)
+        yield
     except InputError as error:
         word = str(error).split(" ")[0].rstrip(":")
-        theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word) is None)
+        theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word, None) is None)
         if theirs and settings.file is not None:
             raise InputError(f"{settings.file}: {error}") from error
         raise
 
 
-def _written(report: LintReport, arguments: argparse.Namespace) -> str:
-    if arguments.format == "text":
-        from ..report.lint_text import text
+def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
+    from ..api import lint
 
-        return text(report, everything=arguments.all)
-    if arguments.format == "html":
-        from ..report.html import page
-
-        return page(report, report.after).rstrip("\n")
-    if arguments.format == "sarif":
-        from ..report.sarif import sarif
-
-        return json.dumps(sarif(report), indent=2, allow_nan=False)
-    return json.dumps(report.to_dict(), indent=2, allow_nan=False)
+    with blamed(arguments, settings):
+        return lint(arguments.input, **choices(arguments, settings), after=arguments.after,
+                    baseline=first("baseline", arguments, settings), measured=arguments.measured)
 
 
 def _show(report: LintReport, made: str, target: Path | None) -> None:

@@ -14,19 +14,24 @@ HELP = "rewrite a package and prove the result before writing it"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
+    add_choices(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
+    parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is done, with whatever package."""
     parser.add_argument("--preset", default="safe", help="safe (default) or full")
     parser.add_argument("--passes", metavar="LIST", help="exactly these, e.g. 'safe,split_conv_transpose_bias' or "
                                                          "'lift_conv_transpose_1d{axis=2}'")
     parser.add_argument("--target", default="all", help="chip or device to rewrite for (default: all)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True,
                         help="prove before writing (default), or do not")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
-    parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     add_link(parser)
     add_given(parser)
-    add_format(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

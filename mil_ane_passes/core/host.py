@@ -9,12 +9,16 @@ keep quiet about nothing and put nothing off.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["quiet", "register"]
+__all__ = ["WORKER", "quiet", "register"]
+
+WORKER = "MIL_ANE_PASSES_WORKER"
+"""Set in the environment of processes that only do single jobs for a batch; they are like the command."""
 
 _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
@@ -40,6 +44,8 @@ def quiet() -> Iterator[None]:
 
 
 def _are_the_command() -> bool:
+    if WORKER in os.environ:
+        return True
     command = Path(sys.argv[0]).stem if sys.argv else ""
     return command == _COMMAND or (command in _RUN_AS_MODULE and "mil_ane_passes" in sys.orig_argv)
 

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["write_npz"]
+from .errors import InputError
+
+__all__ = ["read_arrays", "write_npz"]
+
+Array = np.ndarray[Any, Any]
 
 
-def write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> dict[str, Array] | None:
+    """The arrays of an .npz file by name. Raises InputError when it is missing or no .npz of plain arrays."""
+    if path is None:
+        return None
+    expected = f"expected an .npz with one array for each {each}"
+    if not Path(path).is_file():
+        raise InputError(f"{what}: no file '{path}'; {expected}")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputError(f"{what}: '{path}' holds one array; {expected}")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{what}: cannot read '{path}' ({error}); {expected}") from error
+
+
+def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
     """What `np.savez` writes, for any names: an output may be called `file`, which is a parameter there."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

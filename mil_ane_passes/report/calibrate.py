@@ -10,7 +10,7 @@ from typing import Any
 from .._version import __version__
 from ..core.registry import all_rules
 from ..proof.calibrate import Calibrated, CalibratedRow
-from .trace import aligned
+from .table import aligned
 
 __all__ = ["CalibrateReport"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from .._version import __version__
 from ..residency.agreement import Agreement, Differs, factors
 from .measured import agreement_dict, contradicted, differs_dict, lines
-from .trace import aligned
+from .table import aligned
 
 __all__ = ["CalibratePlanReport", "Compared"]
 

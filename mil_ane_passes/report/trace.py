@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
 from ..proof.compare import as_arrays
 from ..proof.trace import TraceRow
+from .table import aligned
 
-__all__ = ["RunReport", "TraceReport", "aligned"]
-
-Align = Callable[[str, int], str]
+__all__ = ["RunReport", "TraceReport"]
 
 
 @dataclass
@@ -78,14 +76,6 @@ def _kinds(arrays: dict[str, Any]) -> dict[str, Any]:
 
 _HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow")
 _ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
-
-
-def aligned(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines, each column as wide as its widest cell."""
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return ["  ".join(place(cell, width) for place, cell, width in zip(align, line, widths)).rstrip()
-            for line in lines]
 
 
 def _cells(row: TraceRow) -> tuple[str, ...]:

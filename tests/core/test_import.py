@@ -21,6 +21,7 @@ PUBLIC = {
     "Package",
     "RuleError",
     "__version__",
+    "batch",
     "calibrate",
     "convert",
     "edit",
@@ -165,7 +166,8 @@ ALLOWED = {
     "public": {"core", "_version"},
     "testing": {"testing", "core", "package", "runtime", "proof", "residency"},
     "api": {"api", "core", "package", "surgery", "report", "residency", "runtime", "proof", "torch_frontend"},
-    "cli": {"cli", "api", "report", "residency", "proof", "package", "core", "torch_frontend", "_version"},
+    "batching": {"batching", "api", "report", "package", "proof", "core", "_version"},
+    "cli": {"cli", "batching", "api", "report", "residency", "proof", "package", "core", "torch_frontend", "_version"},
     "__main__": {"cli"},
 }
 

@@ -1,0 +1,38 @@
+"""An existing Dask cluster as an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+from ..core.errors import InputError
+
+__all__ = ["dask_executor"]
+
+_PATIENCE = 8
+"Seconds until a scheduler counts as unreachable."
+
+
+@contextlib.contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """The workers of the scheduler at `address`, e.g. tcp://10.0.0.1:8786. They need the same paths and packages.
+
+    Raises InputError when `distributed` is not installed, or the scheduler does not answer within 8 seconds.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise InputError(f"running on a Dask cluster needs distributed, which cannot be imported ({error}): "
+                         "pip install 'mil-ane-passes[dask]'") from error
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    try:
+        client: Any = Client(address, timeout=_PATIENCE, set_as_default=False)
+    except Exception as error:  # what answers there may be something else, which leads to any error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address that "
+                         "`dask scheduler` prints, e.g. tcp://10.0.0.1:8786") from error
+    with client:
+        yield client.get_executor(pure=False)

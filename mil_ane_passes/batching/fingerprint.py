@@ -1,0 +1,87 @@
+"""What a package was when it was read, so that it is known again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["fingerprint", "same", "size_of", "stamps"]
+
+Print = dict[str, dict[str, Any]]
+"For each file, by its path in the package: `size` in bytes, `stamp`, and `sha256` or None."
+
+_SMALL = 64 << 20
+"Up to so many bytes a file's content is looked at in any case: it takes less than a tenth of a second."
+_CHUNK = 1 << 20
+
+
+def fingerprint(package: str | os.PathLike[str], deep: bool) -> Print:
+    """What is in `package` now. The content of large files is looked at only when it is to be `deep`."""
+    found: Print = {}
+    for name, path in _files(Path(package)):
+        size, stamp = _stamp(path)
+        found[name] = {"size": size, "stamp": stamp, "sha256": _digest(path) if deep or size <= _SMALL else None}
+    return found
+
+
+def same(before: Print, package: str | os.PathLike[str]) -> Print | None:
+    """The fingerprint of `package` as it is now, if it holds what it held at the fingerprint `before`; else None.
+
+    A file that was not touched is not read: the time of the last change of a file's inode cannot be set by hand. One
+    that was (copied, moved, unpacked or touched) is the same when its content is, as far as that was looked at.
+    """
+    files = dict(_files(Path(package)))
+    if files.keys() != before.keys():
+        return None
+    now: Print = {}
+    for name, path in files.items():
+        was = before[name]
+        size, stamp = _stamp(path)
+        touched = [size, stamp] != [was["size"], was["stamp"]]
+        if touched and (size != was["size"] or was["sha256"] is None or _digest(path) != was["sha256"]):
+            return None
+        now[name] = {"size": size, "stamp": stamp, "sha256": was["sha256"]}
+    return now
+
+
+def stamps(output: str | os.PathLike[str]) -> dict[str, list[int]]:
+    """Size and time of change of every file of `output`, a package or a single file; they survive a move."""
+    return {name: [status.st_size, status.st_mtime_ns]
+            for name, path in _files(Path(output)) for status in [os.lstat(path)]}
+
+
+def size_of(files: Any) -> int:
+    """The bytes of all files of a fingerprint, or of `stamps`, together."""
+    return sum(each["size"] if isinstance(each, dict) else each[0] for each in files.values())
+
+
+def _files(top: Path) -> Iterator[tuple[str, Path]]:
+    """Everything in a folder that is not a folder, links as what they are; of a file that file alone."""
+    if not top.is_dir():
+        if os.path.lexists(top):
+            yield ".", top
+        return
+    for place, folders, names in os.walk(top):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        folders.sort()
+        for name in sorted([*names, *links]):
+            path = Path(place, name)
+            yield path.relative_to(top).as_posix(), path
+
+
+def _stamp(path: Path) -> tuple[int, list[int]]:
+    status = os.lstat(path)
+    return status.st_size, [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _digest(path: Path) -> str:
+    if path.is_symlink() or not path.is_file():
+        return f"link to {os.readlink(path)}" if path.is_symlink() else "no file"
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,94 @@
+"""What stands beside the results: of which source, by which options, and with which report each was made.
+
+The record of DIR/NAME.mlpackage is DIR/.mil-ane-passes/NAME.mlpackage.json, its report NAME.mlpackage.report.json. A
+record is written whole: as "started" before the work, and once more after its result is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from .fingerprint import same, stamps
+
+__all__ = ["RECORDS", "Record", "write_whole"]
+
+RECORDS = ".mil-ane-passes"
+_SCHEMA = 1
+
+
+class Record:
+    """The record of one `output` below `folder`. `state` is "none", "started", "failed" or "done"."""
+
+    def __init__(self, folder: Path, output: Path) -> None:
+        self.folder, self.output = folder, output
+        place = folder / RECORDS / output.relative_to(folder)
+        self.path = place.with_name(f"{place.name}.json")
+        self.report = place.with_name(f"{place.name}.report.json")
+        self.data = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) and data.get("schema") == _SCHEMA else {}
+
+    @property
+    def state(self) -> str:
+        return str(self.data.get("state", "none"))
+
+    @property
+    def source(self) -> str:
+        """The path of the package that the result was made of; empty where there is no result."""
+        return str(self.data.get("source", ""))
+
+    def is_untouched(self) -> bool:
+        """Whether the result lies there as it was written, or half of a run may have left it there."""
+        return self.state == "started" or ("outputs" in self.data and self.data["outputs"] == stamps(self.output))
+
+    def is_of(self, source: str) -> bool:
+        """Whether the result was made of what is in package `source` now. May have to read the package."""
+        now = same(self.data.get("files", {}), source)
+        if now is not None and now != self.data["files"]:  # not to be read again the next time
+            self.data["files"] = now
+            self._write(self.data)
+        return now is not None
+
+    def start(self) -> None:
+        """Say that the result may appear from now on."""
+        self._write({**self.data, "state": "started"})
+
+    def give_up(self, report: dict[str, Any] | None = None) -> None:
+        """Say that there is no new result; one of earlier is still known. `report` says why."""
+        if report is not None:
+            write_whole(self.report, json.dumps(report, allow_nan=False))
+        if self.data or report is not None:
+            self._write({**self.data, "state": "failed"})
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def finish(self, report: dict[str, Any], **facts: Any) -> None:
+        """Say that the result is there, and what it is made of."""
+        write_whole(self.report, json.dumps(report, allow_nan=False))
+        self._write({**facts, "state": "done", "outputs": stamps(self.output)})
+
+    def _write(self, data: dict[str, Any]) -> None:
+        write_whole(self.path, json.dumps({**data, "schema": _SCHEMA, "tool": "mil-ane-passes"}, allow_nan=False))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, in a folder that is made if need be; one that is there is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""Which packages are meant by paths, folders and patterns, and what the result of each is called."""
+
+from __future__ import annotations
+
+import glob
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import InputError
+
+__all__ = ["Paths", "Source", "find_sources"]
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_SUFFIX = ".mlpackage"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One package: its path, the `name` of its result (with folders, without suffix), or why there is none."""
+
+    path: str
+    name: str
+    error: str = ""
+
+
+def find_sources(given: Paths, folder: Path | None) -> list[Source]:
+    """The packages that `given` means, in that order, each once.
+
+    A package is called by its name. One that is found in a folder keeps its path below that folder. `folder`, where
+    the results go, is not searched. What is not there becomes a source with an `error`. Raises InputError when nothing
+    is given, or when the results of two packages would have one name.
+    """
+    listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if not listed or not all(os.fspath(each).strip() for each in listed):
+        raise InputError("no packages given; expected paths of .mlpackage folders, or of folders with some in them")
+    found: dict[str, Source] = {}
+    for each in listed:
+        for source in _meant(os.fspath(each), folder):
+            found.setdefault(os.path.realpath(source.path), source)
+    _check_names(found.values())
+    return list(found.values())
+
+
+def _meant(path: str, folder: Path | None) -> Iterator[Source]:
+    if not os.path.lexists(path) and glob.has_magic(path):
+        matches = sorted(glob.glob(path, recursive=True))
+        if not matches:
+            yield Source(path, _name(path), f"{path}: nothing matches this pattern; expected some .mlpackage")
+        for match in matches:
+            yield from _meant(match, folder)
+    elif not os.path.isdir(path) or _is_package(path):
+        yield Source(path, _name(path))
+    else:
+        below = list(_search(path, folder))
+        yield from below
+        if not below:
+            yield Source(path, _name(path), f"{path}: a folder without any {_SUFFIX} in it; expected a package, or a "
+                                            "folder with some")
+
+
+def _search(top: str, folder: Path | None) -> Iterator[Source]:
+    """The packages in a folder, by name; not in packages, in hidden folders, or where the results go."""
+    refused: list[OSError] = []
+    results = None if folder is None else os.path.realpath(folder)
+    for place, folders, _ in os.walk(top, onerror=refused.append):
+        folders[:] = sorted(name for name in folders
+                            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) != results)
+        inside = [name for name in folders if _is_package(os.path.join(place, name))]
+        folders[:] = [name for name in folders if name not in inside]
+        for name in inside:
+            path = os.path.join(place, name)
+            yield Source(path, Path(os.path.relpath(path, top)).with_name(_name(path)).as_posix())
+    for error in refused:
+        where = error.filename or top
+        yield Source(where, _name(where), f"{where}: cannot be searched ({error.strerror})")
+
+
+def _is_package(path: str) -> bool:
+    return path.rstrip("/").endswith(_SUFFIX) or os.path.isfile(os.path.join(path, "Manifest.json"))
+
+
+def _name(path: str) -> str:
+    return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX)
+
+
+def _check_names(sources: Iterable[Source]) -> None:
+    """Names that a file system may hold for the same must not be: the second result would replace the first."""
+    taken: dict[str, Source] = {}
+    for source in sources:
+        if source.error:
+            continue
+        key = unicodedata.normalize("NFC", source.name).casefold()
+        if key in taken:
+            raise InputError(
+                f"{taken[key].path} and {source.path} would both become '{source.name}'; expected different names: "
+                "give the folder that holds both (what is found in a folder keeps its path below it), or run twice")
+        taken[key] = source

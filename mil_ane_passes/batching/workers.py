@@ -1,0 +1,112 @@
+"""Worker processes of this machine: one that dies takes only its own job with it, and all stop when they are told to.
+
+Each is an executor of its own with one process, so that it is known which job a process died of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from ..core.host import WORKER
+from . import inside
+
+__all__ = ["Here", "Workers"]
+
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class Here(Executor):
+    """Does each job at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Workers(Executor):
+    """`count` processes, each started when there is a job for it; they share the processor's cores.
+
+    A job whose process dies raises BrokenProcessPool, and a new process takes its place. While there are workers, the
+    settings by which numeric libraries choose their number of threads are set in this process's environment, where
+    they are not set already: the workers inherit them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="mil-ane-passes")
+        self._own = threading.local()
+        self._pools: dict[ProcessPoolExecutor, Future[int]] = {}
+        self._stopped = False
+        each = str(max(1, (os.cpu_count() or 1) // count))
+        wanted = {WORKER: "1", **dict.fromkeys(_THREAD_SETTINGS, each)}
+        self._set = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(self._set)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._threads.submit(self._run, fn, args, kwargs)
+
+    def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        pool = self._pool()
+        try:
+            return pool.submit(inside.busy, fn, *args, **kwargs).result()
+        except BrokenProcessPool:
+            self._own.pool = None
+            self._pools.pop(pool, None)
+            pool.shutdown()
+            raise
+
+    def _pool(self) -> ProcessPoolExecutor:
+        """The executor of the thread that asks."""
+        pool: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
+        if pool is None:
+            pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=inside.begin)
+            with _without_interrupts():
+                self._pools[pool] = pool.submit(os.getpid)
+            self._own.pool = pool
+        return pool
+
+    def interrupt(self) -> None:
+        """Ends the jobs that run, so that they clean up; those that wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._signal(signal.SIGINT)
+
+    def _signal(self, number: int) -> None:
+        for pid in list(self._pools.values()):
+            if pid.done() and pid.exception() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid.result(), number)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        try:
+            self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
+        except KeyboardInterrupt:  # asked for again: not to wait any longer
+            self._signal(signal.SIGKILL)
+            raise
+        finally:
+            for pool in list(self._pools):
+                pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+            self._pools.clear()
+            for name in self._set:
+                os.environ.pop(name, None)
+            self._set = {}
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Any:
+    """A process that is started meanwhile is not interrupted before it can deal with that; `inside.begin` lets it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

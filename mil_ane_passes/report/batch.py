@@ -1,0 +1,112 @@
+"""What came of many packages, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from .table import aligned
+
+__all__ = ["BatchItem", "BatchReport"]
+
+
+@dataclass
+class BatchItem:
+    """What came of one package.
+
+    `status`: "written", "unchanged" (copied as it is), "not proved" or "dry run" of `rewrite`, "clean" or "findings" of
+    `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both. `code` is
+    the exit code of the command for this package alone. `count` is how many places were rewritten, or how many findings
+    there are; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the one looked at;
+    `seconds` wall time.
+    """
+
+    name: str
+    source: str
+    output: str | None
+    status: str = "not run"
+    code: int = 2
+    count: int | None = None
+    ops_before: int | None = None
+    ops_after: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+    error: str = ""
+    report_file: str | None = None
+    "Where the JSON of the command's own report is."
+    held: dict[str, Any] | None = None
+    "The report itself, where it is in no file."
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """The command's own report, or None where there is none: read from its file when it is asked for."""
+        if self.report_file is None:
+            return self.held
+        found: dict[str, Any] = json.loads(Path(self.report_file).read_text(encoding="utf-8"))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "source": self.source, "output": self.output, "status": self.status, "exit": self.code,
+            "count": self.count, "ops": {"before": self.ops_before, "after": self.ops_after}, "bytes": self.bytes,
+            "seconds": None if self.seconds is None else round(self.seconds, 6), "error": self.error or None,
+            "report": self.report,
+        }
+
+
+@dataclass
+class BatchReport:
+    """What came of all packages, in the order of the sources. `command` is "rewrite" or "lint", `seconds` wall time."""
+
+    command: str
+    folder: str | None
+    items: list[BatchItem] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """2 when one could not be run, else 1 when one is not proved, or has findings, or is under the bar; else 0."""
+        return max((item.code for item in self.items), default=0)
+
+    def counts(self) -> dict[str, int]:
+        """How many packages there are of each status."""
+        return dict(sorted(Counter(item.status for item in self.items).items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exactly what `batch --format json` prints."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "batch", "each": self.command,
+            "folder": self.folder, "exit": self.exit_code, "counts": self.counts(), "seconds": round(self.seconds, 6),
+            "items": [item.to_dict() for item in self.items],
+        }
+
+    def __str__(self) -> str:
+        head = ("name", "status", "fired" if self.command == "rewrite" else "findings", "ops", "bytes", "seconds", "")
+        align = (str.ljust, str.ljust, *(str.rjust,) * 4, str.ljust)
+        return "\n".join([*aligned(head, align, map(_cells, self.items)), self._last()])
+
+    def _last(self) -> str:
+        parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
+        many = f"{len(self.items)} package{'s' * (len(self.items) != 1)}"
+        return f"{many} in {self.seconds:.1f} s: {parts or 'nothing done'}"
+
+
+def _cells(item: BatchItem) -> tuple[str, ...]:
+    ops = "" if item.ops_before is None else str(item.ops_before)
+    if item.ops_after not in (None, item.ops_before):
+        ops += f" -> {item.ops_after}"
+    seconds = "" if item.seconds is None else f"{item.seconds:.1f}"
+    error = _plain(" ".join(item.error.split()))
+    return _plain(item.name), item.status, _number(item.count), ops, _number(item.bytes), seconds, error
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
