@@ -21,7 +21,7 @@ REPORTS = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": ".html"}
 "The forms of a lint report, and how the names of its files end."
 COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"preset": "safe", "target": "all", "passes": None, "options": None, "feeds": (), "ranges": None,
-                "verify": True, "seeds": None, "dry_run": False},
+                "verify": True, "seeds": None, "link": False, "dry_run": False},
     "lint": {"target": "all", "select": None, "ignore": None, "options": None, "fail_under": None, "report": "text"},
 }
 "The options of each command, with what holds where they are not given."

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fingerprint", "same", "size_of", "stamps"]
+__all__ = ["fingerprint", "same", "settled", "size_of", "stamps"]
 
 Print = dict[str, dict[str, Any]]
 "For each file, by its path in the package: `size` in bytes, `stamp`, and `sha256` or None."
@@ -45,6 +45,17 @@ def same(before: Print, package: str | os.PathLike[str]) -> Print | None:
             return None
         now[name] = {"size": size, "stamp": stamp, "sha256": was["sha256"]}
     return now
+
+
+def settled(files: Print, package: str | os.PathLike[str]) -> Print:
+    """`files` after work that may have linked some of them elsewhere, which changes their inodes but nothing else."""
+    now: Print = {}
+    for name, path in _files(Path(package)):
+        if name in files:
+            (size, stamp), was = _stamp(path), files[name]
+            same_file = [size, stamp[0], stamp[2]] == [was["size"], was["stamp"][0], was["stamp"][2]]
+            now[name] = {**was, "stamp": stamp} if same_file else was
+    return files | now
 
 
 def stamps(output: str | os.PathLike[str]) -> dict[str, list[int]]:

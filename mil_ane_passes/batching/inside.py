@@ -9,7 +9,11 @@ import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from types import FrameType
 from typing import Any
+
+from ..core.host import importing
+from ..package.staging import abandon
 
 __all__ = ["begin", "busy"]
 
@@ -26,7 +30,8 @@ class _State:
 def begin() -> None:
     """Starts a worker; runs in its main thread, with interrupts blocked."""
     _State.idle.set()
-    signal.signal(signal.SIGINT, _interrupt)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, daemon=True).start()
 
@@ -42,10 +47,13 @@ def busy(job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _State.idle.set()
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Once for each job: a second interrupt must not end the cleaning up."""
     if _State.at_work and not _State.interrupted:
         _State.interrupted = True
+        if importing(frame):  # which may swallow whatever is raised
+            abandon()
+            os._exit(1)
         raise KeyboardInterrupt
 
 

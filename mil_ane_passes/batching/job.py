@@ -20,8 +20,8 @@ from ..core.errors import AnePassesError, InputError
 from ..core.host import quiet
 from ..report.batch import BatchItem
 from .asked import Asked, tool
-from .fingerprint import fingerprint, size_of, stamps
-from .record import RECORDS, Record, write_whole
+from .fingerprint import fingerprint, settled, size_of, stamps
+from .record import KEPT, RECORDS, Record, write_whole
 
 __all__ = ["Job", "OptionsError", "run_job"]
 
@@ -137,10 +137,9 @@ def _kept(job: Job, item: BatchItem, work: Work) -> None:
         return
     if job.asked.command == "lint":
         item.bytes = size_of(files)
-    record.finish(report, source=os.path.realpath(job.source), files=files, asked=job.asked.known_by(), item={
-        "code": item.code, "count": item.count, "ops_before": item.ops_before, "ops_after": item.ops_after,
-        "bytes": item.bytes})
     item.report_file = str(record.report)
+    record.finish(report, source=os.path.realpath(job.source), files=settled(files, job.source),
+                  asked=job.asked.known_by(), item={name: getattr(item, name) for name in KEPT})
 
 
 def _rewrite(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:

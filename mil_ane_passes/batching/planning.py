@@ -11,7 +11,7 @@ from ..package.manifest import read_layout
 from ..report.batch import BatchItem
 from .asked import Asked
 from .job import Job
-from .record import Record
+from .record import KEPT, Record
 from .sources import Source
 
 __all__ = ["planned"]
@@ -51,7 +51,7 @@ def _is_up_to_date(record: Record, source: str, asked: Asked) -> bool:
 
 def _recall(item: BatchItem, record: Record) -> None:
     item.status, item.report_file = "up to date", str(record.report)
-    for name in ("code", "count", "ops_before", "ops_after", "bytes"):
+    for name in KEPT:
         setattr(item, name, record.data["item"][name])
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
+from ..package.files import sync
+from ..package.refusals import refusals
+from ..package.staging import Staging
 from .fingerprint import same, stamps
 
-__all__ = ["RECORDS", "Record", "write_whole"]
+__all__ = ["KEPT", "RECORDS", "Record", "write_whole"]
 
 RECORDS = ".mil-ane-passes"
+KEPT = ("code", "count", "ops_before", "ops_after", "bytes")
+"What is kept of an item, besides its report."
 _SCHEMA = 1
 
 
@@ -82,13 +86,10 @@ class Record:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all, in a folder that is made if need be; one that is there is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with refusals(path, "the file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with refusals(path, "the file"), Staging(path) as staging:
+        staged = staging.folder / "new"
+        staged.write_bytes(text.encode("utf-8", "surrogateescape"))
+        sync(staged)
+        os.replace(staged, path)

@@ -16,6 +16,7 @@ from ..core.errors import InputError
 from ..core.settings import percent
 from . import cmd_lint, cmd_rewrite
 from .output import add_format, progress_line, show
+from .stopping import Stopped
 
 HELP = "rewrite or lint many packages, on many cores or machines; run again, it does the rest"
 
@@ -65,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     except BatchInterrupted as stopped:
         show(stopped.report, arguments.format)
         print(f"mil-ane-passes: interrupted: {stopped}; run the same again to do the rest", file=sys.stderr)
-        return 2
+        signalled = stopped.__cause__
+        return (signalled if isinstance(signalled, Stopped) else Stopped()).code
     show(report, arguments.format)
     return int(report.exit_code)
 
@@ -86,7 +88,8 @@ def _rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None and not arguments.dry_run:
         raise InputError("no folder for the results; expected -o DIR, or --dry-run")
     return _batch("rewrite", arguments, how, preset=arguments.preset, target=arguments.target, passes=arguments.passes,
-                  verify=arguments.verify, dry_run=arguments.dry_run, feeds=arguments.feeds, ranges=arguments.ranges)
+                  verify=arguments.verify, link=arguments.link, dry_run=arguments.dry_run, feeds=arguments.feeds,
+                  ranges=arguments.ranges)
 
 
 def _lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:

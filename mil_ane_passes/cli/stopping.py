@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ..core.host import importing
+
 __all__ = ["Stopped", "said", "stoppable"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,17 +57,9 @@ def stoppable() -> Iterator[None]:
 def _stop(number: int, frame: FrameType | None) -> None:
     global _stopping
     stopped, again, _stopping = Stopped(number), _stopping, True
-    if again or _importing(frame):
+    if again or importing(frame):
         from ..package.staging import abandon
 
         abandon()
         os._exit(said(stopped))
     raise stopped
-
-
-def _importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            return True
-        frame = frame.f_back
-    return False

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-__all__ = ["WORKER", "quiet", "register"]
+__all__ = ["WORKER", "importing", "quiet", "register"]
 
 WORKER = "MIL_ANE_PASSES_WORKER"
 """Set in the environment of processes that only do single jobs for a batch; they are like the command."""
@@ -41,6 +42,15 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(_only_errors)
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether something is being imported in `frame`; what is raised there may be swallowed."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _are_the_command() -> bool:
