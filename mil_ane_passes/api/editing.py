@@ -24,12 +24,15 @@ __all__ = ["edit"]
 
 
 def edit(
-    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, expose: Names = (),
-    drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None, dedup_weights: bool = False,
-    function: str | None = None, overwrite: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
+    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
+    expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
+    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, dry_run: bool = False,
+    ahead: CopyAhead | None = None,
 ) -> EditReport:
     """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
 
+    `fix_shape` gives inputs with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a
+    mapping from function names to them, makes a function of each, which share the weights (the first is the default).
     `expose` names inner values to return as well; a type that may not leave a model is cast, and the report says so.
     `drop_output` names outputs to take away, with all that only they needed. `io` is "fp16" or "fp32", the type that
     all inputs and outputs of floats get, or maps one or both to the names that get it. `rename` maps names of inputs,
@@ -42,7 +45,7 @@ def edit(
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
     started = time.perf_counter()
-    edits = edits_for(function, expose=expose, drop_output=drop_output, io=io, rename=rename,
+    edits = edits_for(function, fix_shape=fix_shape, expose=expose, drop_output=drop_output, io=io, rename=rename,
                       dedup_weights=dedup_weights)
     if dst is None and not dry_run:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
@@ -71,7 +74,9 @@ def _written(documents: list[Document], target: Path, overwrite: bool, ahead: Co
     for path, document in made.items():
         check_destination(document.layout.root, path, overwrite)
     for path, document in made.items():
-        plan = WeightPlan(document.files, dead_limit=document.dead_limit) if document.repack else None
+        plan = document.plan or (WeightPlan(document.files) if document.repack else None)
+        if plan is not None:
+            plan.dead_limit = document.dead_limit
         write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, ahead=ahead)
     return [os.fspath(path) for path in made]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..core.errors import InputError
 from ..surgery.contract import Edit
 from ..surgery.dedup_weights import DedupWeights
 from ..surgery.drop_output import DropOutput
 from ..surgery.expose import Expose
+from ..surgery.fix_shape import FixShape
 from ..surgery.io import Io
 from ..surgery.rename import Rename
 
@@ -21,7 +23,7 @@ Io_ = str | Mapping[str, Names] | None
 
 
 def edits_for(
-    function: str | None, *, expose: Names = (), drop_output: Names = (), io: Io_ = None,
+    function: str | None, *, fix_shape: Any = None, expose: Names = (), drop_output: Names = (), io: Io_ = None,
     rename: Mapping[str, str] | None = None, dedup_weights: bool = False,
 ) -> list[Edit]:
     """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
@@ -30,6 +32,8 @@ def edits_for(
     values get other names, and last comes what is done to the package as a whole.
     """
     edits: list[Edit] = []
+    if fix_shape:
+        edits.append(FixShape(fix_shape, function))
     if expose:
         edits.append(Expose(_names(expose), function))
     if drop_output:
@@ -40,8 +44,8 @@ def edits_for(
     if dedup_weights:
         edits.append(DedupWeights())
     if not edits:
-        raise InputError("nothing to edit was asked for; expected at least one of expose, drop_output, io, rename and "
-                         "dedup_weights")
+        raise InputError("nothing to edit was asked for; expected at least one of fix_shape, expose, drop_output, io, "
+                         "rename and dedup_weights")
     return edits
 
 

@@ -16,6 +16,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
     # The edits, in the order in which they are made.
+    parser.add_argument("--fix-shape", metavar="NAME=1,3,8,8", action="append", default=[],
+                        help="give the flexible input NAME this shape; repeat it for other inputs; an input again "
+                             "makes another function, which may be named: FUNCTION:NAME=1,3,8,8")
     parser.add_argument("--expose", metavar="VALUE", action="append", default=[],
                         help="return this inner value as well, behind the other outputs; may be repeated")
     parser.add_argument("--drop-output", metavar="NAME", action="append", default=[],
@@ -47,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for, as `edit` takes it."""
-    return {"expose": arguments.expose, "drop_output": arguments.drop_output, "io": _typed(arguments.io),
-            "rename": _pairs("--rename", arguments.rename), "dedup_weights": arguments.dedup_weights}
+    return {"fix_shape": arguments.fix_shape, "expose": arguments.expose, "drop_output": arguments.drop_output,
+            "io": _typed(arguments.io), "rename": _pairs("--rename", arguments.rename),
+            "dedup_weights": arguments.dedup_weights}
 
 
 def _typed(given: list[list[str]]) -> dict[str, list[str]]:

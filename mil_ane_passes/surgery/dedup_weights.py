@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..core.errors import InputError
 from ..package.duplicates import Duplicates, Group, find_duplicates
-from ..package.refs import find_refs, redirect_refs
+from ..package.refs import redirect_refs
 from .contract import Done
 from .document import Document
 
@@ -28,7 +28,7 @@ class DedupWeights:
         """Dedup; no value changes. InputError when a weight file is damaged or cannot be read."""
         raw = document.emit()
         try:
-            found = find_duplicates(document.files, find_refs(raw))
+            found = find_duplicates(document.files, document.stored(raw))
         except OSError as error:
             raise InputError(f"{document.where}: the weights cannot be read ({error.strerror or error})") from error
         if found.equal:

@@ -11,7 +11,8 @@ from ..core.errors import InputError, nearest
 from ..package import wire
 from ..package.blobs import WeightFiles
 from ..package.manifest import Layout
-from ..package.plan import DEAD_LIMIT
+from ..package.plan import DEAD_LIMIT, WeightPlan
+from ..package.refs import find_refs
 from .contract import Done
 from .description import Description
 from .parts import Function
@@ -27,8 +28,8 @@ class Document:
     `functions` are by name in file order: add, remove and edit them. `description` is what the model says of their
     inputs and outputs. `version` is the specification version. `done` lists what the edits did. An edit that takes the
     last use of a weight away sets `repack`: then the blobs nothing refers to are dropped when the document is written,
-    from each weight file of which they are more than the part `dead_limit`. `part` is empty, or tells the documents
-    apart that one became.
+    from each weight file of which they are more than the part `dead_limit`. `plan` holds the new weights, if any.
+    `part` is empty, or tells the documents apart that one became.
     """
 
     def __init__(self, layout: Layout, raw: bytes, spec: Any) -> None:
@@ -38,6 +39,7 @@ class Document:
         self.version = self._then = int(spec.specificationVersion)
         self.done: list[Done] = []
         self.repack, self.dead_limit = False, DEAD_LIMIT
+        self.plan: WeightPlan | None = None
         self.part = ""
         programs = wire.payloads(raw, _ML_PROGRAM)
         self._entries = {wire.entry_key(e): e for p in programs for e in wire.payloads(p, _FUNCTIONS)}
@@ -60,10 +62,15 @@ class Document:
         """A document of the model file `raw` in this one's place: of the same package, after the same edits."""
         made = Document(self.layout, raw, proto.Model_pb2.Model(specificationVersion=self.version))
         made.files, made.part, made.done = self.files, part or self.part, list(self.done)
-        made.repack, made.dead_limit = self.repack, self.dead_limit
+        made.repack, made.dead_limit, made.plan = self.repack, self.dead_limit, self.plan
         for name, function in made.functions.items():
             function.source = self.functions[name].source
         return made
+
+    def stored(self, raw: bytes) -> set[tuple[str, int]]:
+        """The places of weights that the model file `raw` of this document refers to and that are in a file by now."""
+        new = {(self.plan.target, blob.offset) for blob in self.plan.added} if self.plan is not None else set()
+        return {ref for ref in find_refs(raw) if ref not in new}
 
     def emit(self) -> bytes:
         """The model file as it is now; byte for byte that of the source when nothing was changed."""

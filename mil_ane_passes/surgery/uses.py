@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from .parts import Block, Op
 
-__all__ = ["dead_ops", "drop_dead", "fresh", "is_pure", "read_as", "reads"]
+__all__ = ["dead_ops", "drop_dead", "fresh", "has_effects", "is_pure", "read_as", "reads"]
 
 _EFFECTS = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
 "Ops the host knows that do more than make their outputs, or may."
@@ -47,8 +47,12 @@ def read_as(op: Op, names: Mapping[str, str]) -> Op:
 
 def is_pure(op: Op) -> bool:
     """Whether an op is known to do nothing but make its outputs: then it can go when nothing reads them."""
-    known = op.type in SSAOpRegistry.core_ops and not _EFFECTS.match(op.type)
-    return known and all(is_pure(inner) for block in op.blocks for inner in block.ops)
+    return not has_effects(op.type) and all(is_pure(inner) for block in op.blocks for inner in block.ops)
+
+
+def has_effects(op_type: str) -> bool:
+    """Whether ops of a type do more than make their outputs, or may: the host does not know them then."""
+    return op_type not in SSAOpRegistry.core_ops or _EFFECTS.match(op_type) is not None
 
 
 def dead_ops(block: Block, roots: Iterable[Op] = ()) -> set[Op]:

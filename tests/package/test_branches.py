@@ -17,7 +17,8 @@ def chosen(path):
     @mb.program(input_specs=[mb.TensorSpec((2, 4))])
     def program(x):
         less = mb.less(x=mb.reduce_sum(x=x, axes=(0, 1), keep_dims=False), y=np.float32(0))
-        y = mb.cond(pred=less, _true_fn=lambda: mb.relu(x=x, name="a"), _false_fn=lambda: mb.tanh(x=x, name="b"), name="y")
+        y = mb.cond(pred=less, name="y", _true_fn=lambda: mb.relu(x=x, name="a"),
+                    _false_fn=lambda: mb.tanh(x=x, name="b"))
         return mb.mul(x=y, y=np.float32(2), name="z")
 
     return make(path, program)

@@ -1,0 +1,211 @@
+"""`--fix-shape`: flexible inputs get one shape, and all that follows from it is worked out and written down.
+
+The types of all values are inferred anew by the host. What only computes shapes becomes consts under the same names,
+and what nothing needs any more goes. Several shapes make several functions of one, which share the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coremltools import proto
+from coremltools.converters.mil.mil import Function as HostFunction
+
+from ..core.errors import InputError, nearest
+from ..package.plan import WeightPlan
+from .contract import Done
+from .description import Description, Feature, Section
+from .document import Document
+from .fix_shape_fold import fates_of
+from .fix_shape_infer import failing, infer, sizes_of
+from .fix_shape_inputs import check_shape, described, fixed_type, is_open
+from .fix_shape_requests import Shape, Variant, named, said, variants_of
+from .fix_shape_write import Written, write
+from .parts import Declared, Function
+
+__all__ = ["FixShape"]
+
+OPTION = "--fix-shape"
+_SEVERAL_FROM = 9
+"The specification version (iOS 18) from which a model may have several functions."
+_LISTED = 3
+
+
+class FixShape:
+    """Fixes the shapes of inputs. `given` as `variants_of` takes it; `function` says which function of the source."""
+
+    def __init__(self, given: Any, function: str | None = None) -> None:
+        self._variants = variants_of(given)
+        self._function = function
+
+    def apply(self, document: Document) -> list[Document]:
+        """See `Edit.apply`. The functions made of one stand in its place; the first is the default if it was."""
+        functions = self._chosen(document)
+        several = len(self._variants) > 1 or self._variants[0].name is not None
+        if several and len(functions) > 1:
+            raise InputError(f"{OPTION}: several functions have these inputs ({_listed([f.name for f in functions])}); "
+                             "expected --function to say which one to make others of")
+        for function in functions:
+            if several and not (len(self._variants) == 1 and self._variants[0].name == function.name):
+                self._make_several(document, function)
+            else:
+                self._fix_one(document, function)
+        return [document]
+
+    def _chosen(self, document: Document) -> list[Function]:
+        """The functions that have all the inputs that are named."""
+        functions = document.chosen(self._function)
+        for name in dict.fromkeys(name for variant in self._variants for name in variant.shapes):
+            known = {declared.name for function in functions for declared in function.inputs}
+            functions = [each for each in functions if name in {declared.name for declared in each.inputs}]
+            if not functions:
+                beside = " beside the others" if name in known else ""
+                raise InputError(f"{OPTION}: no input or state '{name}'{beside}; the model has {_listed(sorted(known))}"
+                                 f"{nearest(name, known - {name})}")
+        return functions
+
+    def _fix_one(self, document: Document, function: Function) -> None:
+        shapes = _to_fix(document, function, self._variants[0])
+        if not shapes:
+            note = f"fixed already: {_shapes_said(self._variants[0].shapes)}"
+            document.done.append(Done(OPTION, function.name, "", note, changed=False))
+            return
+        outputs = _fix(document, function, shapes)
+        for section in document.description.of(function.name):
+            _describe(section, {**shapes, **outputs})
+
+    def _make_several(self, document: Document, function: Function) -> None:
+        _check_several(document, function)
+        names = named(self._variants, function.name, document.functions.keys() - {function.name})
+        made: dict[str, Function] = {}
+        description = document.description
+        section = _own_section(description, function.name)
+        sections, was_default = [], description.default in ("", function.name)
+        for variant, name in zip(self._variants, names, strict=True):
+            twin = function.copy(function.name)
+            shapes = _to_fix(document, function, variant)
+            twin_section = section.copy(name)
+            twin.name = name
+            if shapes:
+                _describe(twin_section, {**shapes, **_fix(document, twin, shapes, described_as=function.name)})
+            sections.append(twin_section)
+            made[name] = twin
+        place = description.functions.index(section)
+        description.functions[place : place + 1] = sections
+        if was_default:
+            description.default = names[0]
+        document.functions = {new: each for name, old in document.functions.items()
+                              for new, each in (made.items() if name == function.name else [(name, old)])}
+
+
+def _check_several(document: Document, function: Function) -> None:
+    """Raises InputError where the model cannot have several functions, or not this one as one of them."""
+    if document.version < _SEVERAL_FROM:
+        raise InputError(
+            f"{OPTION}: several functions, or one with a name of its own, need a model for iOS 18 or later "
+            f"(specification version {_SEVERAL_FROM}; this one has {document.version}); convert the source model with "
+            "minimum_deployment_target=ct.target.iOS18, or make a package for each shape")
+    if any(section.predicted for section in document.description.of(function.name)):
+        raise InputError(f"{OPTION}: '{function.name}' is a classifier, and coremltools makes none with several "
+                         "functions; make a package for each shape")
+
+
+def _to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
+    """The shapes of a variant that fix something. Raises InputError for one that an input cannot have."""
+    features = {feature.name: feature.message for section in document.description.of(function.name)
+                for kind in ("input", "state") for feature in section.features(kind)}
+    types = {declared.name: declared.message.type for declared in function.inputs}
+    return {name: shape for name, shape in variant.shapes.items()
+            if check_shape(name, shape, types[name], features.get(name))}
+
+
+def _fix(document: Document, function: Function, shapes: dict[str, Shape], described_as: str = "") -> dict[str, Shape]:
+    """Fixes inputs of `function` and all that follows. Returns the shapes of the outputs as far as they are fixed."""
+    flexible = function.copy(described_as or function.name)
+    function.inputs = [Declared.of(each.name, fixed_type(each.message.type, shapes[each.name]))
+                       if each.name in shapes else each for each in function.inputs]
+    twin = function.copy(described_as or function.name)
+    host = infer(document, twin)
+    contradicted = _check_inferred(document, flexible, host, shapes)
+    if document.plan is None:
+        document.plan = WeightPlan(document.files)
+    written = write(function, host, fates_of(host, document.version), document.version, document.plan)
+    _say(document, function, shapes, written, contradicted)
+    sizes = {var.name: sizes_of(var.sym_type) for var in host.outputs}
+    return {name: tuple(size for size in each if size is not None)
+            for name, each in sizes.items() if each and None not in each}
+
+
+def _check_inferred(document: Document, flexible: Function, host: HostFunction, shapes: dict[str, Shape]) -> list[str]:
+    """The values whose declared types the host contradicts only now; InputError where an op cannot have such inputs."""
+    failed = {op.outputs[0].name: (op, why) for op, why in failing(host) if op.outputs}
+    if not failed:
+        return []
+    for op, _ in failing(infer(document, flexible)):
+        for var in op.outputs:
+            failed.pop(var.name, None)
+    for name, (op, why) in failed.items():
+        if why:
+            raise InputError(f"{OPTION}: with {_shapes_said(shapes)} the op '{name}' ({op.op_type}) is impossible: "
+                             f"{why}; expected shapes that go together")
+    return list(failed)
+
+
+def _describe(section: Section, shapes: dict[str, Shape]) -> None:
+    for kind in ("input", "output", "state"):
+        features = section.features(kind)
+        made = [described(feature.message, shapes) for feature in features]
+        if any(new is not old.message for new, old in zip(made, features)):
+            section.put(kind, [old if new is old.message else Feature.of(new) for new, old in zip(made, features)])
+
+
+def _own_section(description: Description, function: str) -> Section:
+    """The section that describes `function` alone; made of the model's when the model has one function."""
+    own = next((section for section in description.functions if section.name == function), None)
+    if own is not None:
+        return own
+    made = proto.Model_pb2.FunctionDescription(name=function)
+    section = Section(made.SerializeToString(), of_function=True)
+    for kind in ("input", "output", "state"):
+        section.put(kind, description.model.features(kind))
+        description.model.put(kind, [])
+    description.functions.append(section)
+    return section
+
+
+def _say(
+    document: Document, function: Function, shapes: dict[str, Shape], written: Written, contradicted: Sequence[str]
+) -> None:
+    """Adds what was done to the document's list."""
+    def done(value: str, note: str, exact: bool | None = True, changed: bool = True) -> None:
+        document.done.append(Done(OPTION, function.name, value, note, changed=changed, exact=exact))
+
+    for name, shape in shapes.items():
+        done(name, f"'{name}' fixed to {said(shape)}")
+    if written.consts:
+        what = f"{_counted(written.consts)} became constants and {_counted(written.dropped)} went with them"
+        done("", f"{what}; {written.sized} values got their sizes")
+    else:
+        done("", f"{written.sized} values got their sizes")
+    open_inputs = [each.name for each in function.inputs if is_open(each.message.type)]
+    if open_inputs:
+        done("", f"still flexible: {_listed(open_inputs)}, for which no shape was given", changed=False)
+    if written.open:
+        done("", f"{len(written.open)} values keep a flexible shape, which depends on data, on a flexible input or on "
+             f"an op that coremltools cannot follow: {_listed(written.open)}", changed=False)
+    if contradicted:
+        done("", f"coremltools contradicts the file on {len(contradicted)} values, which keep their declared types: "
+             f"{_listed(contradicted)}", changed=False)
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    return f"{len(kinds)} op{'s' * (len(kinds) != 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _shapes_said(shapes: dict[str, Shape]) -> str:
+    return ", ".join(f"{name} = {said(shape)}" for name, shape in shapes.items())

@@ -1,0 +1,144 @@
+"""What is asked of `--fix-shape`: shapes for inputs, in one function or in several that are made of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import InputError
+from .names import check_identifier
+
+__all__ = ["Shape", "Variant", "named", "said", "variants_of"]
+
+Shape = tuple[int, ...]
+_FORM = "expected NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"
+
+
+@dataclass
+class Variant:
+    """One function to make: its name, None where none was given, and the shapes of inputs by name."""
+
+    name: str | None = None
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+
+def variants_of(given: Any) -> list[Variant]:
+    """The functions asked for, in order.
+
+    `given` is a list of texts as the command takes them; a mapping from input to shape; a list of such mappings (a
+    function for each); or a mapping from a function's name to such a mapping. Raises InputError for anything else,
+    and where it is not clear which inputs a function is to have fixed.
+    """
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Mapping):
+        inner = [value for value in given.values() if isinstance(value, Mapping)]
+        if not inner:
+            return [Variant(None, _shapes(given))]
+        return [Variant(_function(name), _shapes(shapes)) for name, shapes in given.items()]
+    if not isinstance(given, Sequence) or not given:
+        raise InputError(f"--fix-shape: found {given!r}; {_FORM}")
+    if all(isinstance(each, Mapping) for each in given):
+        return [Variant(None, _shapes(each)) for each in given]
+    return _of_texts([_parsed(text) for text in given])
+
+
+def _of_texts(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
+    """The same input again begins another function, as does another function's name."""
+    if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
+        raise InputError("--fix-shape: some shapes are given with a function's name and some without; "
+                         "expected all of them as FUNCTION:NAME=SHAPE, or none")
+    found: list[Variant] = []
+    for function, name, shape in parsed:
+        if function is not None:
+            variant = next((each for each in found if each.name == function), None)
+            if variant is not None and name in variant.shapes:
+                raise InputError(f"--fix-shape: input '{name}' of function '{function}' is given twice; expected one "
+                                 "shape; give the other function a name of its own")
+        else:
+            variant = found[-1] if found and name not in found[-1].shapes else None
+        if variant is None:
+            variant = Variant(function)
+            found.append(variant)
+        variant.shapes[name] = shape
+    _check_alike(found)
+    return found
+
+
+def _check_alike(variants: Sequence[Variant]) -> None:
+    """Without function names, each function must have the same inputs fixed: else a slip would leave one flexible."""
+    first = variants[0]
+    for other in variants[1:]:
+        lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
+        if first.name is None and lacking:
+            raise InputError(f"--fix-shape: input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
+                             "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
+                             "which may leave inputs flexible")
+
+
+def _parsed(text: Any) -> tuple[str | None, str, Shape]:
+    if not isinstance(text, str) or "=" not in text:
+        raise InputError(f"--fix-shape: found {text!r}; {_FORM}")
+    who, _, sizes = text.rpartition("=")
+    function, colon, name = who.rpartition(":")
+    if not name.strip():
+        raise InputError(f"--fix-shape: '{text}' names no input; {_FORM}")
+    return (_function(function) if colon else None), name.strip(), _shape(name.strip(), sizes.split(","))
+
+
+def _function(name: Any) -> str:
+    text = name.strip() if isinstance(name, str) else repr(name)
+    check_identifier(text, "--fix-shape: function")
+    return text
+
+
+def _shapes(given: Any) -> dict[str, Shape]:
+    if not isinstance(given, Mapping) or not given:
+        raise InputError(f"--fix-shape: found {given!r}; expected a mapping from an input's name to its shape")
+    found = {}
+    for name, sizes in given.items():
+        if not isinstance(name, str) or isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+            raise InputError(f"--fix-shape: found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
+        found[name] = _shape(name, list(sizes))
+    return found
+
+
+def _shape(name: str, sizes: Sequence[Any]) -> Shape:
+    try:
+        shape = tuple(int(size) for size in sizes)
+        whole = all(isinstance(size, str) or size == number for size, number in zip(sizes, shape, strict=True))
+    except (TypeError, ValueError):
+        shape, whole = (), False
+    if not whole or not shape or any(not 0 < size < 1 << 31 for size in shape):
+        raise InputError(f"--fix-shape: the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
+                         "of 1 or more, such as 1,3,224,224")
+    return shape
+
+
+def named(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
+    """A name for each function made of `source`: the given one, or one that tells its shapes.
+
+    Raises InputError where two have one name, or one has the name of another function (`taken`).
+    """
+    if len(variants) == 1:
+        names = [variants[0].name or source]
+    else:
+        differing = [name for name in variants[0].shapes
+                     if len({variant.shapes.get(name) for variant in variants}) > 1]
+        names = [variant.name or "_".join([source, *("x".join(map(str, variant.shapes[name])) for name in differing)])
+                 for variant in variants]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise InputError(f"--fix-shape: two functions of the same shapes would be called '{twice}'; expected shapes "
+                         "that differ")
+    held = next((name for name in names if name in taken), None)
+    if held is not None:
+        raise InputError(f"--fix-shape: the model has another function '{held}'; expected a free name: give one as "
+                         "FUNCTION:NAME=SHAPE")
+    return names
+
+
+def said(shape: Sequence[int | None]) -> str:
+    """A shape in words; `?` for what is not fixed."""
+    return f"({', '.join('?' if size is None else str(size) for size in shape)})"

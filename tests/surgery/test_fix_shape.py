@@ -1,0 +1,302 @@
+"""`--fix-shape`: one shape for a flexible input, and everything that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol, types
+
+import mil_ane_passes as ane
+from tests.package.helpers import MODEL, WEIGHTS, host_program, make, normal, proto_ops, spec_of, tree
+
+from .helpers import assert_host_takes
+
+EMPTY = ct.PassPipeline.EMPTY
+RANGED = ct.Shape((1, 4, ct.RangeDim(2, 64, default=8)))
+
+
+def flexible(path: Path, body: Any, shapes: dict[str, Any], target: Any = ct.target.iOS18, **options: Any) -> Path:
+    """A package of `body`, as it was written, with inputs of these flexible shapes."""
+    specs = []
+    for shape in shapes.values():
+        sizes = shape.shapes[0].shape if isinstance(shape, ct.EnumeratedShapes) else shape.shape
+        listed = shape.shapes if isinstance(shape, ct.EnumeratedShapes) else ()
+        open_at = {axis for axis in range(len(sizes)) if len({str(each.shape[axis]) for each in listed}) > 1}
+        specs.append(mb.TensorSpec(tuple(
+            get_new_symbol() if axis in open_at or isinstance(size, ct.RangeDim) else size
+            for axis, size in enumerate(sizes))))
+    names = ", ".join(shapes)
+    given = eval(f"lambda {names}: body({names})", {"body": body})  # pymil reads the parameters' names
+    program = mb.program(input_specs=specs, opset_version=target)(given)
+    inputs = options.pop("inputs", [ct.TensorType(name, shape=shape) for name, shape in shapes.items()])
+    return make(path, program, target, inputs=inputs, pass_pipeline=EMPTY, **options)
+
+
+def flattening(x: Any) -> Any:
+    """A convolution with its length read back from the shape: a reshape's target, a scale, a mask."""
+    y = mb.conv(x=x, weight=normal(8, 4, 3), pad_type="same", name="conv")
+    length = mb.gather(x=mb.shape(x=y, name="sizes"), indices=2, axis=0, name="length")
+    twice = mb.mul(x=length, y=8, name="twice")
+    target = mb.concat(values=(np.int32([1]), mb.expand_dims(x=twice, axes=[0], name="last")), axis=0, name="target")
+    flat = mb.reshape(x=y, shape=target, name="flat")
+    steps = mb.range_1d(start=0, end=twice, step=1, name="steps")
+    mask = mb.cast(x=mb.greater(x=steps, y=3, name="late"), dtype="fp32", name="mask")
+    return mb.mul(x=flat, y=mask, name="out")
+
+
+def fixed(source: Path, *shapes: str, out: str = "fixed", **options: Any) -> Path:
+    target = source.with_name(f"{out}.mlpackage")
+    ane.edit(source, target, fix_shape=list(shapes), **options)
+    return target
+
+
+def same_bits(
+    source: Path, made: Path, feeds: dict[str, Any], source_function: Any = None, function: Any = None
+) -> None:
+    for precision in ("float32", "float16"):
+        before = ane.run(source, feeds, function=source_function, precision=precision)
+        after = ane.run(made, feeds, function=function, precision=precision)
+        assert before.keys() == after.keys() and before
+        for name, value in before.items():
+            assert after[name].shape == value.shape and after[name].tobytes() == value.tobytes(), name
+
+
+def is_flexible(path: Path) -> bool:
+    """Whether anything in the model file has a size that is not fixed."""
+    text = str(spec_of(path))
+    return "unknown" in text or "shapeRange" in text or "enumerated" in text or "imageSizeRange" in text
+
+
+@pytest.fixture(scope="module")
+def ranged(tmp_path_factory: Any) -> Path:
+    return flexible(tmp_path_factory.mktemp("ranged") / "source.mlpackage", flattening, {"x": RANGED})
+
+
+def test_what_computes_shapes_is_gone_and_the_rest_is_byte_for_byte(ranged, tmp_path):
+    source_files = tree(ranged)
+    made = tmp_path / "fixed.mlpackage"
+    report = ane.edit(ranged, made, fix_shape={"x": (1, 4, 13)})
+    assert report.status == "written" and tree(ranged) == source_files
+    same_bits(ranged, made, {"x": normal(1, 4, 13)})
+    before, after = proto_ops(ranged), proto_ops(made)
+    assert not {"sizes", "length", "twice", "last", "steps", "late"} & after.keys()
+    kinds = {name: op.outputs[0].op.op_type for op in host_program(made).functions["main"].operations
+             for name in [op.outputs[0].name]}
+    assert kinds["target"] == kinds["mask"] == "const" and kinds["flat"] == "reshape"
+    assert {name for name in before.keys() & after.keys() if before[name] != after[name]} == {
+        "conv", "flat", "target", "mask", "out"}
+    assert not is_flexible(made)
+    assert_host_takes(made)
+    assert "2 ops became constants" in str(report)
+
+
+def test_the_description_has_the_shape_of_inputs_and_outputs(ranged, tmp_path):
+    made = tmp_path / "fixed.mlpackage"
+    ane.edit(ranged, made, fix_shape=["x=1,4,16"])
+    old, new = spec_of(ranged).description, spec_of(made).description
+    assert list(new.input[0].type.multiArrayType.shape) == [1, 4, 16]
+    assert list(new.output[0].type.multiArrayType.shape) == [1, 128]
+    assert new.metadata == old.metadata and spec_of(made).specificationVersion == spec_of(ranged).specificationVersion
+
+
+def test_weights_stay_where_they_are(ranged, tmp_path):
+    made = tmp_path / "fixed.mlpackage"
+    ane.edit(ranged, made, fix_shape=["x=1,4,3"])
+    old, new = ((path / WEIGHTS).read_bytes() for path in (ranged, made))
+    assert new[64 : len(old)] == old[64:] and len(new) > len(old), "the mask is behind the weights"
+
+
+def test_functions_for_several_shapes_share_the_weights(ranged, tmp_path):
+    made = tmp_path / "fixed.mlpackage"
+    report = ane.edit(ranged, made, fix_shape=["x=1,4,5", "x=1,4,9", "x=1,4,64"])
+    spec = spec_of(made)
+    assert list(ane.load(made).functions) == ["main_1x4x5", "main_1x4x9", "main_1x4x64"]
+    assert spec.description.defaultFunctionName == "main_1x4x5" and not spec.description.input
+    for length in (5, 9, 64):
+        same_bits(ranged, made, {"x": normal(1, 4, length)}, function=f"main_1x4x{length}")
+        described = next(f for f in spec.description.functions if f.name == f"main_1x4x{length}")
+        assert list(described.input[0].type.multiArrayType.shape) == [1, 4, length]
+    weights = {proto_ops(made, name)["conv_weight_0"] for name in ane.load(made).functions}
+    assert len(weights) == 1 and not is_flexible(made)
+    assert report.to_dict()["changed"] is True
+    assert_host_takes(made)
+
+
+def test_functions_have_the_names_that_are_given(ranged, tmp_path):
+    made = tmp_path / "fixed.mlpackage"
+    ane.edit(ranged, made, fix_shape={"long": {"x": (1, 4, 64)}, "short": {"x": (1, 4, 2)}})
+    assert ane.load(made).functions == ("long", "short")
+    ane.edit(ranged, tmp_path / "one.mlpackage", fix_shape=["only:x=1,4,3"])
+    assert spec_of(tmp_path / "one.mlpackage").description.defaultFunctionName == "only"
+    same_bits(ranged, tmp_path / "one.mlpackage", {"x": normal(1, 4, 3)}, function="only")
+
+
+def test_enumerated_shapes(tmp_path):
+    shapes = ct.EnumeratedShapes([(1, 4, 4), (1, 4, 12)])
+    source = flexible(tmp_path / "source.mlpackage", flattening, {"x": shapes})
+    made = fixed(source, "x=1,4,12")
+    same_bits(source, made, {"x": normal(1, 4, 12)})
+    assert not is_flexible(made)
+    with pytest.raises(ane.InputError, match=r"\(1, 4, 5\) is not among .* expected one of \(1, 4, 4\), \(1, 4, 12\)"):
+        ane.edit(source, tmp_path / "no.mlpackage", fix_shape=["x=1,4,5"])
+
+
+@pytest.mark.parametrize("sizes", ["ranged", "listed"])
+def test_images(tmp_path, sizes):
+    shape = (ct.Shape((1, 3, ct.RangeDim(8, 32, default=8), ct.RangeDim(8, 32, default=16))) if sizes == "ranged"
+             else ct.EnumeratedShapes([(1, 3, 8, 16), (1, 3, 24, 12)]))
+    source = flexible(tmp_path / "source.mlpackage", lambda x: mb.relu(x=mb.avg_pool(
+        x=x, kernel_sizes=[2, 2], strides=[2, 2], pad_type="valid"), name="y"), {"x": shape},
+        inputs=[ct.ImageType("x", shape=shape)])
+    made = fixed(source, "x=1,3,24,12")
+    image = spec_of(made).description.input[0].type.imageType
+    assert (image.height, image.width, image.WhichOneof("SizeFlexibility")) == (24, 12, None)
+    assert list(spec_of(made).description.output[0].type.multiArrayType.shape) == [1, 3, 12, 6]
+    with pytest.raises(ane.InputError, match="not among the shapes of 'x'"):
+        ane.edit(source, tmp_path / "no.mlpackage", fix_shape=["x=1,3,24,40"])
+
+
+def test_an_input_that_is_not_named_stays_flexible(tmp_path):
+    source = flexible(tmp_path / "source.mlpackage", lambda a, b: (mb.relu(x=a, name="y"), mb.tanh(x=b, name="z")),
+                      {"a": RANGED, "b": RANGED})
+    made = tmp_path / "fixed.mlpackage"
+    report = ane.edit(source, made, fix_shape=["a=1,4,6"])
+    assert "still flexible: b" in str(report) and "1 values keep a flexible shape" in str(report)
+    described = spec_of(made).description
+    assert described.input[0].type.multiArrayType.WhichOneof("ShapeFlexibility") is None
+    assert described.input[1] == spec_of(source).description.input[1]
+    same_bits(source, made, {"a": normal(1, 4, 6), "b": normal(1, 4, 9)})
+
+
+def test_what_depends_on_data_stays_and_is_named(tmp_path):
+    def body(x):
+        rows = mb.non_zero(x=x, name="rows")
+        return mb.cast(x=rows, dtype="fp32", name="y"), mb.relu(x=x, name="z")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    report = ane.edit(source, tmp_path / "fixed.mlpackage", fix_shape=["x=1,4,6"])
+    assert "2 values keep a flexible shape" in str(report) and "rows, y" in str(report)
+    same_bits(source, tmp_path / "fixed.mlpackage", {"x": normal(1, 4, 6)})
+
+
+def test_shapes_that_do_not_go_together_are_refused(tmp_path):
+    source = flexible(tmp_path / "source.mlpackage", lambda a, b: mb.add(x=a, y=b, name="sum"),
+                      {"a": RANGED, "b": RANGED})
+    with pytest.raises(ane.InputError, match=r"a = \(1, 4, 6\), b = \(1, 4, 7\) the op 'sum' \(add\) is impossible"):
+        ane.edit(source, tmp_path / "fixed.mlpackage", fix_shape=["a=1,4,6", "b=1,4,7"])
+    assert not (tmp_path / "fixed.mlpackage").exists()
+    fixed(source, "a=1,4,7", "b=1,4,7", out="well")
+
+
+def test_an_output_that_is_a_shape_stays_an_output(tmp_path):
+    source = flexible(tmp_path / "source.mlpackage", lambda x: (mb.shape(x=x, name="sizes"), mb.relu(x=x, name="y")),
+                      {"x": RANGED})
+    made = fixed(source, "x=1,4,6")
+    assert proto_ops(source)["sizes"] == proto_ops(made)["sizes"]
+    same_bits(source, made, {"x": normal(1, 4, 6)})
+
+
+def test_ops_that_were_there_for_nothing_stay(tmp_path):
+    def body(x):
+        mb.gather(x=mb.shape(x=x, name="sizes"), indices=2, axis=0, name="unused")
+        return mb.relu(x=x, name="y")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    made = fixed(source, "x=1,4,6")
+    assert {"sizes", "unused"} <= proto_ops(made).keys()
+
+
+def test_states_and_a_linter_without_findings_on_shapes(tmp_path):
+    @mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 8)), mb.StateTensorSpec((1, 8), types.fp16)],
+                opset_version=ct.target.iOS18)
+    def program(x, cache):
+        mean = mb.reduce_mean(x=x, axes=[1], keep_dims=False)
+        new = mb.add(x=mb.read_state(input=cache), y=mb.cast(x=mean, dtype="fp16"), name="new")
+        return mb.cast(x=mb.coreml_update_state(state=cache, value=new), dtype="fp32", name="y")
+
+    shape = ct.Shape((1, ct.RangeDim(1, 9, default=4), 8))
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=EMPTY,
+                  inputs=[ct.TensorType("x", shape=shape)])
+    made = fixed(source, "x=1,7,8")
+    same_bits(source, made, {"x": normal(1, 7, 8)})
+    assert spec_of(made).description.state == spec_of(source).description.state
+    codes = [{finding["code"] for finding in ane.lint(path).to_dict()["findings"]} for path in (source, made)]
+    assert "ANE504" in codes[0] and "ANE504" not in codes[1]
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["x=1,4"], r"\(1, 4\) has 2 dimensions; 'x' has 3: \(1, 4, 2..64\)"),
+    (["x=1,4,65"], r"not among the shapes of 'x'; expected one of \(1, 4, 2..64\)"),
+    (["x=1,5,8"], "not among the shapes"),
+    (["y=1,4,8"], "no input or state 'y'; the model has x"),
+    (["x=1,4,eight"], "expected whole numbers of 1 or more"),
+    (["x=1,4,0"], "expected whole numbers of 1 or more"),
+    (["x=1,4,-8"], "expected whole numbers of 1 or more"),
+    (["x"], "expected NAME=1,3,224,224"),
+    (["=1,4,8"], "names no input"),
+    (["9:x=1,4,8"], "no name that Core ML takes"),
+    (["f:x=1,4,8", "x=1,4,9"], "some shapes are given with a function's name and some without"),
+    (["f:x=1,4,8", "f:x=1,4,9"], "input 'x' of function 'f' is given twice"),
+    (["x=1,4,8", "x=1,4,8"], "two functions of the same shapes would be called 'main'"),
+    ({"x": 4}, "expected a name and a shape"),
+    ({"x": (1, 4, 2.5)}, "expected whole numbers"),
+])
+def test_refusals_say_why(ranged, tmp_path, given, said):
+    with pytest.raises(ane.InputError, match=said):
+        ane.edit(ranged, tmp_path / "no.mlpackage", fix_shape=given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_functions_need_a_model_that_may_have_them(tmp_path):
+    source = flexible(tmp_path / "source.mlpackage", flattening, {"x": RANGED}, ct.target.iOS17)
+    with pytest.raises(ane.InputError, match="need a model for iOS 18 or later .*this one has 8"):
+        ane.edit(source, tmp_path / "no.mlpackage", fix_shape=["x=1,4,8", "x=1,4,9"])
+    made = fixed(source, "x=1,4,9")
+    same_bits(source, made, {"x": normal(1, 4, 9)})
+    assert spec_of(made).specificationVersion == 8
+
+
+def test_a_shape_that_is_fixed(ranged, tmp_path):
+    made = tmp_path / "fixed.mlpackage"
+    ane.edit(ranged, made, fix_shape=["x=1,4,8"])
+    again = tmp_path / "again.mlpackage"
+    assert ane.edit(made, again, fix_shape=["x=1,4,8"]).status == "unchanged"
+    assert tree(again) == tree(made)
+    with pytest.raises(ane.InputError, match=r"the shape of 'x' is \(1, 4, 8\) already and not flexible"):
+        ane.edit(made, tmp_path / "no.mlpackage", fix_shape=["x=1,4,9"])
+
+
+def test_one_of_several_functions(ranged, tmp_path):
+    both = tmp_path / "both.mlpackage"
+    other = flexible(tmp_path / "other.mlpackage", lambda x: mb.relu(x=x, name="y"), {"x": RANGED})
+    joint = ct.utils.MultiFunctionDescriptor()
+    joint.add_function(str(ranged), "main", "first")
+    joint.add_function(str(other), "main", "second")
+    joint.default_function_name = "second"
+    ct.utils.save_multifunction(joint, str(both))
+    made = tmp_path / "fixed.mlpackage"
+    ane.edit(both, made, fix_shape=["x=1,4,8", "x=1,4,9"], function="first")
+    assert ane.load(made).functions == ("first_1x4x8", "first_1x4x9", "second")
+    assert spec_of(made).description.defaultFunctionName == "second"
+    assert proto_ops(made, "second") == proto_ops(both, "second")
+    same_bits(both, made, {"x": normal(1, 4, 9)}, "first", "first_1x4x9")
+    with pytest.raises(ane.InputError, match="several functions have these inputs .*expected --function"):
+        ane.edit(both, tmp_path / "no.mlpackage", fix_shape=["x=1,4,8", "x=1,4,9"])
+    ane.edit(both, tmp_path / "all.mlpackage", fix_shape=["x=1,4,8"])
+    assert not is_flexible(tmp_path / "all.mlpackage")
+
+
+def test_the_command(ranged, tmp_path, capsys):
+    from mil_ane_passes.cli.main import main
+
+    made = tmp_path / "fixed.mlpackage"
+    assert main(["edit", str(ranged), "-o", str(made), "--fix-shape", "x=1,4,8", "--rename", "x=image"]) == 0
+    assert "'x' fixed to (1, 4, 8)" in capsys.readouterr().out
+    assert spec_of(made).description.input[0].name == "image" and (made / MODEL).is_file()
+    assert main(["edit", str(ranged), "-o", str(tmp_path / "no.mlpackage"), "--fix-shape", "x=1,4,99"]) == 2
+    assert "convert the source model again" in capsys.readouterr().err
