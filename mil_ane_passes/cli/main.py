@@ -27,6 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _run(_parser().parse_args(argv))
     with stoppable():
+        return _own_process()
+
+
+def _own_process() -> int:
+    try:
         arguments = _parser().parse_args()
         atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
         if getattr(arguments, "keeps_all", False):
@@ -34,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
         return _run(arguments)
+    except KeyboardInterrupt as stopped:
+        return said(stopped)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -55,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _say_no_more()
     except RecursionError:
         print("mil-ane-passes: the model's blocks are nested too deep for this machine's Python", file=sys.stderr)
-    except KeyboardInterrupt as stopped:
+    except KeyboardInterrupt as stopped:  # also for a caller who gave the arguments
         return said(stopped)
     except Exception as error:  # the last resort: a fault of ours must not look like the user's, nor show a traceback
         logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)

@@ -58,8 +58,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
     global _stopping
     stopped, again, _stopping = Stopped(number), _stopping, True
     if again or importing(frame):
-        from ..package.staging import abandon
-
-        abandon()
+        # Not imported here: that may be the very import the signal came in, and then nothing is being staged yet.
+        abandon = getattr(sys.modules.get("mil_ane_passes.package.staging"), "abandon", None)
+        if abandon is not None:
+            abandon()
         os._exit(said(stopped))
     raise stopped
