@@ -95,9 +95,13 @@ class WeightFile:
         self._blobs: dict[int, Blob] = {}
 
     def metadata(self, offset: int) -> bytes:
-        """The 64 bytes at `offset`. Read, not looked at where they are mapped: the kernel would map 64 KB of weights
+        """The 64 bytes at `offset`."""
+        return self.read(offset, ALIGN)
+
+    def read(self, at: int, count: int) -> bytes:
+        """`count` bytes at `at`. Read, not looked at where they are mapped: the kernel would map 64 KB of weights
         around them, which counts as memory of this process."""
-        return os.pread(self._file.fileno(), ALIGN, offset)
+        return os.pread(self._file.fileno(), count, at)
 
     def blob(self, offset: int) -> Blob:
         """The blob whose metadata is at `offset`; InputError when there is none or it leaves the file."""

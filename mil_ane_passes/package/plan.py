@@ -15,6 +15,7 @@ from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFil
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARED_AT_ONCE = 1 << 20
+_PEEKED = 64
 DEAD_LIMIT = 0.01
 "Dead blobs are dropped when they are more than this part of a weight file, unless a plan says otherwise."
 
@@ -38,6 +39,7 @@ class WeightPlan:
     def __post_init__(self) -> None:
         self._offsets: dict[tuple[int, int, bytes], int] = {}
         self._starts: dict[str, dict[int, Blob]] = {}
+        self._by_start: dict[tuple[int, int, bytes], list[tuple[WeightFile, Blob]]] | None = None
         self.target = self._target()
         opened = self.files.files.get(self.target or "")
         self._end = opened.size if opened is not None else ALIGN
@@ -78,10 +80,15 @@ class WeightPlan:
         return None
 
     def add(self, var: Var) -> tuple[str, int]:
-        """The file name and offset for the bytes of const `var`, which are in no file; equal bytes share a place."""
+        """The file name and offset for the bytes of const `var`, a view of no file; equal bytes share a place.
+
+        The value is held until the package is written: what is new takes as much memory as it has bytes.
+        """
         assert self.target is not None
         value = np.ascontiguousarray(var.val)
         nbytes = payload_bytes(var.dtype, value.size)
+        if nbytes == value.nbytes and (twin := self._twin(DTYPES[var.dtype], value)) is not None:
+            return twin
         key = (DTYPES[var.dtype], value.nbytes, hashlib.sha256(value.reshape(-1).view(np.uint8).data).digest())
         if key not in self._offsets:
             offset = align(self._end)
@@ -89,6 +96,18 @@ class WeightPlan:
             self._offsets[key] = offset
             self.added.append(NewBlob(offset, SimpleNamespace(dtype=var.dtype, val=value)))
         return self.target, self._offsets[key]
+
+    def _twin(self, code: int, value: Array) -> tuple[str, int] | None:
+        """The file name and offset of a blob that happens to hold the bytes of `value`, as another function's may."""
+        if self._by_start is None:
+            self._by_start = {}
+            for file in self.files.files.values():
+                for blob in file.known:
+                    start = file.read(blob.data, min(_PEEKED, blob.nbytes))
+                    self._by_start.setdefault((blob.dtype, blob.nbytes, start), []).append((file, blob))
+        start = value.reshape(-1)[:_PEEKED].view(np.uint8)[:_PEEKED].tobytes()
+        found = self._by_start.get((code, value.nbytes, start), ())
+        return next(((file.name, blob.offset) for file, blob in found if _equal(file, blob, value)), None)
 
 
 def live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str, list[Blob]]:
@@ -140,10 +159,15 @@ def _holds(file: WeightFile, blob: Blob, value: Array) -> bool:
         return False
     if value.flags.c_contiguous and _address(value) == _address(file.bytes) + blob.data:
         return True
-    ours = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    theirs = file.bytes[blob.data : blob.data + blob.nbytes]
+    return _equal(file, blob, np.ascontiguousarray(value))
+
+
+def _equal(file: WeightFile, blob: Blob, value: Array) -> bool:
+    """Whether `blob` has the bytes of `value`, which is contiguous and as long."""
+    ours = memoryview(value.reshape(-1).view(np.uint8).data)
     pieces = range(0, blob.nbytes, _COMPARED_AT_ONCE)
-    return all(np.array_equal(ours[i : i + _COMPARED_AT_ONCE], theirs[i : i + _COMPARED_AT_ONCE]) for i in pieces)
+    return all(file.read(blob.data + i, len(ours[i : i + _COMPARED_AT_ONCE])) == ours[i : i + _COMPARED_AT_ONCE]
+               for i in pieces)
 
 
 def _address(value: Array) -> int:

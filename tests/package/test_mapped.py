@@ -77,6 +77,35 @@ def test_memory_does_not_grow_with_weights(huge, tmp_path, what):
     assert size == old if what == "edit" else size < 0.7 * old
 
 
+MAPPED = """
+import sys
+import coremltools
+from mil_ane_passes.package import load
+def mapped():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssFile")).split()[1])
+start = mapped()
+package = load(sys.argv[1])
+print(mapped() - start)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of mapped files is told on Linux only")
+def test_loading_maps_none_of_many_weights_into_memory(tmp_path):
+    """Looking at what is said beside a blob, where it is mapped, would bring 64 KB of each into memory."""
+    weights = [np.full((256, 256), index, np.float16) for index in range(256)]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 256), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x):
+        for weight in weights:
+            x = mb.matmul(x=x, y=weight)
+        return x
+
+    source = make(tmp_path / "many.mlpackage", program, ct.target.iOS17, compute_precision=ct.precision.FLOAT16,
+                  pass_pipeline=ct.PassPipeline.EMPTY)
+    done = subprocess.run([sys.executable, "-c", MAPPED, str(source)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2_000, "kilobytes of 32 MB of weights"
+
+
 def test_consts_are_views_of_the_file(tmp_path):
     source = make(tmp_path / "source.mlpackage", conv_program())
     package = load(source)
@@ -167,7 +196,7 @@ def test_shared_defaults_have_the_right_users(tmp_path):
 
 def test_copies_without_help_of_the_kernel(tmp_path, monkeypatch):
     source = make(tmp_path / "source.mlpackage", linear_program())
-    monkeypatch.setattr(files, "_clone", lambda *_: False)
+    monkeypatch.setattr(files, "clone", lambda *_: False)
     monkeypatch.setattr(files, "_kernel_copy", lambda *_: 0)
     package = load(source)
     save(package, tmp_path / "saved.mlpackage")
