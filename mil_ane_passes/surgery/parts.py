@@ -103,6 +103,8 @@ class Op:
 
     def with_outputs(self, names: Mapping[str, str]) -> Op:
         """The op with its outputs named as `names` says (old to new), the rest byte for byte."""
+        if names.keys().isdisjoint(self.outputs):
+            return self
         outputs = [Declared(data) for data in wire.payloads(self.data, OP_OUTPUTS)]
         data = wire.replace(self.data, OP_OUTPUTS, [each.named(names.get(each.name, each.name)).data
                                                     for each in outputs])
@@ -136,9 +138,13 @@ class Block:
         self._data = data
         # Read as a whole once: to read op by op takes several times as long.
         message = MIL.Block.FromString(data) if message is None else message
-        self.inputs = [Declared(each) for each in wire.payloads(data, BLOCK_INPUTS)]
-        self.outputs = [each.decode() for each in wire.payloads(data, BLOCK_OUTPUTS)]
-        self.ops = list(map(Op, wire.payloads(data, OPERATIONS), message.operations))
+        found: dict[int, list[bytes]] = {BLOCK_INPUTS: [], BLOCK_OUTPUTS: [], OPERATIONS: []}
+        for f in wire.fields(data):
+            if f.number in found and f.wire_type == wire.BYTES:
+                found[f.number].append(data[f.body : f.end])
+        self.inputs = [Declared(each) for each in found[BLOCK_INPUTS]]
+        self.outputs = [each.decode() for each in found[BLOCK_OUTPUTS]]
+        self.ops = list(map(Op, found[OPERATIONS], message.operations))
         self._then = list(self.inputs), list(self.outputs), list(self.ops)
 
     def emit(self) -> bytes:
@@ -220,6 +226,9 @@ class Function:
 def _add_names(block: Block, found: set[str]) -> None:
     found.update(declared.name for declared in block.inputs)
     for op in block.ops:
-        found.update(op.outputs)
-        for inner in op.blocks:
-            _add_names(inner, found)
+        message = op.message
+        for output in message.outputs:
+            found.add(output.name)
+        if message.blocks:
+            for inner in op.blocks:
+                _add_names(inner, found)

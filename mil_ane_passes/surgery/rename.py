@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,20 +62,20 @@ class Rename:
                 document.done.append(Done(_OPTION, function.name, old, note, changed=False))
         if not names:
             return
-        marks = [old.encode() for old in names]
+        marks = re.compile(b"|".join(re.escape(old.encode()) for old in names))
         function.inputs = [each.named(names.get(each.name, each.name)) for each in function.inputs]
         _in_block(function.block, names, marks)
         for section in document.description.of(function.name):
             section.rename(names)
 
 
-def _in_block(block: Block, names: Mapping[str, str], marks: list[bytes]) -> None:
+def _in_block(block: Block, names: Mapping[str, str], marks: re.Pattern[bytes]) -> None:
     block.inputs = [each.named(names.get(each.name, each.name)) for each in block.inputs]
     block.outputs = [names.get(name, name) for name in block.outputs]
-    block.ops = [_in_op(op, names, marks) if any(mark in op.data for mark in marks) else op for op in block.ops]
+    block.ops = [_in_op(op, names, marks) if marks.search(op.data) else op for op in block.ops]
 
 
-def _in_op(op: Op, names: Mapping[str, str], marks: list[bytes]) -> Op:
+def _in_op(op: Op, names: Mapping[str, str], marks: re.Pattern[bytes]) -> Op:
     op = op.with_arguments(names).with_outputs(names)
     blocks = op.blocks
     for block in blocks:

@@ -35,7 +35,8 @@ def test_what_was_done_as_json(fixtures, tmp_path, capsys):
     assert found == {
         "schema": 1, "tool": "mil-ane-passes", "command": "edit", "source": str(fixtures / NMP),
         "outputs": [str(target)], "status": "unchanged", "changed": False, "exact": True,
-        "done": [{"option": "--expose", "function": "main", "value": "Identity", "note": "'Identity' is an output already",
+        "done": [{"option": "--expose", "function": "main", "value": "Identity",
+                  "note": "'Identity' is an output already",
                   "changed": False, "exact": True}],
         "weight_bytes": {"before": 145956, "after": 145956},
     }

@@ -55,7 +55,7 @@ def test_an_exposed_value_can_stand_for_the_output(heads, tmp_path):
                       io={"fp32": ["x"]}, rename={"features": "embedding"})
     assert ops_of(tmp_path / "out.mlpackage") == ["linear", "relu"]
     assert described(tmp_path / "out.mlpackage")[1] == ["embedding"]
-    assert [each.option for each in report.done if each.changed][0] == "--expose"
+    assert next(each.option for each in report.done if each.changed) == "--expose"
     ane.edit(heads, tmp_path / "whole.mlpackage", expose="features")
     same_outputs(tmp_path / "whole.mlpackage", tmp_path / "out.mlpackage", {"features": "embedding"})
 
