@@ -62,6 +62,8 @@ public = {name: callable(getattr(ane, name)) for name in ane.__all__ if name not
 pipeline = ane.pipeline(preset="full").passes
 asked = list(NoTorch.importers)
 lacking = []
+# As in the command, where importing the package registers no passes: so the module itself comes first.
+sys.argv, sys.orig_argv = ["mil-ane-passes", *sys.argv[1:]], ["mil-ane-passes"]
 for module in sys.argv[1].split():
     for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
         del sys.modules[loaded]
