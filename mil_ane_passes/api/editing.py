@@ -26,8 +26,8 @@ __all__ = ["edit"]
 def edit(
     src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
     expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
-    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, dry_run: bool = False,
-    ahead: CopyAhead | None = None,
+    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, link: bool = False,
+    dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
     """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
 
@@ -38,7 +38,8 @@ def edit(
     all inputs and outputs of floats get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `dedup_weights` keeps weights of equal bytes once. `function`
     edits that function alone (default: each that has what is named). All names are those of `src`, whatever else is
-    edited. `dry_run` writes nothing. `ahead`: copies of the source's large files that the caller has begun.
+    edited. `dry_run` writes nothing. `link`: files that stay as they are become hard links where they cannot be cloned,
+    so that the packages share them. `ahead`: copies of the source's large files that the caller has begun.
 
     The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
 
@@ -52,13 +53,13 @@ def edit(
     target = None if dst is None or dry_run else Path(dst)
     if target is not None:
         check_destination(src, target, overwrite)
-    copied = None if dedup_weights else target  # what is packed anew is not copied first
+    copied = None if dedup_weights or link else target  # what is packed anew is not copied first
     with _copying_ahead(Path(src), copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
         documents = apply_all(open_document(src), edits)
         report = EditReport(os.fspath(src), done=_done(documents), weight_bytes_before=_weights(Path(src)))
         if target is not None:
             report.status = "written" if report.changed else "unchanged"
-            report.outputs = _written(documents, target, overwrite, ahead)
+            report.outputs = _written(documents, target, overwrite, link, ahead)
             report.weight_bytes_after = sum(_weights(Path(path)) for path in report.outputs)
     report.seconds = time.perf_counter() - started
     return report
@@ -68,7 +69,9 @@ def _copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[
     return nullcontext() if target is None else CopyAhead(source, target)
 
 
-def _written(documents: list[Document], target: Path, overwrite: bool, ahead: CopyAhead | None) -> list[str]:
+def _written(
+    documents: list[Document], target: Path, overwrite: bool, link: bool, ahead: CopyAhead | None
+) -> list[str]:
     """Write each document; returns the paths."""
     made = {_path(target, document.part): document for document in documents}
     for path, document in made.items():
@@ -77,7 +80,8 @@ def _written(documents: list[Document], target: Path, overwrite: bool, ahead: Co
         plan = document.plan or (WeightPlan(document.files) if document.repack else None)
         if plan is not None:
             plan.dead_limit = document.dead_limit
-        write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, ahead=ahead)
+        write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, link=link,
+                    ahead=ahead)
     return [os.fspath(path) for path in made]
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..core.errors import InputError
-from .copying import copying
+from .copying import add_link, copying
 from .output import add_format, show
 
 HELP = "rename, expose or drop values of a package, change its interface, split it"
@@ -32,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="edit this function alone (default: each that has what is named)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_link(parser)
     add_format(parser)
     parser.set_defaults(run=run)
 
@@ -39,11 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
     packed = arguments.dedup_weights  # what is packed anew is not copied first
-    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed) as ahead:
+    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed,
+                 arguments.link) as ahead:
         from ..api import edit  # now, while the large files are copied: this imports coremltools
 
         report = edit(arguments.input, arguments.output, **asked, function=arguments.function,
-                      overwrite=arguments.overwrite, dry_run=arguments.dry_run, ahead=ahead)
+                      overwrite=arguments.overwrite, link=arguments.link, dry_run=arguments.dry_run, ahead=ahead)
     show(report, arguments.format)
     return 0
 

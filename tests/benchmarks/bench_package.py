@@ -92,9 +92,8 @@ class Size:
             Row("lint beyond start-up", self.beyond("lint"), AT_ONCE, "s"),
         ]
         for name in ("edit --link", *(["edit"] if self.shares_blocks else [])):
-            if name in self.costs:
-                rows.append(Row(f"{name} beyond start-up", self.beyond(name), AT_ONCE, "s"))
-        ours = [name for name in ("rewrite", "lint", "edit", "edit --link") if name in self.costs]
+            rows.append(Row(f"{name} beyond start-up", self.beyond(name), AT_ONCE, "s"))
+        ours = ("rewrite", "lint", "edit", "edit --link")
         return [*rows, *(Row(f"memory of {name}", self.costs[name].memory, MEMORY, "MB") for name in ours)]
 
     def beside(self) -> list[str]:
@@ -156,6 +155,7 @@ def _commands(source: Path, target: Path) -> dict[str, list[str]]:
         "rewrite": rewrite(source),
         "lint": [*tool, "lint", str(source)],
         "edit": edit(source, "output"),
+        "edit --link": edit(source, "output", "--link"),
         "host's round trip": [python, "-c", HOST, str(source), str(target)],
     }
 

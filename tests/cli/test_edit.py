@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
+from mil_ane_passes.package import files, write
 from tests.package.helpers import tree
 
 NMP, CONV = "nmp.mlpackage", "conv_transpose_1d.mlpackage"
@@ -99,3 +101,16 @@ def test_what_exists_is_replaced_only_when_asked(fixtures, tmp_path, capsys):
     assert run(*edit, "--overwrite") == 0
     assert run(fixtures / NMP, "-o", fixtures / NMP, "--rename", "input_2=audio", "--overwrite") == 2
     assert "the source is never changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_link_shares_what_stays(fixtures, tmp_path, link, monkeypatch):
+    for module in (files, write):
+        monkeypatch.setattr(module, "clone", lambda source, target: False)
+    source = tmp_path / "source.mlpackage"
+    shutil.copytree(fixtures / CONV, source)
+    options = ["--link"] if link else []
+    assert run(source, "-o", tmp_path / "out.mlpackage", "--rename", "waveform=sound", *options) == 0
+    one, other = (path / "Data/com.apple.CoreML/weights/weight.bin" for path in (source, tmp_path / "out.mlpackage"))
+    assert one.read_bytes() == other.read_bytes()
+    assert one.samefile(other) is link
