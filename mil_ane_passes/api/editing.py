@@ -13,9 +13,9 @@ from ..core.collector import collector_off
 from ..core.errors import InputError
 from ..package import CopyAhead, check_destination
 from ..package.plan import WeightPlan
-from ..package.write import write_model
+from ..package.write import Output, write_models
 from ..report.edit import EditReport
-from ..surgery.contract import apply_all
+from ..surgery.contract import PARTS, apply_all, part_path
 from ..surgery.document import Document
 from ..surgery.open import open_document
 from .edits import Io_, Names, edits_for
@@ -26,8 +26,8 @@ __all__ = ["edit"]
 def edit(
     src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
     expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
-    dedup_weights: bool = False, function: str | None = None, overwrite: bool = False, link: bool = False,
-    dry_run: bool = False, ahead: CopyAhead | None = None,
+    split_at: Names = (), dedup_weights: bool = False, function: str | None = None, overwrite: bool = False,
+    link: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
     """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
 
@@ -36,7 +36,9 @@ def edit(
     `expose` names inner values to return as well; a type that may not leave a model is cast, and the report says so.
     `drop_output` names outputs to take away, with all that only they needed. `io` is "fp16" or "fp32", the type that
     all inputs and outputs of floats get, or maps one or both to the names that get it. `rename` maps names of inputs,
-    outputs, states or inner values to their new names. `dedup_weights` keeps weights of equal bytes once. `function`
+    outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
+    behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
+    `function` they are without the other functions. `dedup_weights` keeps weights of equal bytes once. `function`
     edits that function alone (default: each that has what is named). All names are those of `src`, whatever else is
     edited. `dry_run` writes nothing. `link`: files that stay as they are become hard links where they cannot be cloned,
     so that the packages share them. `ahead`: copies of the source's large files that the caller has begun.
@@ -47,13 +49,14 @@ def edit(
     """
     started = time.perf_counter()
     edits = edits_for(function, fix_shape=fix_shape, expose=expose, drop_output=drop_output, io=io, rename=rename,
-                      dedup_weights=dedup_weights)
+                      split_at=split_at, dedup_weights=dedup_weights)
     if dst is None and not dry_run:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     target = None if dst is None or dry_run else Path(dst)
-    if target is not None:
-        check_destination(src, target, overwrite)
-    copied = None if dedup_weights or link else target  # what is packed anew is not copied first
+    for part in PARTS if split_at else ("",):
+        if target is not None:
+            check_destination(src, part_path(target, part), overwrite)
+    copied = None if split_at or dedup_weights or link else target  # what is packed anew is not copied first
     with _copying_ahead(Path(src), copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
         documents = apply_all(open_document(src), edits)
         report = EditReport(os.fspath(src), done=_done(documents), weight_bytes_before=_weights(Path(src)))
@@ -72,22 +75,16 @@ def _copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[
 def _written(
     documents: list[Document], target: Path, overwrite: bool, link: bool, ahead: CopyAhead | None
 ) -> list[str]:
-    """Write each document; returns the paths."""
-    made = {_path(target, document.part): document for document in documents}
-    for path, document in made.items():
-        check_destination(document.layout.root, path, overwrite)
-    for path, document in made.items():
+    """Write all documents or none; returns the paths."""
+    outputs = []
+    for document in documents:
         plan = document.plan or (WeightPlan(document.files) if document.repack else None)
         if plan is not None:
             plan.dead_limit = document.dead_limit
-        write_model(document.layout, document.files, document.emit(), path, plan=plan, overwrite=overwrite, link=link,
-                    ahead=ahead)
-    return [os.fspath(path) for path in made]
-
-
-def _path(target: Path, part: str) -> Path:
-    """Where a document goes: to `target`, or beside it with its part behind the name."""
-    return target.with_name(f"{target.stem}-{part}{target.suffix}") if part else target
+        path = Path(os.path.abspath(part_path(target, document.part)))
+        outputs.append(Output(document.layout, document.files, document.emit(), path, plan))
+    write_models(outputs, overwrite=overwrite, link=link, ahead=ahead)
+    return [os.fspath(part_path(target, document.part)) for document in documents]
 
 
 def _done(documents: list[Document]) -> list[Any]:

@@ -13,6 +13,7 @@ from ..surgery.expose import Expose
 from ..surgery.fix_shape import FixShape
 from ..surgery.io import Io
 from ..surgery.rename import Rename
+from ..surgery.split_at import SplitAt
 
 __all__ = ["Io_", "Names", "edits_for"]
 
@@ -24,7 +25,7 @@ Io_ = str | Mapping[str, Names] | None
 
 def edits_for(
     function: str | None, *, fix_shape: Any = None, expose: Names = (), drop_output: Names = (), io: Io_ = None,
-    rename: Mapping[str, str] | None = None, dedup_weights: bool = False,
+    rename: Mapping[str, str] | None = None, split_at: Names = (), dedup_weights: bool = False,
 ) -> list[Edit]:
     """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
 
@@ -41,11 +42,13 @@ def edits_for(
     edits += [Io(dtype, names, function) for dtype, names in _typed(io).items()]
     if rename:
         edits.append(Rename(dict(rename), function))
+    if split_at:
+        edits.append(SplitAt([(rename or {}).get(name, name) for name in _names(split_at)], function))
     if dedup_weights:
         edits.append(DedupWeights())
     if not edits:
         raise InputError("nothing to edit was asked for; expected at least one of fix_shape, expose, drop_output, io, "
-                         "rename and dedup_weights")
+                         "rename, split_at and dedup_weights")
     return edits
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..core.errors import InputError
+from ..surgery.contract import PARTS
 from .copying import add_link, copying
 from .output import add_format, show
 
@@ -27,6 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="make these inputs and outputs (default: all of floats) fp16 or fp32; may be repeated")
     parser.add_argument("--rename", metavar="A=B", action="append", default=[],
                         help="call the input, output, state or inner value A from now on B; may be repeated")
+    parser.add_argument("--split-at", metavar="VALUE", nargs="+", action="extend",
+                        help="make two packages that run one after the other, OUT_1 and OUT_2, cut behind these values")
     parser.add_argument("--dedup-weights", action="store_true", help="keep weights of equal bytes once")
     parser.add_argument("--function", metavar="F",
                         help="edit this function alone (default: each that has what is named)")
@@ -39,9 +42,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
-    packed = arguments.dedup_weights  # what is packed anew is not copied first
+    parts = PARTS if arguments.split_at else ("",)
+    packed = bool(arguments.split_at) or arguments.dedup_weights  # what is packed anew is not copied first
     with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed,
-                 arguments.link) as ahead:
+                 arguments.link, parts) as ahead:
         from ..api import edit  # now, while the large files are copied: this imports coremltools
 
         report = edit(arguments.input, arguments.output, **asked, function=arguments.function,
@@ -54,7 +58,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for, as `edit` takes it."""
     return {"fix_shape": arguments.fix_shape, "expose": arguments.expose, "drop_output": arguments.drop_output,
             "io": _typed(arguments.io), "rename": _pairs("--rename", arguments.rename),
-            "dedup_weights": arguments.dedup_weights}
+            "split_at": arguments.split_at or (), "dedup_weights": arguments.dedup_weights}
 
 
 def _typed(given: list[list[str]]) -> dict[str, list[str]]:

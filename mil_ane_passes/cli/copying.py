@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..core.errors import InputError
 from ..package.ahead import CopyAhead
 from ..package.destination import check_destination
+from ..surgery.contract import part_path
 
 __all__ = ["add_link", "copying"]
 
@@ -20,11 +22,12 @@ def add_link(parser: argparse.ArgumentParser) -> None:
 
 
 def copying(
-    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, link: bool = False
+    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, link: bool = False,
+    parts: Sequence[str] = ("",),
 ) -> AbstractContextManager[CopyAhead | None]:
     """Starts copying what will be copied anyway: nothing where weights are `packed` anew, or files are to be linked.
 
-    InputError when `output` is lacking or could not be written.
+    `parts` are those of the packages that `output` stands for. InputError when `output` is lacking or could not be written.
     """
     if output is None and not dry_run:
         raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
@@ -32,5 +35,6 @@ def copying(
         raise InputError("no path given; expected the path of an .mlpackage")
     if output is None or dry_run:
         return nullcontext()
-    check_destination(source, output, overwrite)
+    for part in parts:
+        check_destination(source, part_path(Path(output), part), overwrite)
     return nullcontext() if packed or link else CopyAhead(Path(source), Path(output))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from .swap import exchange, place
 from .weights import write_weights
 
 _TRIES = 100
+_NEW, _TAKEN_BACK = "new", "taken back"
 
 Writer = Callable[[Path], None]
 
@@ -58,17 +61,58 @@ def write_model(
     """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
 
     `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model`
-    does not refer to are dropped where they are more than a hundredth of their file. `link` and errors: as `save`.
+    does not refer to are dropped where they are more than the plan's `dead_limit` of their file. `link` and errors: as
+    `save`.
     """
-    target = Path(os.path.abspath(path))
-    with refusals(target):
-        check_destination(layout.root, target, overwrite)
-        writers = _writers(layout, files, model, plan, ahead)
-        with Staging(target) as staging:
-            staged = staging.folder / "new"
-            _fill(layout.root, staged, writers, ahead, link)
-            _appear(staged, target, staging.folder / REPLACED, overwrite)
-        _confirm(target)
+    write_models([Output(layout, files, model, Path(os.path.abspath(path)), plan)], overwrite=overwrite, link=link,
+                 ahead=ahead)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One package to write: that at `layout` with the model file `model`, to the absolute path `target`."""
+
+    layout: Layout
+    files: WeightFiles
+    model: bytes
+    target: Path
+    plan: WeightPlan | None = None
+
+
+def write_models(
+    outputs: Sequence[Output], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
+) -> None:
+    """Writes several packages as `write_model` does, all or none: they appear when the last one is whole.
+
+    A kill in the moment between two of them leaves those that have appeared, each whole. What it raises: as `save`.
+    """
+    with ExitStack() as stack:
+        stagings = []
+        for each in outputs:
+            with refusals(each.target):
+                check_destination(each.layout.root, each.target, overwrite)
+                writers = _writers(each.layout, each.files, each.model, each.plan, ahead)
+                stagings.append(stack.enter_context(Staging(each.target)))
+                _fill(each.layout.root, stagings[-1].folder / _NEW, writers, ahead, link)
+        with ExitStack() as undo:
+            for each, staging in zip(outputs, stagings, strict=True):
+                with refusals(each.target):
+                    _appear(staging.folder / _NEW, each.target, staging.folder / REPLACED, overwrite)
+                undo.callback(_vanish, staging)
+            undo.pop_all()
+    for each in outputs:
+        _confirm(each.target)
+
+
+def _vanish(staging: Staging) -> None:
+    """Takes back what `_appear` has done: what was replaced is there again."""
+    staged, aside = staging.folder / _NEW, staging.folder / REPLACED
+    if staged.exists():  # the two were swapped
+        exchange(staged, staging.target, staging.folder / _TAKEN_BACK)
+        return
+    os.rename(staging.target, staging.folder / _TAKEN_BACK)
+    if aside.exists():
+        place(aside, staging.target)
 
 
 def _writers(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .document import Document
 
-__all__ = ["Done", "Edit", "apply_all"]
+__all__ = ["PARTS", "Done", "Edit", "apply_all", "part_path"]
+
+PARTS = ("1", "2")
+"What tells the two packages apart that `--split-at` makes of one."
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,8 @@ def apply_all(document: Document, edits: list[Edit]) -> list[Document]:
     for edit in edits:
         documents = [made for each in documents for made in edit.apply(each)]
     return documents
+
+
+def part_path(target: Path, part: str) -> Path:
+    """Where a document goes: to `target`, or beside it with its part behind the name."""
+    return target.with_name(f"{target.stem}_{part}{target.suffix}") if part else target

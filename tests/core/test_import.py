@@ -169,7 +169,8 @@ ALLOWED = {
     "testing": {"testing", "core", "package", "runtime", "proof", "residency"},
     "api": {"api", "core", "package", "surgery", "report", "residency", "runtime", "proof", "torch_frontend"},
     "batching": {"batching", "api", "report", "package", "proof", "core", "_version"},
-    "cli": {"cli", "batching", "api", "report", "residency", "proof", "package", "core", "torch_frontend", "_version"},
+    "cli": {"cli", "batching", "api", "surgery", "report", "residency", "proof", "package", "core", "torch_frontend",
+            "_version"},
     "__main__": {"cli"},
 }
 

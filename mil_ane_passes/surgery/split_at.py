@@ -1,0 +1,150 @@
+"""Two packages that run one after the other, cut behind values of the user's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import InputError
+from .contract import PARTS, Done
+from .document import Document
+from .fix_shape_inputs import declared_shape
+from .parts import Function
+from .split_at_carry import Carried, carried, describe
+from .split_at_graph import Cut, Graph, NoCut
+from .split_at_part import Part
+from .split_at_shapes import Flexible, sizes
+
+__all__ = ["SplitAt"]
+
+_OPTION = "--split-at"
+_TRIED = 400
+"How many places around the one asked for are tried before an error goes without a better one."
+_MUCH = 1.5
+"From how many times the bytes of the named values on a report says how much more crosses."
+
+
+@dataclass(frozen=True)
+class SplitAt:
+    """Cuts every function behind `values`, or `function` alone: the parts are without the others then.
+
+    The first part has what the values need; the second has the rest, and the outputs that are made there. What depends
+    on consts only is where it is used, or in both.
+    """
+
+    values: Sequence[str]
+    function: str | None = None
+
+    def apply(self, document: Document) -> list[Document]:
+        """The two parts. InputError with the reason, and with places near by that can be cut, when there are none."""
+        functions = document.chosen(self.function)
+        parts = [_copy(document, number, functions) for number in PARTS]
+        for function in functions:
+            self._split(document, function, parts)
+        for part in parts:
+            part.repack, part.dead_limit = True, 0.0
+        return parts
+
+    def _split(self, document: Document, function: Function, parts: list[Document]) -> None:
+        place = _Place(document, function)
+        try:
+            cut, crossing = place.cut(self.values)
+            both = Part(document, function, place.graph, cut, crossing, place.sizes(cut, crossing))
+        except NoCut as no:
+            raise InputError(self._refusal(place, no)) from no
+        both.write_first(parts[0])
+        both.write_second(parts[1])
+        notes = self._notes(cut, crossing, both)
+        for part in parts:
+            part.done += [Done(_OPTION, function.name, ", ".join(self.values), note) for note in notes]
+
+    def _refusal(self, place: _Place, no: NoCut) -> str:
+        several = "" if len(place.document.functions) == 1 else f"function '{place.function.name}': "
+        hint = "" if not several or self.function else "; --function NAME cuts one function and leaves the others out"
+        near = place.near(self.values) if no.elsewhere else []
+        instead = f"; near by it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
+        return f"{_OPTION} {' '.join(self.values)}: {several}{no}{instead}{hint}"
+
+    def _notes(self, cut: Cut, crossing: Sequence[Carried], both: Part) -> Iterable[str]:
+        yield both.summary()
+        for each in crossing:
+            yield f"crosses: {describe(each)}"
+        if not crossing:
+            yield "nothing crosses: the two parts can run side by side"
+        for name in cut.inside:
+            yield f"'{name}' is used in the first part only and stays inside it"
+        if cut.unneeded:
+            yield f"ops that no output needs, left out of both parts: {cut.unneeded}"
+        named, others = [[each for each in crossing if (each.value in self.values) is asked] for asked in (True, False)]
+        asked_for, more = [sum(each.nbytes or 0 for each in group) for group in (named, others)]
+        if others and more > (_MUCH - 1) * asked_for:
+            yield (f"besides what was named, {more:,} bytes cross that the second part uses too (values: "
+                   f"{len(others)}); another place may need less")
+
+
+class _Place:
+    """A function, and the question where it can be cut."""
+
+    def __init__(self, document: Document, function: Function) -> None:
+        self.document, self.function = document, function
+        self.graph = Graph(function)
+        self._names = function.names()
+        self._types = {output.name: output.type for op in function.block.ops for output in op.message.outputs}
+        self._images = {feature.name for section in document.description.of(function.name)
+                        for feature in section.features("output") if feature.message.type.HasField("imageType")}
+
+    def cut(self, named: Sequence[str]) -> tuple[Cut, list[Carried]]:
+        """The cut at `named` and how each value crosses. Raises NoCut when there is none."""
+        cut = self.graph.cut(named)
+        taken = set(self._names)
+        found = []
+        for name in cut.crossing:
+            how = carried(name, self._types[name], self.document.version, taken, name in self._images)
+            if isinstance(how, str):
+                raise NoCut(f"'{name}' would cross, but {how}", elsewhere=True)
+            found.append(how)
+        return cut, found
+
+    def sizes(self, cut: Cut, crossing: Sequence[Carried]) -> dict[str, Flexible]:
+        """The shapes that values of flexible shape can have where they cross. Raises NoCut where they are not known."""
+        names = [each.value for each in crossing if each.nbytes is None]
+        if not names:
+            return {}
+        first = self.function.copy(self.function.name)
+        first.block.ops = [self.function.block.ops[place] for place in sorted(cut.first)]
+        first.block.outputs = names
+        read = {name for place in cut.second for name in self.graph.reads[place]}
+        others = [each.name for each in self.function.inputs
+                  if each.name in read and None in (declared_shape(each.message.type) or ())]
+        found = sizes(self.document, first, names, alone=len(names) == 1 and not others)
+        if isinstance(found, str):
+            raise NoCut(found)
+        return found
+
+    def near(self, named: Sequence[str]) -> list[str]:
+        """The nearest values before and behind `named` that the function can be cut at."""
+        at = max(self.graph.maker[name] for name in named)
+        values = [(self.graph.maker[name], name) for name in self.graph.values() if name not in named]
+        before = [name for place, name in reversed(values) if place < at]
+        behind = [name for place, name in values if place > at]
+        found = (next((name for name in side[:_TRIED] if self._can(name)), None) for side in (before, behind))
+        return [name for name in found if name is not None]
+
+    def _can(self, name: str) -> bool:
+        try:
+            self.cut([name])
+        except NoCut:
+            return False
+        return True
+
+
+def _copy(document: Document, part: str, functions: Sequence[Function]) -> Document:
+    """The document as it is now, with `functions` alone."""
+    kept = [function.name for function in functions]
+    made = document.again(document.emit(), part)
+    made.functions = {name: made.functions[name] for name in kept}
+    if made.description.functions and len(kept) < len(document.functions):
+        made.description.functions = [each for each in made.description.functions if each.name in kept]
+        if made.description.default not in kept:
+            made.description.default = kept[0]
+    return made

@@ -1,0 +1,188 @@
+"""The sizes that a value of flexible shape can have where it crosses, inferred from the shapes the inputs can have.
+
+The host infers the shapes for the corners of what the inputs allow, for their middles and their defaults. Sizes between
+these are taken to lie between what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from coremltools.converters.mil.mil import Block as HostBlock
+
+from .document import Document
+from .fix_shape_infer import infer, sizes_of
+from .fix_shape_inputs import declared_shape, fixed_type
+from .parts import Declared, Function
+
+__all__ = ["Flexible", "sizes"]
+
+Shape = tuple[int, ...]
+_CORNERS = 3
+"Up to how many ranged dimensions all corners are tried; 2 to the power of it."
+_ENUMERATED_MANY = 9
+"The specification version (iOS 18) from which several inputs may list their shapes."
+_BEYOND = 97
+"How far above the smallest size an unbounded one is tried."
+
+
+@dataclass(frozen=True)
+class Flexible:
+    """The shapes a value can have: `listed` one by one or, if there are none, between `low` and `high` (-1: no end)."""
+
+    default: Shape
+    low: Shape
+    high: Shape
+    listed: tuple[Shape, ...] = ()
+
+    def put(self, array: Any) -> None:
+        """Describes them in `array`, an ArrayFeatureType."""
+        array.shape[:] = self.default
+        if self.listed:
+            for shape in self.listed:
+                array.enumeratedShapes.shapes.add().shape[:] = shape
+            return
+        for low, high in zip(self.low, self.high, strict=True):
+            array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What the description allows for one input of flexible shape."""
+
+    name: str
+    default: Shape
+    listed: tuple[Shape, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def open(self) -> list[int]:
+        """The dimensions that are a range."""
+        return [axis for axis, (low, high) in enumerate(self.ranges) if low != high]
+
+    @property
+    def unbounded(self) -> bool:
+        return any(high < 0 for _, high in self.ranges)
+
+    def at(self, ends: Mapping[int, bool] | None) -> Shape:
+        """The shape with each open dimension at its upper (True) or lower end; in the middle where `ends` is None."""
+        shape = []
+        for axis, (low, high) in enumerate(self.ranges):
+            top = high if high >= 0 else low + _BEYOND
+            shape.append((low + top) // 2 if ends is None else (top if ends.get(axis, False) else low))
+        return tuple(shape)
+
+
+def sizes(document: Document, function: Function, values: Sequence[str], alone: bool) -> dict[str, Flexible] | str:
+    """The shapes each of `values` can have, or why that is not known. `function` needs no more than what makes them.
+
+    `alone`: nothing else that goes into the second part has a flexible shape.
+    """
+    inputs = _flexible_inputs(document, function)
+    if isinstance(inputs, str):
+        return inputs
+    aligned, mixed = _samples(inputs)
+    found = [_inferred(document, function, sample, values) for sample in aligned]
+    for name in values:
+        if any(each[name] is None for each in found):
+            return f"the sizes of '{name}' cannot be told from those of the inputs"
+    found += [each for each in (_inferred(document, function, sample, values) for sample in mixed)
+              if None not in each.values()]
+    may_list = all(each.listed for each in inputs) and (alone or document.version >= _ENUMERATED_MANY)
+    unbounded = any(each.unbounded for each in inputs)
+    return {name: _joined([each[name] or () for each in found], may_list and len(inputs) == 1, unbounded)
+            for name in values}
+
+
+def _joined(shapes: Sequence[Shape], may_list: bool, unbounded: bool) -> Flexible:
+    """The first of `shapes` is the default."""
+    low = tuple(map(min, zip(*shapes, strict=True)))
+    high = tuple(map(max, zip(*shapes, strict=True)))
+    listed = tuple(dict.fromkeys(shapes)) if may_list else ()
+    if unbounded:
+        high = tuple(-1 if top > bottom else top for bottom, top in zip(low, high, strict=True))
+    return Flexible(shapes[0], low, high, listed if len(listed) > 1 else ())
+
+
+def _samples(inputs: Sequence[_Input]) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]]]:
+    """Shapes to try: those in which all inputs are at the same end, which fit together, and others, which may not."""
+    aligned = [{each.name: each.default for each in inputs}]
+    most = max(len(each.listed) for each in inputs)
+    for number in range(most):
+        aligned.append({each.name: each.listed[number % len(each.listed)] if each.listed else each.default
+                        for each in inputs})
+    for end in (False, True, None):
+        aligned.append({each.name: each.default if each.listed else
+                        each.at(None if end is None else dict.fromkeys(each.open, end)) for each in inputs})
+    places = [(each.name, axis) for each in inputs if not each.listed for axis in each.open]
+    mixed = []
+    if 1 < len(places) <= _CORNERS:
+        for ends in product((False, True), repeat=len(places)):
+            chosen = dict(zip(places, ends, strict=True))
+            mixed.append({each.name: each.default if each.listed else
+                          each.at({axis: chosen[each.name, axis] for axis in each.open}) for each in inputs})
+    unique = list({tuple(sorted(sample.items())): sample for sample in aligned}.values())
+    return unique, [sample for sample in mixed if sample not in unique]
+
+
+def _inferred(
+    document: Document, function: Function, sample: Mapping[str, Shape], values: Sequence[str]
+) -> dict[str, Shape | None]:
+    twin = function.copy(function.name)
+    twin.inputs = [Declared.of(each.name, fixed_type(each.message.type, sample[each.name]))
+                   if each.name in sample else each for each in twin.inputs]
+    known = _sizes_in(infer(document, twin))
+    return {name: known.get(name) for name in values}
+
+
+def _sizes_in(block: HostBlock) -> dict[str, Shape | None]:
+    found: dict[str, Shape | None] = {}
+    for op in block.operations:
+        for var in op.outputs:
+            known = sizes_of(var.sym_type)
+            whole = () if known is None else tuple(size for size in known if size is not None)
+            found[var.name] = whole if known is not None and len(whole) == len(known) else None
+    return found
+
+
+def _flexible_inputs(document: Document, function: Function) -> list[_Input] | str:
+    features = {feature.name: feature.message.type for section in document.description.of(function.name)
+                for feature in section.features("input")}
+    found = []
+    for each in function.inputs:
+        shape = declared_shape(each.message.type)
+        if shape is not None and None not in shape:
+            continue
+        one = _allowed(each.name, features.get(each.name), shape)
+        if one is None:
+            return f"the description does not say which shapes the input '{each.name}' can have"
+        found.append(one)
+    return found or "no input has a flexible shape that it could follow from"
+
+
+def _allowed(name: str, feature: Any, shape: Sequence[int | None] | None) -> _Input | None:
+    kind = feature.WhichOneof("Type") if feature is not None else None
+    if kind == "multiArrayType":
+        array = feature.multiArrayType
+        listed = tuple(tuple(map(int, one.shape)) for one in array.enumeratedShapes.shapes)
+        ranges = tuple(map(_bounds, array.shapeRange.sizeRanges))
+        default = tuple(map(int, array.shape))
+    elif kind == "imageType" and shape is not None and None not in shape[:-2]:
+        image = feature.imageType
+        front = tuple(size or 1 for size in shape[:-2])
+        listed = tuple((*front, int(one.height), int(one.width)) for one in image.enumeratedSizes.sizes)
+        sides = [_bounds(image.imageSizeRange.heightRange), _bounds(image.imageSizeRange.widthRange)]
+        ranges = (*((size, size) for size in front), *sides) if image.HasField("imageSizeRange") else ()
+        default = (*front, int(image.height), int(image.width))
+    else:
+        return None
+    ranges = ranges or tuple((size, size) for size in default)
+    fits = shape is not None and {len(default), len(ranges), *map(len, listed)} == {len(shape)}
+    return _Input(name, default, listed, ranges) if fits else None
+
+
+def _bounds(one: Any) -> tuple[int, int]:
+    return int(one.lowerBound), int(one.upperBound)
