@@ -126,7 +126,7 @@ class _Place:
         at = max(self.graph.maker[name] for name in named)
         values = [(self.graph.maker[name], name) for name in self.graph.values() if name not in named]
         before = [name for place, name in reversed(values) if place < at]
-        behind = [name for place, name in values if place > at]
+        behind = [name for place, name in values if place >= at]
         found = (next((name for name in side[:_TRIED] if self._can(name)), None) for side in (before, behind))
         return [name for name in found if name is not None]
 

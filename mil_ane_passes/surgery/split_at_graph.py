@@ -26,7 +26,8 @@ class Cut:
     """Two parts of a function, as places in its list of ops; ops that depend on consts only may be in both.
 
     `crossing` are the values that the second part reads from the first: those asked for, in that order, then the
-    others in the order they are made. `inside` were asked for and do not cross. `unneeded` counts the ops in neither.
+    others in the order they are made. `inside` were asked for and do not cross. `unneeded` counts the ops in neither,
+    consts not counted.
     """
 
     first: frozenset[int]
@@ -106,13 +107,13 @@ class Graph:
         crosses = [name for place in sorted(first) if not self.constant[place]
                    for name in self.makes[place] if name in wanted]
         asked = [name for name in dict.fromkeys(named) if name in crosses]
-        if not crosses and not any(self.maker.get(name) in first for name in self.outputs):
-            raise NoCut(f"nothing uses {_listed(named)}: the first part would have no output", elsewhere=True)
         consts = {place for place in first if self.constant[place]}
         second |= self._upwards(need for place in second for need in self.needs[place] if need in consts)
-        return Cut(frozenset(first), frozenset(second), (*asked, *(name for name in crosses if name not in asked)),
-                   tuple(name for name in dict.fromkeys(named) if name not in crosses and name not in self.outputs),
-                   len(self.ops) - len(first | second))
+        inside = tuple(name for name in dict.fromkeys(named) if name not in crosses and name not in self.outputs)
+        either = first | second
+        unneeded = sum(op.type != "const" for place, op in enumerate(self.ops) if place not in either)
+        others = (name for name in crosses if name not in asked)
+        return Cut(frozenset(first), frozenset(second), (*asked, *others), inside, unneeded)
 
     def _check(self, name: str) -> None:
         """Raises NoCut when `name` is no value to cut at."""
@@ -129,6 +130,8 @@ class Graph:
         if self.constant[self.maker[name]]:
             raise NoCut(f"'{name}' depends on consts only: nothing would be left for a first part; name a value that "
                         "depends on an input")
+        if name not in self.outputs and not any(name in names for names in self.reads):
+            raise NoCut(f"nothing uses '{name}'", elsewhere=True)
 
     def _upwards(self, start: Iterable[int]) -> set[int]:
         """`start` and all that must run before it."""
