@@ -20,6 +20,8 @@ __all__ = ["SplitAt"]
 _OPTION = "--split-at"
 _TRIED = 400
 "How many places around the one asked for are tried before an error goes without a better one."
+_INFERRED = 8
+"How many of these may be at values of flexible shape, each of which takes a few inferences."
 _MUCH = 1.5
 "From how many times the bytes of the named values on a report says how much more crosses."
 
@@ -89,6 +91,7 @@ class _Place:
         self.document, self.function = document, function
         self.graph = Graph(function)
         self._names = function.names()
+        self._inferences = _INFERRED
         self._types = {output.name: output.type for op in function.block.ops for output in op.message.outputs}
         self._images = {feature.name for section in document.description.of(function.name)
                         for feature in section.features("output") if feature.message.type.HasField("imageType")}
@@ -118,7 +121,7 @@ class _Place:
                   if each.name in read and None in (declared_shape(each.message.type) or ())]
         found = sizes(self.document, first, names, alone=len(names) == 1 and not others)
         if isinstance(found, str):
-            raise NoCut(found)
+            raise NoCut(found, elsewhere=True)
         return found
 
     def near(self, named: Sequence[str]) -> list[str]:
@@ -132,7 +135,12 @@ class _Place:
 
     def _can(self, name: str) -> bool:
         try:
-            self.cut([name])
+            cut, crossing = self.cut([name])
+            if any(each.nbytes is None for each in crossing):
+                if self._inferences == 0:
+                    return False
+                self._inferences -= 1
+                self.sizes(cut, crossing)
         except NoCut:
             return False
         return True

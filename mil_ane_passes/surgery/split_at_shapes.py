@@ -64,8 +64,9 @@ class _Input:
         return [axis for axis, (low, high) in enumerate(self.ranges) if low != high]
 
     @property
-    def unbounded(self) -> bool:
-        return any(high < 0 for _, high in self.ranges)
+    def endless(self) -> dict[int, bool]:
+        """The dimensions without an upper bound."""
+        return {axis: True for axis, (_, high) in enumerate(self.ranges) if high < 0}
 
     def at(self, ends: Mapping[int, bool] | None) -> Shape:
         """The shape with each open dimension at its upper (True) or lower end; in the middle where `ends` is None."""
@@ -84,26 +85,30 @@ def sizes(document: Document, function: Function, values: Sequence[str], alone: 
     inputs = _flexible_inputs(document, function)
     if isinstance(inputs, str):
         return inputs
+    unknown = f"the sizes of '{values[0]}' do not follow from the shapes of the inputs: no input can take them all"
+    if not inputs:
+        return unknown
     aligned, mixed = _samples(inputs)
     found = [_inferred(document, function, sample, values) for sample in aligned]
     for name in values:
         if any(each[name] is None for each in found):
-            return f"the sizes of '{name}' cannot be told from those of the inputs"
+            return unknown.replace(values[0], name)
     found += [each for each in (_inferred(document, function, sample, values) for sample in mixed)
               if None not in each.values()]
     may_list = all(each.listed for each in inputs) and (alone or document.version >= _ENUMERATED_MANY)
-    unbounded = any(each.unbounded for each in inputs)
-    return {name: _joined([each[name] or () for each in found], may_list and len(inputs) == 1, unbounded)
-            for name in values}
+    bounded = _inferred(document, function, {each.name: each.at({}) for each in inputs}, values)
+    endless = _inferred(document, function, {each.name: each.at(each.endless) for each in inputs}, values)
+    return {name: _joined([each[name] or () for each in found], may_list and len(inputs) == 1,
+                          (bounded[name], endless[name])) for name in values}
 
 
-def _joined(shapes: Sequence[Shape], may_list: bool, unbounded: bool) -> Flexible:
-    """The first of `shapes` is the default."""
+def _joined(shapes: Sequence[Shape], may_list: bool, ends: tuple[Shape | None, Shape | None]) -> Flexible:
+    """The first of `shapes` is the default; what differs between the two `ends` has no end."""
     low = tuple(map(min, zip(*shapes, strict=True)))
     high = tuple(map(max, zip(*shapes, strict=True)))
     listed = tuple(dict.fromkeys(shapes)) if may_list else ()
-    if unbounded:
-        high = tuple(-1 if top > bottom else top for bottom, top in zip(low, high, strict=True))
+    first, second = (end or low for end in ends)
+    high = tuple(top if a == b else -1 for top, a, b in zip(high, first, second, strict=True))
     return Flexible(shapes[0], low, high, listed if len(listed) > 1 else ())
 
 
@@ -160,7 +165,7 @@ def _flexible_inputs(document: Document, function: Function) -> list[_Input] | s
         if one is None:
             return f"the description does not say which shapes the input '{each.name}' can have"
         found.append(one)
-    return found or "no input has a flexible shape that it could follow from"
+    return found
 
 
 def _allowed(name: str, feature: Any, shape: Sequence[int | None] | None) -> _Input | None:
