@@ -96,19 +96,23 @@ def sizes(document: Document, function: Function, values: Sequence[str], alone: 
     found += [each for each in (_inferred(document, function, sample, values) for sample in mixed)
               if None not in each.values()]
     may_list = all(each.listed for each in inputs) and (alone or document.version >= _ENUMERATED_MANY)
-    bounded = _inferred(document, function, {each.name: each.at({}) for each in inputs}, values)
-    endless = _inferred(document, function, {each.name: each.at(each.endless) for each in inputs}, values)
-    return {name: _joined([each[name] or () for each in found], may_list and len(inputs) == 1,
-                          (bounded[name], endless[name])) for name in values}
+    ends: list[dict[str, Shape | None]] = []
+    if any(each.endless for each in inputs):
+        ends = [_inferred(document, function, {each.name: each.at(open_axes) for each, open_axes in zip(inputs, axes)},
+                          values) for axes in ([{}] * len(inputs), [each.endless for each in inputs])]
+    may_list = may_list and len(inputs) == 1
+    return {name: _joined([each[name] or () for each in found], may_list, [end[name] for end in ends])
+            for name in values}
 
 
-def _joined(shapes: Sequence[Shape], may_list: bool, ends: tuple[Shape | None, Shape | None]) -> Flexible:
-    """The first of `shapes` is the default; what differs between the two `ends` has no end."""
+def _joined(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None]) -> Flexible:
+    """The first of `shapes` is the default. What differs between the two `ends` grows with an input that has no end."""
     low = tuple(map(min, zip(*shapes, strict=True)))
     high = tuple(map(max, zip(*shapes, strict=True)))
     listed = tuple(dict.fromkeys(shapes)) if may_list else ()
-    first, second = (end or low for end in ends)
-    high = tuple(top if a == b else -1 for top, a, b in zip(high, first, second, strict=True))
+    if ends:
+        first, second = ends[0] or low, ends[1] or high
+        high = tuple(top if a == b else -1 for top, a, b in zip(high, first, second, strict=True))
     return Flexible(shapes[0], low, high, listed if len(listed) > 1 else ())
 
 
