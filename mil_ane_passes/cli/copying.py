@@ -27,7 +27,7 @@ def copying(
 ) -> AbstractContextManager[CopyAhead | None]:
     """Starts copying what will be copied anyway: nothing where weights are `packed` anew, or files are to be linked.
 
-    `parts` are those of the packages that `output` stands for. InputError when `output` is lacking or could not be written.
+    `parts` are those of the packages that `output` stands for. InputError when it is lacking or could not be written.
     """
     if output is None and not dry_run:
         raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")

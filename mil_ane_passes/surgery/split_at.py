@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..core.errors import InputError
 from .contract import PARTS, Done
 from .document import Document
+from .expose import holds_halves
 from .fix_shape_inputs import declared_shape
 from .parts import Function
 from .split_at_carry import Carried, carried, describe
@@ -92,6 +93,7 @@ class _Place:
         self.graph = Graph(function)
         self._names = function.names()
         self._inferences = _INFERRED
+        self._halves = holds_halves(document, function)
         self._types = {output.name: output.type for op in function.block.ops for output in op.message.outputs}
         self._images = {feature.name for section in document.description.of(function.name)
                         for feature in section.features("output") if feature.message.type.HasField("imageType")}
@@ -102,7 +104,7 @@ class _Place:
         taken = set(self._names)
         found = []
         for name in cut.crossing:
-            how = carried(name, self._types[name], self.document.version, taken, name in self._images)
+            how = carried(name, self._types[name], self.function.opset, self._halves, taken, name in self._images)
             if isinstance(how, str):
                 raise NoCut(f"'{name}' would cross, but {how}", elsewhere=True)
             found.append(how)

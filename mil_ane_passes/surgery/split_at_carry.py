@@ -16,13 +16,12 @@ from .uses import fresh
 __all__ = ["Carried", "carried", "describe"]
 
 MIL = proto.MIL_pb2
-_FP16_INPUTS = 7
-"The specification version (iOS 16) from which an array outside of a model may be fp16."
 _TYPES = {MIL.FLOAT16: "fp16", MIL.FLOAT32: "fp32", MIL.INT32: "int32", MIL.BOOL: "bool", MIL.INT8: "int8",
           MIL.UINT8: "uint8", MIL.INT16: "int16", MIL.UINT16: "uint16"}
 _ARRAYS = {MIL.FLOAT32: "FLOAT32", MIL.INT32: "INT32", MIL.FLOAT16: "FLOAT16"}
-_WIDTHS = {MIL.FLOAT32: 4, MIL.INT32: 4, MIL.FLOAT16: 2}
 _AS_INT32 = {MIL.BOOL, MIL.INT8, MIL.UINT8, MIL.INT16, MIL.UINT16}
+_CAST_FROM_IOS17 = _AS_INT32 - {MIL.BOOL}
+_BEFORE_IOS17 = ("CoreML3", "CoreML4", "CoreML5", "CoreML6")
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,13 @@ class Carried:
         return kind(shape=shape, dataType=kind.ArrayDataType.Value(names[self.dtype]))
 
 
-def carried(value: str, declared_type: Any, version: int, taken: set[str], image: bool = False) -> Carried | str:
+def carried(
+    value: str, declared_type: Any, opset: str, halves: bool, taken: set[str], image: bool = False
+) -> Carried | str:
     """How `value` of type `declared_type` (a ValueType) crosses, or the reason why it cannot.
 
-    `version` is the specification version of both parts, `taken` the names in use: a new one is added. `image`: the
-    value is given out as an image already, which holds less than the value.
+    `opset` is that of both parts, `halves` whether their inputs and outputs may be fp16. `taken` are the names in use:
+    new ones are added. `image`: the value is given out as an image already, which holds less than the value.
     """
     kind = declared_type.WhichOneof("type")
     if kind != "tensorType":
@@ -73,17 +74,19 @@ def carried(value: str, declared_type: Any, version: int, taken: set[str], image
     tensor = declared_type.tensorType
     if tensor.rank < 0 or any(size.unknown.variadic for size in tensor.dimensions):
         return "its rank is not known"
-    dtype = _outside(tensor.dataType, version)
+    dtype = _outside(tensor.dataType, opset, halves)
     if dtype is None:
         return f"an input cannot hold its type ({_type_name(tensor.dataType)}), nor another that holds it exactly"
     return _Carrier(value, declared_type, taken).carry(dtype, image)
 
 
-def _outside(dtype: int, version: int) -> int | None:
+def _outside(dtype: int, opset: str, halves: bool) -> int | None:
     """The dtype that holds a `dtype` exactly outside of a model; None where there is none."""
+    if dtype in _CAST_FROM_IOS17 and opset in _BEFORE_IOS17:
+        return None
     if dtype in _AS_INT32:
         return int(MIL.INT32)
-    if dtype == MIL.FLOAT16 and version < _FP16_INPUTS:
+    if dtype == MIL.FLOAT16 and not halves:
         return int(MIL.FLOAT32)
     return dtype if dtype in _ARRAYS else None
 

@@ -98,8 +98,9 @@ def sizes(document: Document, function: Function, values: Sequence[str], alone: 
     may_list = all(each.listed for each in inputs) and (alone or document.version >= _ENUMERATED_MANY)
     ends: list[dict[str, Shape | None]] = []
     if any(each.endless for each in inputs):
-        ends = [_inferred(document, function, {each.name: each.at(open_axes) for each, open_axes in zip(inputs, axes)},
-                          values) for axes in ([{}] * len(inputs), [each.endless for each in inputs])]
+        low = {each.name: each.at({}) for each in inputs}
+        further = {each.name: each.at(each.endless) for each in inputs}
+        ends = [_inferred(document, function, sample, values) for sample in (low, further)]
     may_list = may_list and len(inputs) == 1
     return {name: _joined([each[name] or () for each in found], may_list, [end[name] for end in ends])
             for name in values}
