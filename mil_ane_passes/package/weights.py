@@ -14,6 +14,9 @@ from .blobs import ALIGN, DATA_OFFSET_AT, HEADER, VERSION, Blob, WeightFile
 from .files import copy_file, copy_range, write_all
 from .plan import NewBlob
 
+# More than a disk that has just been full may still have in its last block.
+_PROBE = 1 << 20
+
 
 def write_weights(
     source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None,
@@ -46,6 +49,13 @@ def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> Non
     if target.exists():
         # Permissions are the source's only when all is written; a read-only source must not stop the writer.
         target.chmod(0o600)
+    try:
+        _write(target, added, moved)
+    except RuntimeError as error:
+        raise _reason(target) or OSError(f"{error}") from error
+
+
+def _write(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> None:
     writer = _BlobStorageWriter(os.fspath(target), truncate_file=not target.exists())
     for blob in added:
         offset = helper._get_offset_by_writing_data(blob.source, writer)
@@ -53,3 +63,15 @@ def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> Non
         if offset != expected:
             raise OSError(f"{target}: a blob was written at {offset}, {expected} expected")
     del writer
+
+
+def _reason(target: Path) -> OSError | None:
+    """Why the host's writer could not write, which it does not say: what the system says to a write behind the end."""
+    try:
+        with open(target, "ab") as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
