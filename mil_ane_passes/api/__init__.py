@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from .calibrating import calibrate
-from .checking import verify
-from .editing import edit
-from .linting import lint
-from .passes import pipeline
-from .rewriting import rewrite
-from .running import fault_models, run, trace
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .calibrating import calibrate
+    from .checking import verify
+    from .editing import edit
+    from .linting import lint
+    from .passes import pipeline
+    from .rewriting import rewrite
+    from .running import fault_models, run, trace
 
 __all__ = ["calibrate", "edit", "fault_models", "lint", "pipeline", "rewrite", "run", "trace", "verify"]
+
+_HOME = {"calibrate": ".calibrating", "edit": ".editing", "fault_models": ".running", "lint": ".linting",
+         "pipeline": ".passes", "rewrite": ".rewriting", "run": ".running", "trace": ".running", "verify": ".checking"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: an edit needs none of what predicts and proves."""
+    if name not in _HOME:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
