@@ -6,7 +6,9 @@ padding bits), then the data, all on 64-byte borders.
 
 from __future__ import annotations
 
+import bisect
 import os
+import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +81,8 @@ class WeightFile:
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for somebody to write to it
+                raise InputError(f"weight file {path} is no plain file; {_REMEDY}")
             self._file = FileIO(path)
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
@@ -93,6 +97,7 @@ class WeightFile:
         if version != VERSION:
             raise InputError(f"weight file {path} has storage version {version}; expected {VERSION}; {_REMEDY}")
         self._blobs: dict[int, Blob] = {}
+        self._claims: list[tuple[int, int, int]] = []  # in order: start, end, and the blob's offset
 
     def metadata(self, offset: int) -> bytes:
         """The 64 bytes at `offset`."""
@@ -126,12 +131,31 @@ class WeightFile:
                 f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; "
                 f"expected {SENTINEL:#010x}; {_REMEDY}"
             )
+        if offset % ALIGN or data % ALIGN:
+            raise InputError(
+                f"file {self.path}, offset {offset}: a blob with data at byte {data}; expected both at multiples "
+                f"of {ALIGN}; {_REMEDY}"
+            )
         if data < offset + ALIGN or data + nbytes > self.size:
             raise InputError(
                 f"file {self.path}, offset {offset}: {nbytes} bytes from byte {data} expected, "
                 f"the file has {self.size}; {_REMEDY}"
             )
+        self._claim(offset, offset, offset + ALIGN)
+        self._claim(offset, data, data + nbytes)
         return Blob(offset, dtype, nbytes, data)
+
+    def _claim(self, blob: int, start: int, end: int) -> None:
+        """Notes that the bytes from `start` to `end` are those of the blob at `blob`; InputError when another's are."""
+        at = bisect.bisect_left(self._claims, (start,))
+        for other_start, other_end, other in self._claims[max(at - 1, 0) : at + 1]:
+            if start < other_end and other_start < end:
+                raise InputError(
+                    f"file {self.path}, offset {blob}: bytes {start} to {end} are also those of the blob at offset "
+                    f"{other} ({other_start} to {other_end}); expected blobs that share none; {_REMEDY}"
+                )
+        if start < end:
+            self._claims.insert(at, (start, end, blob))
 
     def view(self, blob: Blob, dtype: Any) -> Array:
         """The flat elements of `blob` as they lie in the file; packed ones as bytes."""
@@ -170,7 +194,7 @@ class WeightFiles:
     def path(self, name: str) -> Path:
         """Where the file that a program calls `name` lies; InputError when that is outside the package."""
         parts = name[len(MODEL_PATH) :].split("/")
-        if not name.startswith(MODEL_PATH) or ".." in parts or "" in parts:
+        if not name.startswith(MODEL_PATH) or {"", ".", ".."} & {*parts}:
             raise InputError(f"weight file name {name!r}; expected {MODEL_PATH}<path inside the package>; {_REMEDY}")
         return inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
 

@@ -16,7 +16,9 @@ from coremltools.converters.mil.mil.var import InternalVar
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
 from .branches import joined
 from .checked import Checks
-from .opaque import attribute_of, opaque_class
+from .excess import Rejected, refuse_excess
+from .limits import ELEMENTS, Budget, elements
+from .opaque import attributes_of, opaque_class
 from .origin import vars_of
 from .values import Loaded
 
@@ -31,10 +33,6 @@ _PLAIN = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?
 _CHECKS = Checks()
 
 
-class Rejected(Exception):
-    """The host's class for an op does not take what the file binds."""
-
-
 def _not_evaluated() -> NoReturn:
     raise NotImplementedError("weights stay unread while a package is loaded")
 
@@ -42,9 +40,9 @@ def _not_evaluated() -> NoReturn:
 class OpBuilder:
     """Builds ops at the end of one block."""
 
-    def __init__(self, block: Block, heavy: set[Var]) -> None:
+    def __init__(self, block: Block, heavy: set[Var], budget: Budget) -> None:
         self._block = block
-        self._heavy = heavy
+        self._heavy, self._budget = heavy, budget
         self._shared: dict[Any, tuple[Var, int]] = {}
 
     def const(self, loaded: Loaded, name: str) -> Var:
@@ -72,12 +70,13 @@ class OpBuilder:
         op = cls.__new__(cls)
         try:
             bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
+            refuse_excess(cls, bound, len(declared))
             seen = _CHECKS.begin(op, bound)
             op.__init__(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
             self._set_defaults(op, name, bound)
             _CHECKS.end(op, seen)
             op.build_nested_blocks()
-            result, certain = _output_types(op, declared)
+            result = _output_types(op, declared)
         except (*_HOST_ERRORS, Rejected) as error:
             # The op is kept as an opaque one then.
             _detach(op, inputs)
@@ -86,14 +85,15 @@ class OpBuilder:
             self._block.add_internal_var(var)
         op.blocks = blocks
         self._block._insert_op_before(op)
-        self._make_outputs(op, result, certain)
+        self._make_outputs(op, result)
         return op
 
     def opaque(
         self, op_type: str, name: str, inputs: Mapping[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
         """An op of which only its type's name, its inputs and its declared outputs are known."""
-        bound = {attribute_of(param): var for param, var in inputs.items()}
+        shown = attributes_of(inputs)
+        bound = {shown[param]: var for param, var in inputs.items()}
         cls = opaque_class(op_type, bound, declared)
         op = cls(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
         op.blocks = blocks
@@ -141,17 +141,18 @@ class OpBuilder:
         self._shared[key] = (var, uses + 1)
         return var
 
-    def _make_outputs(self, op: Operation, result: tuple[Any, ...], certain: bool) -> None:
+    def _make_outputs(self, op: Operation, result: tuple[Any, ...]) -> None:
         flat = op.get_flattened_inputs()
         inner = [var for block in op.blocks for var in block.outputs]
         heavy = any(var in self._heavy for var in (*flat, *inner))
-        if heavy or not certain:
+        count = sum(map(_elements, result))
+        if heavy or not self._budget.allows(count):
             op.value_inference = _not_evaluated
 
-        def declared() -> tuple[Any, ...]:
+        def known() -> tuple[Any, ...]:
             return result
 
-        op.type_inference = declared
+        op.type_inference = known
         make = _plain_outputs if all(map(_is_plain, result)) else _hosts_outputs
         try:
             make(op, result)
@@ -160,10 +161,17 @@ class OpBuilder:
             op._output_vars = None
             op.value_inference = _not_evaluated
             make(op, result)
-        if certain:
-            del op.type_inference
+        del op.type_inference
+        if any(var._sym_val is not None for var in op.outputs):
+            self._budget.spend(count)
         if heavy and all(var.is_descendant_of_const for var in flat):
             self._heavy.update(op.outputs)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _elements(sym_type: Any) -> int:
+    """How many elements a value of the type has, as far as that is known."""
+    return elements(sym_type.get_shape()) if types.is_tensor(sym_type) else 1
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -209,29 +217,29 @@ def _detach(op: Operation, inputs: Mapping[str, Any]) -> None:
     for var in [
         var for bound in (*inputs.values(), *vars(op).get("_input_vars", {}).values()) for var in vars_of(bound)
     ]:
-        while isinstance(var, Var) and op in var.child_ops:
-            var.remove_child_op(op)
+        # The op is the last that was given the var, so it is found without a search.
+        while isinstance(var, Var) and var.child_ops and var.child_ops[-1] is op:
+            var._child_ops.pop()
 
 
-def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
-    """The types of the outputs, and whether they are the host's (else those the file declares)."""
+def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
+    """The types of the outputs; Rejected when the host's rule does not give what the file declares."""
     if op.op_type.startswith("constexpr_"):
         # The host's rules for these look into the compressed weights.
-        return tuple(declared), True
-    try:
-        inferred = joined(op) if op.blocks else None
-        inferred = op.type_inference() if inferred is None else inferred
-    except _HOST_ERRORS:
-        # The file is right about its own types: it may be newer than the host's rule.
-        return tuple(declared), False
+        return tuple(declared)
+    inferred = joined(op) if op.blocks else None
+    inferred = op.type_inference() if inferred is None else inferred
     result = inferred if isinstance(inferred, tuple) else (inferred,)
     if op.op_type == "coreml_update_state" and not declared:
-        return result, True
+        return result
     if len(result) != len(declared):
         raise Rejected(f"{len(result)} outputs, {len(declared)} declared")
     if not all(map(_compatible, result, declared)):
-        return tuple(declared), False
-    return tuple(map(_sharpen, result, declared)), True
+        raise Rejected("outputs of other types than declared")
+    result = tuple(map(_sharpen, result, declared))
+    if any(_elements(sym_type) > ELEMENTS for sym_type in result):
+        raise Rejected("outputs of more elements than can be counted")
+    return result
 
 
 def _compatible(inferred: Any, declared: Any) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError
+from .limits import MANIFEST_BYTES, MODEL_BYTES
 
 MANIFEST = "Manifest.json"
 DATA = "Data"
+_NAMED = 8
 _REMEDY = "give the .mlpackage folder that coremltools saved"
 
 
@@ -35,7 +38,11 @@ class Layout:
 
 def inside(root: Path, path: Path, what: str) -> Path:
     """`path`, which must be inside `root` also after symbolic links are followed; InputError otherwise."""
-    real_root, real = os.path.realpath(root), os.path.realpath(path)
+    try:
+        real_root, real = os.path.realpath(root), os.path.realpath(path)
+        os.path.lexists(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{root}: {what} is no path ({error}); expected one inside the package; {_REMEDY}") from error
     if ".." in path.relative_to(root).parts or os.path.commonpath([real_root, real]) != real_root:
         raise InputError(f"{root}: {what} leads to {real}, outside the package; expected a path inside it; {_REMEDY}")
     return path
@@ -53,12 +60,26 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     if root_id not in paths:
         raise InputError(
             f"{root}: {MANIFEST} names {root_id!r} as the root model, which is not among its items "
-            f"({', '.join(sorted(paths)) or 'none'}); {_REMEDY}"
+            f"({', '.join(map(repr, sorted(paths)[:_NAMED])) or 'none'}); {_REMEDY}"
         )
     model = paths[root_id]
-    if not model.is_file():
-        raise InputError(f"{root}: the model file {model} is missing; expected it as {MANIFEST} lists it; {_REMEDY}")
+    size = _file_size(model)
+    if size is None:
+        raise InputError(
+            f"{root}: the model file {model} is missing, or no file; expected it as {MANIFEST} lists it; {_REMEDY}"
+        )
+    if size > MODEL_BYTES:
+        raise InputError(f"{root}: the model file {model} has {size} bytes; expected at most {MODEL_BYTES}; {_REMEDY}")
     return Layout(root, model, tuple(paths.values()))
+
+
+def _file_size(path: Path) -> int | None:
+    """The size of the plain file at `path`; None when there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _check_kind(root: Path) -> None:
@@ -80,9 +101,12 @@ def _check_kind(root: Path) -> None:
 
 
 def _manifest(root: Path) -> tuple[dict[str, Any], str]:
+    path = inside(root, root / MANIFEST, MANIFEST)
     try:
-        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if path.stat().st_size > MANIFEST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes; expected at most {MANIFEST_BYTES}")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{root}: {MANIFEST} cannot be read as JSON ({error}); {_REMEDY}") from error
     entries = manifest.get("itemInfoEntries") if isinstance(manifest, dict) else None
     root_id = manifest.get("rootModelIdentifier") if isinstance(manifest, dict) else None
@@ -96,9 +120,9 @@ def _manifest(root: Path) -> tuple[dict[str, Any], str]:
 def _item_path(root: Path, key: str, entry: Any) -> Path:
     name = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not name:
-        raise InputError(f"{root}: item {key} of {MANIFEST} has no path; {_REMEDY}")
+        raise InputError(f"{root}: item {key!r} of {MANIFEST} has no path; {_REMEDY}")
     if os.path.isabs(name) or ".." in Path(name).parts:
         raise InputError(
-            f"{root}: item {key} of {MANIFEST} has the path {name!r}; expected a path inside the package; {_REMEDY}"
+            f"{root}: item {key!r} of {MANIFEST} has the path {name!r}; expected a path inside the package; {_REMEDY}"
         )
-    return inside(root, root / DATA / name, f"item {key} of {MANIFEST}")
+    return inside(root, root / DATA / name, f"item {key!r} of {MANIFEST}")

@@ -1,11 +1,14 @@
-"""Ops the host has no definition for: kept, typed as the file declares them, never looked into."""
+"""Ops the host has no definition for, or that are not as it defines them: kept, typed as the file declares them, never
+looked into."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coremltools.converters.mil.mil.input_type import InputSpec, TupleInputType, _InputType
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 if TYPE_CHECKING:
 
@@ -22,15 +25,17 @@ else:
         """An input that may be anything."""
 
 
+# What pymil and the loader call something else on an op, or in the arguments of those who make and change one.
 _TAKEN = frozenset(
-    {"name", "enclosing_block", "scopes", "before_op", "blocks", "outputs", "inputs", "declared", "opaque"}
+    {"name", "enclosing_block", "scopes", "before_op", "blocks", "outputs", "inputs", "declared", "opaque", "origin",
+     "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype", "symbolic_value", "value", "version"}
 )
 
 
 class OpaqueOp(Operation):
     """An op known by its type's name, its inputs and its declared output types alone.
 
-    `opaque` tells it from the host's ops of the same type: its attributes are only those the file binds.
+    `opaque` tells it from the host's ops: its attributes are only those the file binds.
     """
 
     opaque = True
@@ -46,16 +51,38 @@ class OpaqueOp(Operation):
         return tuple(str(index) for index in range(len(self.declared)))
 
 
-def attribute_of(param: str) -> str:
-    """The attribute an opaque op shows input `param` as: its name, unless pymil's ops use that for something else."""
-    return f"{param}_" if param in _TAKEN or hasattr(OpaqueOp, param) else param
+def attributes_of(params: Iterable[str]) -> dict[str, str]:
+    """The attribute an opaque op shows each of its inputs as: its name, unless pymil uses that for something else."""
+    names = {param: param for param in params if not _is_taken(param)}
+    for param in params:
+        if param not in names:
+            shown = f"input_{param}"
+            while shown in names.values() or _is_taken(shown):
+                shown += "_"
+            names[param] = shown
+    return names
+
+
+def _is_taken(param: str) -> bool:
+    # pymil keeps its own things, and we look away from inputs, under names that begin so.
+    return param.startswith("_") or param in _TAKEN or hasattr(OpaqueOp, param)
+
+
+def shown_type(op_type: str) -> str:
+    """The type an opaque op of type `op_type` shows: never that of the host's, whose ops have inputs it may lack."""
+    known = op_type in SSAOpRegistry.core_ops or op_type in SSAOpRegistry.dialect_ops
+    return f"{op_type} (opaque)" if known else op_type
 
 
 def opaque_class(op_type: str, inputs: Mapping[str, Any], declared: Sequence[Any]) -> Any:
     """A class of ops of type `op_type` over `inputs` (var, or list of vars) whose outputs have the types `declared`."""
-    spec = {
-        param: TupleInputType(optional=True) if isinstance(var, (list, tuple)) else AnyInput()
-        for param, var in inputs.items()
-    }
-    # pymil takes an op's type from its class's name, and its inputs from its class.
-    return type(op_type, (OpaqueOp,), {"input_spec": InputSpec(**spec), "declared": tuple(declared)})
+    several = tuple((param, isinstance(var, (list, tuple))) for param, var in inputs.items())
+    return _class(shown_type(op_type), several, tuple(declared))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _class(shown: str, inputs: tuple[tuple[str, bool], ...], declared: tuple[Any, ...]) -> Any:
+    spec = {param: TupleInputType(optional=True) if several else AnyInput() for param, several in inputs}
+    # pymil takes an op's inputs from its class.
+    made = {"input_spec": InputSpec(**spec), "declared": declared, "op_type": shown}
+    return type(OpaqueOp.__name__, (OpaqueOp,), made)

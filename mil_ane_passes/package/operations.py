@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,17 @@ from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..core.errors import InputError
-from .build import OpBuilder, Rejected
-from .opaque import attribute_of
+from .build import OpBuilder
+from .excess import Rejected
+from .opaque import attributes_of
 from .origin import ATTRIBUTES, DEFAULT, INPUTS, Bound, NestedOrigin, Origin, Part, inputs_of, value_of
 from .values import Loaded, TypeReader, Unrepresentable, ValueReader
 
 UPDATE_STATE = "coreml_update_state"
 _STATE_PARAMS = {"input": "state", "data": "value"}
+# How many blocks the host's ops have that have any.
+_BLOCKS = {"cond": 2, "while_loop": 2}
+_REMEDY = "the package is damaged: take a fresh copy"
 
 
 class BlockReader:
@@ -34,37 +39,48 @@ class BlockReader:
         where: str,
     ) -> None:
         self._scope, self._where = scope, where
+        # Names of the blocks around it may be taken again, those of its own not.
+        self._own: MutableMapping[str, Var] = scope.maps[0] if isinstance(scope, ChainMap) else scope
         self._values, self._types = readers
-        self._build = OpBuilder(block, heavy)
+        self._build = OpBuilder(block, heavy, self._values.budget)
         self._write: Operation | None = None
 
     def lookup(self, name: str, who: str) -> Var:
         """The var called `name`; InputError when nothing before makes it."""
         if name not in self._scope:
             raise InputError(
-                f"{self._where}: {who} refer to {name!r}; expected an input or an earlier op of that name; "
-                "the package is damaged: take a fresh copy"
+                f"{self._where}: {who} refer to {name!r}; expected an input or an earlier op of that name; {_REMEDY}"
             )
         return self._scope[name]
 
     def operation(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
-        """Adds one op to the block; InputError when its values contradict their declared types."""
+        """Adds one op to the block; InputError when its values contradict their declared types, or it is none."""
         write, self._write = self._write, None
+        name = _name_of(spec)
+        self._check(spec, name)
         if spec.type == "const" and self._const(spec, data):
             return
-        name = _name_of(spec)
         inputs, bounds = self._inputs(spec, name)
-        if spec.type == "write_state" and self._write_state(data, name, inputs, bounds):
+        if spec.type == "write_state" and self._write_state(spec, data, name, inputs, bounds):
             return
-        if spec.type == "read_state" and write is not None and inputs.get("input") is write.state:
+        if write is not None and _reads(spec, inputs, write):
             self._merge(write, spec, data, name, bounds)
             return
         self._generic(spec, data, name, inputs, bounds, blocks)
 
+    def _check(self, spec: Any, name: str) -> None:
+        """InputError for what cannot be an op whatever its type is."""
+        if not spec.type or not (spec.inputs or spec.outputs or spec.blocks):
+            found = f"neither inputs nor outputs (type {spec.type!r})" if spec.type else "no type"
+            raise InputError(f"{self._where}: op {name!r} has {found}; expected an op that does something; {_REMEDY}")
+        if spec.type == "const" and ("val" not in spec.attributes or len(spec.outputs) != 1):
+            raise InputError(
+                f"{self._where}: const {name!r} has {len(spec.outputs)} outputs and "
+                f"{'a' if 'val' in spec.attributes else 'no'} value; expected one of each; {_REMEDY}"
+            )
+
     def _const(self, spec: Any, data: bytes) -> bool:
         """Whether the op is a const that pymil has a form for."""
-        if "val" not in spec.attributes or len(spec.outputs) != 1:
-            return False
         output = spec.outputs[0].name
         loaded = self._read(spec.attributes["val"], f"const {output!r}")
         if loaded is None:
@@ -127,9 +143,11 @@ class BlockReader:
         except ValueError:
             return None
 
-    def _write_state(self, data: bytes, name: str, inputs: dict[str, Any], bounds: list[Bound]) -> bool:
+    def _write_state(
+        self, spec: Any, data: bytes, name: str, inputs: dict[str, Any], bounds: list[Bound]
+    ) -> bool:
         """Whether a write_state could be made the host's `coreml_update_state`."""
-        if inputs.keys() != _STATE_PARAMS.keys():
+        if inputs.keys() != _STATE_PARAMS.keys() or spec.outputs or spec.blocks:
             return False
         renamed = {_STATE_PARAMS[key]: var for key, var in inputs.items()}
         try:
@@ -158,19 +176,26 @@ class BlockReader:
         bounds: list[Bound],
         blocks: tuple[NestedOrigin, ...],
     ) -> None:
-        declared = [self._types.read(output.type) for output in spec.outputs]
+        declared = [self._type(output) for output in spec.outputs]
         op = self._make(spec, name, inputs, bounds, [origin.block for origin in blocks], declared)
         for origin in blocks:
             origin.block.outer_op = op
         for output, var in zip(spec.outputs, op.outputs, strict=True):
             self._publish(var, output.name)
         if getattr(op, "opaque", False):
-            bounds = [replace(bound, param=attribute_of(bound.key)) for bound in bounds]
+            shown = attributes_of(inputs)
+            bounds = [replace(bound, param=shown[bound.key]) for bound in bounds]
         in_file = {bound.param for bound in bounds}
         defaults = [Bound(p, p, DEFAULT, now) for p, now in inputs_of(op).items() if p not in in_file]
         part = Part(data, (*bounds, *defaults), tuple(range(len(op.outputs))))
         names = tuple(output.name for output in spec.outputs)
         op.origin = Origin((part,), names, tuple(var.sym_type for var in op.outputs), blocks)
+
+    def _type(self, output: Any) -> Any:
+        try:
+            return self._types.read(output.type)
+        except InputError as error:
+            raise InputError(f"{self._where}: {output.name!r}: {error}") from error
 
     def _make(
         self,
@@ -183,7 +208,7 @@ class BlockReader:
     ) -> Operation:
         cls = self._class(spec.type)
         # An input left out because pymil has no form for it would show the host's class a default instead.
-        complete = all(key in inputs for key in spec.inputs)
+        complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCKS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
             try:
                 bound = dict(inputs)
@@ -195,8 +220,18 @@ class BlockReader:
         return self._build.opaque(spec.type, name, inputs, blocks, declared)
 
     def _publish(self, var: Var, name: str) -> None:
+        if name in self._own:
+            raise InputError(
+                f"{self._where}: two values of one block are called {name!r}; expected different names; {_REMEDY}"
+            )
         var.name = name
-        self._scope[name] = var
+        self._own[name] = var
+
+
+def _reads(spec: Any, inputs: Mapping[str, Any], write: Operation) -> bool:
+    """Whether an op is a plain read of the state that `write` wrote."""
+    plain = spec.type == "read_state" and inputs.keys() == {"input"} and len(spec.outputs) == 1 and not spec.blocks
+    return plain and inputs["input"] is write.state
 
 
 def _name_of(spec: Any) -> str:

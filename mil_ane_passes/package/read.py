@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -83,8 +83,9 @@ class ProgramReader:
         if spec.opset not in blocks:
             raise InputError(
                 f"{where} is for opset {spec.opset!r} but has blocks for "
-                f"{', '.join(sorted(blocks)) or 'none'}; expected one for its opset; {_REMEDY}"
+                f"{', '.join(map(repr, sorted(blocks))) or 'none'}; expected one for its opset; {_REMEDY}"
             )
+        self._check_names(spec.inputs, where)
         inputs = {i.name: self._placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
         scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
         with Function(inputs, opset_version=_target(spec.opset, version)) as function:
@@ -92,6 +93,14 @@ class ProgramReader:
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
         results = tuple((var.name, var.sym_type) for var in function.outputs)
         return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results)
+
+    @staticmethod
+    def _check_names(inputs: Any, who: str) -> None:
+        names = Counter(each.name for each in inputs).most_common(1)
+        if names and names[0][1] > 1:
+            raise InputError(
+                f"{who} has several inputs {names[0][0]!r}; expected different names; {_REMEDY}"
+            )
 
     @staticmethod
     def _placeholder(name: str, sym_type: Any) -> Placeholder:
@@ -121,6 +130,7 @@ class ProgramReader:
         # pymil wants the op before its blocks and the op wants its blocks; a stand-in serves until it is there.
         stand_in = SimpleNamespace(enclosing_block=outer)
         for spec, data in zip(op_spec.blocks, wire.payloads(op_data, BLOCKS), strict=True):
+            self._check_names(spec.inputs, f"{where}: a block of op {op_spec.type!r}")
             inputs = tuple(self._declared_var(i.name, self._types.read(i.type)) for i in spec.inputs)
             # Names inside a block are gone behind it, and may hide names around it.
             inner = ChainMap({var.name: var for var in inputs}, scope)

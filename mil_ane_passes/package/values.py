@@ -15,8 +15,10 @@ from coremltools.optimize import _utils as optimize_utils
 from ..core.consts import LazyValue
 from ..core.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
+from .limits import ELEMENTS, RANK, Budget, elements
 
 MIL = proto.MIL_pb2
+_REMEDY = "the package is damaged: take a fresh copy"
 
 
 class Unrepresentable(Exception):
@@ -46,7 +48,7 @@ class TypeReader:
             return self._tensor(declared.tensorType)
         if kind == "stateType":
             inner, fresh = self._read(declared.stateType.wrappedType)
-            return types.state(inner), fresh
+            return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
         if kind == "listType":
             inner, fresh = self._read(declared.listType.type)
             # The format does not say whether a list may grow; the host's reader says it may.
@@ -69,7 +71,13 @@ class TypeReader:
             return types.tensor(dtype, (get_new_variadic_symbol(),)), True
         if not tensor.dimensions:
             return dtype, False
+        if len(tensor.dimensions) > RANK:
+            return types.unknown, False
         shape = [_dimension(dimension) for dimension in tensor.dimensions]
+        if elements(shape) > ELEMENTS:
+            raise InputError(
+                f"a tensor of shape {tuple(map(str, shape))}; expected no more than {ELEMENTS} elements; {_REMEDY}"
+            )
         return types.tensor(dtype, shape), not all(isinstance(size, int) for size in shape)
 
 
@@ -99,6 +107,7 @@ class ValueReader:
 
     def __init__(self, files: WeightFiles, type_reader: TypeReader) -> None:
         self._files, self._types = files, type_reader
+        self.budget = Budget()
 
     def read(self, value: Any) -> Loaded:
         """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""
@@ -154,10 +163,11 @@ def _from_bytes(stored: bytes, dtype: Any, count: int) -> Array:
             raw, dtype.get_bitwidth(), count, not dtype.is_unsigned()
         )
         return np.asarray(flat).astype(np_type)
-    if len(stored) % np.dtype(np_type).itemsize:
+    itemsize = np.dtype(np_type).itemsize  # that of a text is 0
+    if not itemsize or len(stored) % itemsize:
         raise InputError(
             f"an inline value of {len(stored)} bytes; expected {count} elements of {types.builtin_to_string(dtype)} "
-            "as declared; the package is damaged: take a fresh copy"
+            f"as declared; {_REMEDY}"
         )
     return np.frombuffer(stored, np_type)
 
@@ -166,6 +176,5 @@ def _check_count(found: int, expected: int, dtype: Any) -> None:
     if found != expected:
         raise InputError(
             f"an inline value of {found} elements; "
-            f"expected {expected} of {types.builtin_to_string(dtype)} as declared; "
-            "the package is damaged: take a fresh copy"
+            f"expected {expected} of {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
 KEY, VALUE = 1, 2
 
 
@@ -48,7 +48,7 @@ def varint(value: int) -> bytes:
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """The fields of message `data` in file order; ValueError when it is not a message."""
+    """The fields of message `data` in file order, a group as one of them; ValueError when it is not a message."""
     at, size = 0, len(data)
     while at < size:
         start = at
@@ -58,15 +58,37 @@ def fields(data: bytes) -> Iterator[Field]:
         if wire_type == BYTES:
             length, body = read_varint(data, at)
             at = body + length
-        elif wire_type == VARINT:
-            _, at = read_varint(data, at)
-        elif wire_type in (FIXED64, FIXED32):
-            at += 8 if wire_type == FIXED64 else 4
         else:
-            raise ValueError(f"wire type {wire_type} at byte {start}")
+            at = _group_end(data, at, number) if wire_type == GROUP else _end(data, at, wire_type)
         if at > size:
             raise ValueError(f"field {number} at byte {start} is cut short")
         yield Field(number, wire_type, start, body, at)
+
+
+def _end(data: bytes, body: int, wire_type: int) -> int:
+    """The position behind a field whose tag ends at `body`."""
+    if wire_type == BYTES:
+        length, body = read_varint(data, body)
+        return body + length
+    if wire_type == VARINT:
+        return read_varint(data, body)[1]
+    if wire_type not in (FIXED64, FIXED32):
+        raise ValueError(f"wire type {wire_type} before byte {body}")
+    return body + (8 if wire_type == FIXED64 else 4)
+
+
+def _group_end(data: bytes, at: int, number: int) -> int:
+    """The position behind the group `number` whose tag ends at `at`."""
+    opened = [number]
+    while opened:
+        tag, at = read_varint(data, at)
+        if tag & 7 == GROUP:
+            opened.append(tag >> 3)
+        elif tag & 7 != GROUP_END:
+            at = _end(data, at, tag & 7)
+        elif opened.pop() != tag >> 3:
+            raise ValueError(f"group {tag >> 3} ends before byte {at} and was not begun")
+    return at
 
 
 def payloads(data: bytes, number: int) -> list[bytes]:
@@ -86,9 +108,11 @@ def entry_key(entry: bytes) -> str:
 
 
 def entry_value(entry: bytes) -> bytes:
-    """The message in map entry `entry`."""
+    """The message in map entry `entry`; ValueError when there are several, which a parser would make one of."""
     values = payloads(entry, VALUE)
-    return values[-1] if values else b""
+    if len(values) > 1:
+        raise ValueError(f"map entry {entry_key(entry)!r} has {len(values)} values")
+    return values[0] if values else b""
 
 
 def entry(key: str, value: bytes) -> bytes:

@@ -24,6 +24,8 @@ from .protos import ProtoMutator
 
 SECONDS, MEGABYTES = 4.0, 300
 "What a try may take of the processor's time and of memory above what stood before it."
+_WAITING = 60.0
+"What it may take in all, on a machine that does other things too."
 _EVERY = 8
 "One try in so many goes on to lint and rewrite."
 
@@ -136,12 +138,15 @@ def _limited(seconds: float) -> Iterator[None]:
     def over(number: int, frame: FrameType | None) -> None:
         raise TooLong
 
-    signal.signal(signal.SIGPROF, over)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, _WAITING))
+    for number, timer, after in timers:
+        signal.signal(number, over)
+        signal.setitimer(timer, after, 1.0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        for _, timer, _ in timers:
+            signal.setitimer(timer, 0)
 
 
 def _reset_peak() -> float:

@@ -1,0 +1,41 @@
+"""How much a package may ask for before it is refused or left unevaluated: a small file must not cost much memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["ELEMENTS", "EVALUATED", "EVALUATED_IN_ALL", "MANIFEST_BYTES", "MODEL_BYTES", "RANK", "Budget", "elements"]
+
+MODEL_BYTES = (1 << 31) - 1
+"The largest model file: that of a protobuf message."
+MANIFEST_BYTES = 1 << 22
+ELEMENTS = (1 << 63) - 1
+"The most elements a type may have: what 64 bits count."
+RANK = 32
+"Dimensions that pymil is shown; Core ML takes five to eight. A type with more is kept and not looked into."
+EVALUATED = 1 << 20
+"The most elements of an op's outputs that are evaluated while a package is loaded."
+EVALUATED_IN_ALL = 1 << 22
+"The most elements that are evaluated for a package."
+
+
+def elements(shape: Iterable[Any]) -> int:
+    """How many elements a shape has as far as it is known; an empty dimension hides no other."""
+    return math.prod(max(size, 1) for size in shape if isinstance(size, int))
+
+
+class Budget:
+    """What may still be evaluated for one package."""
+
+    def __init__(self) -> None:
+        self._left = EVALUATED_IN_ALL
+
+    def allows(self, count: int) -> bool:
+        """Whether an op with outputs of `count` elements may be evaluated."""
+        return count <= min(EVALUATED, self._left)
+
+    def spend(self, count: int) -> None:
+        """That many elements were evaluated."""
+        self._left -= count
