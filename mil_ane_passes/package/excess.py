@@ -15,9 +15,12 @@ __all__ = ["Rejected", "refuse_excess"]
 _VECTORS = frozenset({"shape", "reps", "pad", "begin", "end", "size", "perm", "axes", "elem_shape", "resized_dims"})
 # Constants that may be unread: compressed weights have no value, and those in weight files stay where they are.
 _WEIGHTS = frozenset(
-    {"weight", "bias", "gamma", "beta", "mean", "variance", "weight_ih", "weight_hh", "weight_ih_back", "weight_hh_back",
-     "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale", "zero_point", "val"}
+    {"weight", "bias", "gamma", "beta", "mean", "variance", "weight_ih", "weight_hh", "weight_ih_back",
+     "weight_hh_back", "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale",
+     "zero_point", "val"}
 )
+# Inputs whose rows the host counts out as the default of another.
+_COUNTED = {"linear": "weight", "crop_resize": "boxes"}
 
 
 class Rejected(Exception):
@@ -25,7 +28,7 @@ class Rejected(Exception):
 
 
 def refuse_excess(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
-    """Rejected when the host's class `cls` would make something huge of the inputs `bound`, or find no value in them."""
+    """Rejected when the host's class `cls` would make something huge of `bound`, or find no value in it."""
     op_type, kinds = cls.__name__, cls.input_spec.input_types
     for param, var in bound.items():
         if not isinstance(var, Var):
@@ -37,8 +40,9 @@ def refuse_excess(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
             raise Rejected(f"{param} has no value")
     if op_type == "split" and "num_splits" in bound and bound["num_splits"].val != outputs:
         raise Rejected(f"{outputs} outputs")
-    if op_type == "crop_resize" and "boxes" in bound and _length(bound["boxes"]) > EVALUATED:
-        raise Rejected("boxes without end")
+    counted = bound.get(_COUNTED.get(op_type, ""))
+    if isinstance(counted, Var) and _length(counted) > EVALUATED:
+        raise Rejected(f"{_length(counted)} rows")
 
 
 def _length(var: Var) -> int:

@@ -65,9 +65,7 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     model = paths[root_id]
     size = _file_size(model)
     if size is None:
-        raise InputError(
-            f"{root}: the model file {model} is missing, or no file; expected it as {MANIFEST} lists it; {_REMEDY}"
-        )
+        raise InputError(f"{root}: the model file {model} is missing; expected it as {MANIFEST} lists it; {_REMEDY}")
     if size > MODEL_BYTES:
         raise InputError(f"{root}: the model file {model} has {size} bytes; expected at most {MODEL_BYTES}; {_REMEDY}")
     return Layout(root, model, tuple(paths.values()))

@@ -112,7 +112,7 @@ def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:
 @functools.lru_cache(maxsize=1 << 16)
 def _kind(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
     inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
-    if types.is_list(inner):
+    if types.is_list(inner) or types.is_tuple(inner) or inner is types.unknown:
         return None, None
     if not types.is_tensor(inner):
         return (), str(types.builtin_to_string(inner))

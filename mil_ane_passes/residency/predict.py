@@ -115,7 +115,7 @@ def _placed(program: Program, rows: list[Row]) -> Iterator[Segment]:
             row.engine, row.backend = engine, "ane" if engine == "ane" else "cpu"
             where[row.op] = row
         for row in weights:
-            readers = [where[reader] for reader in consumers(row.op.outputs[0]) if reader in where]
+            readers = [where[reader] for var in row.op.outputs[:1] for reader in consumers(var) if reader in where]
             if readers:
                 row.engine, row.backend = readers[0].engine, readers[0].backend
         for backend, run in groupby(placed, key=lambda row: row.backend):

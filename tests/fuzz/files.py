@@ -13,10 +13,13 @@ from typing import Any
 from mil_ane_passes.package import wire
 
 MODEL, MANIFEST = "Data/com.apple.CoreML/model.mlmodel", "Manifest.json"
-NUMBERS = (0, 1, 63, 64, 65, 127, 128, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 64, (1 << 64) - 1)
+NUMBERS = (
+    0, 1, 63, 64, 65, 127, 128, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 64,
+    (1 << 64) - 1,
+)
 PATHS = (
-    "", ".", "..", "../Manifest.json", "/etc/passwd", "/dev/zero", "com.apple.CoreML", "com.apple.CoreML/../../..", "a\0b",
-    "\ud800", "x" * 5000, "com.apple.CoreML/model.mlmodel/x", "com.apple.CoreML//model.mlmodel", "~", "C:\\x",
+    "", ".", "..", "../Manifest.json", "/etc/passwd", "/dev/zero", "com.apple.CoreML", "com.apple.CoreML/../../..",
+    "a\0b", "\ud800", "x" * 5000, "com.apple.CoreML/model.mlmodel/x", "com.apple.CoreML//model.mlmodel", "~", "C:\\x",
 )
 
 
@@ -120,7 +123,8 @@ def manifest(data: bytes, rng: random.Random) -> bytes:
     ))()
     text = json.dumps(held)
     if rng.random() < 0.02:
-        text = "[" * 200_000 if rng.random() < 0.5 else text[:-1] + ', "y": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}"
+        deep = '{"a":' * 50_000 + "1" + "}" * 50_000
+        text = "[" * 200_000 if rng.random() < 0.5 else f'{text[:-1]}, "y": {deep}}}'
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -213,6 +213,7 @@ def built(names: list[str] | None = None) -> dict[str, Files]:
 
 def _numbered(manifest: bytes) -> bytes:
     """A manifest whose items have numbers for names: the host draws new ones each time."""
-    for number, drawn in enumerate(dict.fromkeys(re.findall(rb"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}", manifest))):
+    drawn_names = re.findall(rb"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}", manifest)
+    for number, drawn in enumerate(dict.fromkeys(drawn_names)):
         manifest = manifest.replace(drawn, b"ITEM-%d" % number)
     return manifest

@@ -1,4 +1,5 @@
-"""Changes to a model file that know its format: fields taken away, doubled, swapped, set to what borders on too much."""
+"""Changes to a model file that know its format: fields taken away, doubled, swapped, set to what borders on too
+much."""
 
 from __future__ import annotations
 
@@ -16,18 +17,20 @@ INTEGERS = tuple(
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 6e4, 3e38, 1e300, math.inf, -math.inf, math.nan)
 NAMES = (
-    "", "x", "x_0", "_x", "self", "name", "name_", "before_op", "__init__", "__class__", "op_type", "blocks", "outputs",
-    "inputs", "val", "a b", "a.b", "a/b", "\0", "é\U0001f600", "0", "class", "n" * 5000, "@model_path/weights/weight.bin",
-    "@model_path/../x", "@model_path//x", "@model_path/weights", "@model_path/weights/\0", "/dev/zero", "CoreML5", "CoreML9",
+    "", "x", "x_0", "_x", "self", "name", "name_", "before_op", "__init__", "__class__", "op_type", "blocks",
+    "outputs", "inputs", "val", "a b", "a.b", "a/b", "\0", "é\U0001f600", "0", "class", "n" * 5000, "CoreML5",
+    "CoreML9", "@model_path/weights/weight.bin", "@model_path/../x", "@model_path//x", "@model_path/weights",
+    "@model_path/weights/\0", "/dev/zero",
 )
 OPS = (
-    "const", "conv", "add", "cond", "while_loop", "reshape", "fill", "tile", "range_1d", "one_hot", "pad", "concat", "split",
-    "stack", "gather", "expand_dims", "squeeze", "slice_by_index", "slice_by_size", "read_state", "write_state", "cast",
-    "coreml_update_state", "constexpr_lut_to_dense", "constexpr_sparse_to_dense", "constexpr_affine_dequantize",
-    "constexpr_blockwise_shift_scale", "constexpr_cast", "band_part", "resample", "crop_resize", "topk", "non_zero",
-    "random_normal", "random_uniform", "lstm", "einsum", "matmul", "reduce_sum", "custom", "classify", "make_list",
-    "list_gather", "fill_like", "reshape_like", "sliding_windows", "transpose", "depth_to_space", "non_maximum_suppression",
-    "scaled_dot_product_attention", "quantize", "dequantize", "conv_transpose", "layer_norm", "shape", "identity",
+    "const", "conv", "add", "cond", "while_loop", "reshape", "fill", "tile", "range_1d", "one_hot", "pad", "concat",
+    "split", "stack", "gather", "expand_dims", "squeeze", "slice_by_index", "slice_by_size", "read_state",
+    "write_state", "cast", "coreml_update_state", "constexpr_lut_to_dense", "constexpr_sparse_to_dense",
+    "constexpr_affine_dequantize", "constexpr_blockwise_shift_scale", "constexpr_cast", "band_part", "resample",
+    "crop_resize", "topk", "non_zero", "random_normal", "random_uniform", "lstm", "einsum", "matmul", "reduce_sum",
+    "custom", "classify", "make_list", "list_gather", "fill_like", "reshape_like", "sliding_windows", "transpose",
+    "depth_to_space", "non_maximum_suppression", "scaled_dot_product_attention", "quantize", "dequantize",
+    "conv_transpose", "layer_norm", "shape", "identity",
 )
 _WIDTHS = {
     Kind.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1), Kind.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
@@ -162,7 +165,8 @@ class ProtoMutator:
             old.insert(at, type(old[at])())
         else:
             piece = self._piece(field.message_type, rng)
-            old[at if action == 5 else len(old):at + 1 if action == 5 else len(old)] = [] if piece is None else [_copy(piece)]
+            start = at if action == 5 else len(old)
+            old[start:start + 1] = [] if piece is None else [_copy(piece)]
         message.ClearField(field.name)
         getattr(message, field.name).extend(old)
 
