@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,21 @@ from ..package.write import Output, write_models
 from ..report.edit import EditReport
 from ..surgery.contract import PARTS, apply_all, part_path
 from ..surgery.document import Document
-from ..surgery.open import open_document
+from ..surgery.open import open_document, source_path
 from .edits import Io_, Names, edits_for
 
 __all__ = ["edit"]
 
 
 def edit(
-    src: str | os.PathLike[str], dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
+    src: Any, dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
     expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
     split_at: Names = (), dedup_weights: bool = False, function: str | None = None, overwrite: bool = False,
     link: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
-    """Edit the ML Program package at `src` and write the result to `dst`; nothing else in it changes.
+    """Edit the ML Program package `src` and write the result to `dst`; nothing else in it changes.
 
+    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk.
     `fix_shape` gives inputs with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a
     mapping from function names to them, makes a function of each, which share the weights (the first is the default).
     `expose` names inner values to return as well; a type that may not leave a model is cast, and the report says so.
@@ -50,26 +51,37 @@ def edit(
     started = time.perf_counter()
     edits = edits_for(function, fix_shape=fix_shape, expose=expose, drop_output=drop_output, io=io, rename=rename,
                       split_at=split_at, dedup_weights=dedup_weights)
-    if dst is None and not dry_run:
-        raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
-    target = None if dst is None or dry_run else Path(dst)
-    for part in PARTS if split_at else ("",):
-        if target is not None:
-            check_destination(src, part_path(target, part), overwrite)
+    source = source_path(src)
+    target = None if dry_run else _checked(dst, source, PARTS if split_at else ("",), overwrite)
     copied = None if split_at or dedup_weights or link else target  # what is packed anew is not copied first
-    with _copying_ahead(Path(src), copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
+    with _copying_ahead(source, copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
         documents = apply_all(open_document(src), edits)
-        report = EditReport(os.fspath(src), done=_done(documents), weight_bytes_before=_weights(Path(src)))
+        report = EditReport(str(source), done=_done(documents), weight_bytes_before=_weights(source))
         if target is not None:
-            report.status = "written" if report.changed else "unchanged"
-            report.outputs = _written(documents, target, overwrite, link, ahead)
-            report.weight_bytes_after = sum(_weights(Path(path)) for path in report.outputs)
+            _deliver(report, documents, target, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
 
+def _checked(dst: str | os.PathLike[str] | None, source: Path, parts: Sequence[str], overwrite: bool) -> Path:
+    """The path to write to. Raises InputError when a part of the result could not be written in the end."""
+    if dst is None:
+        raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
+    for part in parts:
+        check_destination(source, part_path(Path(dst), part), overwrite)
+    return Path(dst)
+
+
 def _copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[CopyAhead | None]:
     return nullcontext() if target is None else CopyAhead(source, target)
+
+
+def _deliver(
+    report: EditReport, documents: list[Document], target: Path, overwrite: bool, link: bool, ahead: CopyAhead | None
+) -> None:
+    report.outputs = _written(documents, target, overwrite, link, ahead)
+    report.status = "written" if report.changed else "unchanged"
+    report.weight_bytes_after = sum(_weights(Path(path)) for path in report.outputs)
 
 
 def _written(

@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 from ..core.errors import InputError
-from ..package.manifest import read_layout
+from ..package.manifest import Layout, read_layout
 from ..package.members import kind_of
-from ..package.model import members_of, parse_model, read_model
+from ..package.model import Package, members_of, package_of_mlmodel, parse_model, read_model
 from .document import Document
 
-__all__ = ["open_document"]
+__all__ = ["open_document", "source_path"]
 
 
-def open_document(path: str | os.PathLike[str]) -> Document:
-    """The package at `path` as a document.
+def source_path(source: Any) -> Path:
+    """Where the package lies that is given as a path, a `Package` or an MLModel. InputError for anything else."""
+    if isinstance(source, (str, os.PathLike)):
+        if not os.fspath(source):
+            raise InputError("no path given; expected the path of an .mlpackage")
+        return Path(source)
+    found = source.path if isinstance(source, Package) else getattr(source, "package_path", None)
+    if found is None:
+        raise InputError(f"cannot edit a {type(source).__name__} that is no package on disk; expected the path of an "
+                         ".mlpackage, a Package, or an MLModel that was loaded or converted as one")
+    return Path(found)
 
-    Raises InputError when it is not an ML Program package, or its model file contradicts itself.
+
+def open_document(source: Any) -> Document:
+    """The package at a path, of a `Package` or of an MLModel (with what was changed in its spec) as a document.
+
+    Raises InputError when it is not an ML Program package, its model file contradicts itself, or the program of the
+    `Package` was changed since it was loaded.
     """
-    layout = read_layout(path)
+    if isinstance(source, Package):
+        if not source.is_unchanged():
+            raise InputError(f"{source.path}: the program of this Package was changed after it was loaded; save it, "
+                             "and edit what was saved")
+        return _document(source.layout, source.raw, source.spec)
+    if not isinstance(source, (str, os.PathLike)):
+        package = package_of_mlmodel(source)
+        return _document(package.layout, package.raw, package.spec)
+    layout = read_layout(source)
     raw = read_model(layout)
-    spec = parse_model(raw, layout.root)
+    return _document(layout, raw, parse_model(raw, layout.root))
+
+
+def _document(layout: Layout, raw: bytes, spec: Any) -> Document:
     if members_of(raw, spec, layout).programs[0].path:
         raise InputError(f"{layout.root}: the model is a pipeline ({kind_of(spec)}), whose parts refer to each other's "
                          "inputs and outputs; edit the packages in it and build it again")
