@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import multiprocessing
 import os
 import signal
@@ -61,6 +60,6 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it from whatever it waits for
         _State.idle.wait(_LAST_WORDS)
         os._exit(1)

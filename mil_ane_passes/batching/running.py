@@ -14,8 +14,8 @@ from .workers import Workers
 
 __all__ = ["Run"]
 
-_BROKEN = ("the process that worked on it died; it may have been killed for want of memory: fewer jobs at a time need "
-           "less. What is done is not done again by the next run")
+_BROKEN = ("the process that worked on it, or one beside it, died; it may have been killed for want of memory: "
+           "fewer jobs at a time need less. What is done is not done again by the next run")
 
 
 class Run:

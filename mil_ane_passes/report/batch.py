@@ -21,8 +21,8 @@ class BatchItem:
     `status`: "written", "unchanged" (copied as it is), "not proved" or "dry run" of `rewrite`, "clean" or "findings" of
     `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both. `code` is
     the exit code of the command for this package alone. `count` is how many places were rewritten, or how many findings
-    there are; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the one looked at;
-    `seconds` wall time.
+    there are that are no notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the one
+    looked at; `seconds` wall time.
     """
 
     name: str
