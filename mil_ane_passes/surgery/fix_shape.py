@@ -186,6 +186,9 @@ def _say(
     if written.consts:
         what = f"{_counted(written.consts)} became constants and {_counted(written.dropped)} went with them"
         done("", f"{what}; {written.sized} values got their sizes")
+        if written.rounded:
+            done("", f"{written.rounded} constants hold floats as coremltools computes them here; a device may round "
+                 "them otherwise in the last bit", exact=False)
     else:
         done("", f"{written.sized} values got their sizes")
     open_inputs = [each.name for each in function.inputs if is_open(each.message.type)]

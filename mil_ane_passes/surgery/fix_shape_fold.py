@@ -21,12 +21,24 @@ _BLOB_BYTES = 32 << 20
 "A larger one is left to be computed: a package should not grow by what its ops make in no time."
 
 
+_EXACT = frozenset(
+    "abs add broadcast_to cast ceil clip concat cond const equal expand_dims fill fill_like floor gather "
+    "gather_along_axis gather_nd identity maximum minimum mul one_hot pad real_div relu reshape reverse round scatter "
+    "scatter_along_axis scatter_nd select sign slice_by_index slice_by_size slice_update split sqrt squeeze stack sub "
+    "tile transpose while_loop".split())
+"Ops that give the same floats wherever they are computed: they move them, or round the true result once."
+
+
 @dataclass
 class Fates:
-    """What becomes of the ops the file has: `values` are written out as consts, `kept` ops stay, the others go."""
+    """What becomes of the ops the file has: `values` are written out as consts, `kept` ops stay, the others go.
+
+    `rounded` are the values that another machine may compute to other bits.
+    """
 
     values: dict[Operation, list[Var]] = field(default_factory=dict)
     kept: set[Operation] = field(default_factory=set)
+    rounded: set[Var] = field(default_factory=set)
 
 
 def fates_of(function: Function, version: int) -> Fates:
@@ -36,12 +48,15 @@ def fates_of(function: Function, version: int) -> Fates:
     an output of the function.
     """
     before = _needed(function, lambda var: False, set())
-    moving, outputs = _depending(function), set(function.outputs)
+    moving, outputs = _depending(function, lambda op: False, *function.inputs.values()), set(function.outputs)
 
     def is_value(var: Var) -> bool:
         return var in moving and var not in outputs and _fits(var, version)
 
-    return _needed(function, is_value, _all_ops(function) - before.kept)
+    fates = _needed(function, is_value, _all_ops(function) - before.kept)
+    rounded = _depending(function, lambda op: op.op_type not in _EXACT and any(map(_is_float, op.outputs)))
+    fates.rounded = {var for values in fates.values.values() for var in values if var in rounded}
+    return fates
 
 
 def _all_ops(block: Block) -> set[Operation]:
@@ -79,16 +94,17 @@ def _has_state(op: Operation) -> bool:
     return any(types.is_state(var.sym_type) for now in inputs_of(op).values() for var in now)
 
 
-def _depending(function: Function) -> set[Var]:
-    """The values that depend on the function's inputs, in value or in shape."""
-    found: set[Var] = set(function.inputs.values())
+def _depending(function: Function, begins: Callable[[Operation], bool], *given: Var) -> set[Var]:
+    """The values that depend on those `given`, in value or in shape, or on an op that `begins` says yes to."""
+    found: set[Var] = set(given)
 
     def visit(block: Block) -> bool:
         any_found = False
         for op in block.operations:
-            inner = False
+            inner = begins(op) and any(var.val is not None for var in op.outputs)
             for nested in op.blocks:
-                found.update(nested.inputs)
+                if given:
+                    found.update(nested.inputs)
                 inner |= visit(nested)
             if inner or any(var in found for now in inputs_of(op).values() for var in now):
                 found.update(op.outputs)
@@ -97,6 +113,10 @@ def _depending(function: Function) -> set[Var]:
 
     visit(function)
     return found
+
+
+def _is_float(var: Var) -> bool:
+    return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and bool(types.is_float(var.dtype))
 
 
 def _fits(var: Var, version: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.backend.mil import helper
 from coremltools.converters.mil.mil import Block as HostBlock
@@ -26,19 +25,21 @@ __all__ = ["Written", "write"]
 
 @dataclass
 class Written:
-    """What was done: how many values got sizes, the ops (by type) that became consts or went, what stays open."""
+    """What was done: how many values got sizes, the types of the ops that became consts (and how many of the consts
+    another machine may compute to other bits) or went, what stays open."""
 
     sized: int = 0
     consts: list[str] = field(default_factory=list)
+    rounded: int = 0
     dropped: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
-    floats: bool = False
 
 
 def write(function: Function, host: HostFunction, fates: Fates, version: int, plan: WeightPlan) -> Written:
     """Edits `function`, which `host` is as a pymil program's. New weights are added to `plan`."""
     writer = _Writer(fates, Exporter(version, plan, lambda block: b""))
     writer.block(function.block, host)
+    writer.written.rounded = len(fates.rounded)
     return writer.written
 
 
@@ -68,7 +69,6 @@ class _Writer:
         made.attributes["name"].CopyFrom(helper.create_scalar_value(declared.name))
         made.attributes["val"].CopyFrom(self._export.get_milproto_value(var))
         made.outputs.add(name=declared.name, type=fixed_type(declared.type, var.shape))
-        self.written.floats |= bool(np.issubdtype(np.asarray(var.val).dtype, np.floating))
         return Op(message(made))
 
     def _typed(self, part: Op, op: Operation, outputs: tuple[int, ...]) -> Op:

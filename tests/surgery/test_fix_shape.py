@@ -14,8 +14,6 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 import mil_ane_passes as ane
 from tests.package.helpers import MODEL, WEIGHTS, host_program, make, normal, proto_ops, spec_of, tree
 
-from .helpers import host_takes
-
 EMPTY = ct.PassPipeline.EMPTY
 RANGED = ct.Shape((1, 4, ct.RangeDim(2, 64, default=8)))
 
@@ -64,6 +62,12 @@ def same_bits(
         assert before.keys() == after.keys() and before
         for name, value in before.items():
             assert after[name].shape == value.shape and after[name].tobytes() == value.tobytes(), name
+
+
+def host_takes(path: Path) -> None:
+    """Loads the package as coremltools does, its program too."""
+    host_program(path)
+    ct.models.MLModel(str(path), skip_model_load=True)
 
 
 def is_flexible(path: Path) -> bool:
@@ -300,3 +304,20 @@ def test_the_command(ranged, tmp_path, capsys):
     assert spec_of(made).description.input[0].name == "image" and (made / MODEL).is_file()
     assert main(["edit", str(ranged), "-o", str(tmp_path / "no.mlpackage"), "--fix-shape", "x=1,4,99"]) == 2
     assert "convert the source model again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wave", [True, False])
+def test_floats_that_may_be_rounded_otherwise_are_said(tmp_path, wave):
+    def body(x):
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        angles = mb.mul(x=mb.cast(x=steps, dtype="fp32"), y=np.float32(0.3), name="angles")
+        return mb.add(x=x, y=mb.cos(x=angles, name="wave") if wave else angles, name="y")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    report = ane.edit(source, tmp_path / "fixed.mlpackage", fix_shape=["x=1,4,40"])
+    assert report.exact is not wave and ("1 constants hold floats" in str(report)) is wave
+    assert "wave" not in proto_ops(tmp_path / "fixed.mlpackage") or b"cos" not in proto_ops(
+        tmp_path / "fixed.mlpackage")["wave"]
+    feeds = {"x": normal(1, 4, 40)}
+    before, after = (ane.run(path, feeds)["y"] for path in (source, tmp_path / "fixed.mlpackage"))
+    assert np.abs(before - after).max() <= (1e-6 if wave else 0)
