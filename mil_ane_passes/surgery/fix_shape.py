@@ -195,8 +195,9 @@ def _say(
     if open_inputs:
         done("", f"still flexible: {_listed(open_inputs)}, for which no shape was given", changed=False)
     if written.open:
-        done("", f"{len(written.open)} values keep a flexible shape, which depends on data, on a flexible input or on "
-             f"an op that coremltools cannot follow: {_listed(written.open)}", changed=False)
+        names = list(dict.fromkeys(written.open))
+        done("", f"{len(names)} values keep a flexible shape, which depends on data, on a flexible input or on "
+             f"an op that coremltools cannot follow: {_listed(names)}", changed=False)
     if contradicted:
         done("", f"coremltools contradicts the file on {len(contradicted)} values, which keep their declared types: "
              f"{_listed(contradicted)}", changed=False)
