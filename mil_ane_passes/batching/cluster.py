@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
@@ -17,9 +17,10 @@ _PATIENCE = 8
 
 
 @contextlib.contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
+def dask_executor(address: str, say: Callable[[str], object] = lambda text: None) -> Iterator[Executor]:
     """The workers of the scheduler at `address`, e.g. tcp://10.0.0.1:8786. They need the same paths and packages.
 
+    A cluster without workers is waited for, as it may be one that starts them when there is work; `say` is told.
     Raises InputError when `distributed` is not installed, or the scheduler does not answer within 8 seconds.
     """
     try:
@@ -35,4 +36,6 @@ def dask_executor(address: str) -> Iterator[Executor]:
         raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address that "
                          "`dask scheduler` prints, e.g. tcp://10.0.0.1:8786") from error
     with client:
+        if not client.scheduler_info()["workers"]:
+            say(f"the cluster at {address} has no workers yet; waiting for some")
         yield client.get_executor(pure=False)

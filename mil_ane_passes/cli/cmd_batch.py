@@ -80,7 +80,7 @@ def _executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor | in
         return
     from ..batching.cluster import dask_executor
 
-    with dask_executor(arguments.dask) as executor:
+    with dask_executor(arguments.dask, say=lambda text: print(f"mil-ane-passes: {text}", file=sys.stderr)) as executor:
         yield {"executor": executor}
 
 

@@ -133,10 +133,20 @@ def test_a_dask_cluster_of_two_workers(three, expected, tmp_path, capsys):
         report = batch("rewrite", three, tmp_path / "a")
         assert set(statuses(report).values()) == {"up to date"}
         assert {name: files(tmp_path / "a" / name) for name in shown(tmp_path / "a")} == expected
-        with dask_executor(address) as executor:
+        said = []
+        with dask_executor(address, say=said.append) as executor:
             report = batch("rewrite", three[1], tmp_path / "a", executor=Deadly(executor, executor, "b"), again=True)
-    assert statuses(report) == {"b": "failed"} and "KilledWorker" in report.items[0].error
+    assert said == [] and statuses(report) == {"b": "failed"} and "KilledWorker" in report.items[0].error
     assert set(statuses(batch("rewrite", three, tmp_path / "a")).values()) == {"up to date"}
+
+
+def test_a_cluster_without_workers_is_waited_for_and_said():
+    from distributed import LocalCluster
+
+    said = []
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None, protocol="tcp://") as cluster, \
+            dask_executor(cluster.scheduler_address, say=said.append):
+        assert said == [f"the cluster at {cluster.scheduler_address} has no workers yet; waiting for some"]
 
 
 @pytest.mark.parametrize(("address", "words"), [("nonsense", "missing port"), ("tcp://127.0.0.1:1", "127.0.0.1:1")])
