@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from .contents import contents
-from .files import copy_file, sync
+from .files import copy_file, stamp, sync
 from .manifest import MANIFEST
 from .staging import Staging
 
@@ -32,7 +32,7 @@ class CopyAhead:
     """
 
     def __init__(self, source: Path, target: Path) -> None:
-        self._copies: dict[Path, Path] = {}
+        self._copies: dict[Path, tuple[Path, tuple[int, int, int]]] = {}
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._given_up = False
@@ -50,22 +50,23 @@ class CopyAhead:
         for number, path in enumerate(files):
             copy = folder / str(number)
             try:
+                found = stamp(path.stat())
                 copy_file(path, copy, self._check)
                 sync(copy)
             except (OSError, _GivenUp):
                 return
-            self._copies[path] = copy
+            self._copies[path] = copy, found
 
     def _check(self) -> None:
         if self._given_up:
             raise _GivenUp
 
     def take(self, source: Path, target: Path) -> bool:
-        """Put the finished copy of `source` at `target`; False where there is none."""
+        """Put the finished copy of `source` at `target`; False where there is none, or `source` has changed since."""
         if self._thread is not None:
             self._thread.join()
-        copy = self._copies.pop(source, None)
-        if copy is None:
+        copy, found = self._copies.pop(source, (None, None))
+        if copy is None or found != stamp(source.stat()):
             return False
         os.rename(copy, target)
         return True

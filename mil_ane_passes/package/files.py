@@ -22,18 +22,26 @@ Check = Callable[[], None]
 def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
     """Makes `target` with the bytes of `source`; it shares the source's blocks where the file system can do that.
 
-    Holes stay holes. `check` is called every now and then; what it raises ends the copy.
+    Holes stay holes. `check` is called every now and then; what it raises ends the copy. Raises OSError, also when the
+    source changes meanwhile.
     """
     if clone(source, target):
         return
     with open(source, "rb") as src, open(target, "xb") as dst:
-        size = os.fstat(src.fileno()).st_size
+        before = stamp(os.fstat(src.fileno()))
         for start, end in _data(src.fileno()):
             for at in range(start, end, _PIECE):
                 if check is not None:
                     check()
                 copy_range(src.fileno(), dst.fileno(), at, at, min(_PIECE, end - at))
-        os.ftruncate(dst.fileno(), size)
+        os.ftruncate(dst.fileno(), before[1])
+        if stamp(os.fstat(src.fileno())) != before:
+            raise OSError(errno.EBUSY, "the file was changed while it was copied", os.fspath(source))
+
+
+def stamp(found: os.stat_result) -> tuple[int, int, int]:
+    """What differs when a file was changed or replaced: its number, its size in bytes, the time of its last change."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:

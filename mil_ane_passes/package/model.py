@@ -14,6 +14,7 @@ from ..core.collector import collector_off
 from ..core.errors import InputError
 from .blobs import WeightFiles
 from .emit import emit_model
+from .files import stamp
 from .manifest import Layout, read_layout
 from .members import Members, find_members, kind_of
 from .plan import WeightPlan
@@ -85,8 +86,8 @@ class Package:
 
     def check_source(self) -> None:
         """Raises InputError when the source's files are not those that were loaded."""
-        for path, stamp in self._stamps.items():
-            if not path.exists() or _stamp(path) != stamp:
+        for path, loaded in self._stamps.items():
+            if not path.exists() or _stamp(path) != loaded:
                 raise InputError(
                     f"{self.path}: {path.name} was changed or removed after it was loaded; "
                     "expected it as it was: load it again"
@@ -129,8 +130,7 @@ def read_model(layout: Layout) -> bytes:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    stat = os.stat(path)
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return stamp(os.stat(path))
 
 
 def parse_model(raw: bytes, root: Path) -> Any:

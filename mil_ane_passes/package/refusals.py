@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import InputError
+from .staging import is_staging
 
 __all__ = ["refusals"]
 
@@ -33,10 +34,18 @@ def refusals(target: Path, what: str = "the package") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = _REMEDIES.get(error.errno or 0)
+        remedy = _REMEDIES.get(error.errno or 0) if _is_ours(error, target) else "see that it can be read and is whole"
         stays = "what is there stays as it was" if _is_there(target) else "nothing was left there"
         raise InputError(f"{target}: {what} cannot be written ({reason}{_where(error)}); {stays}"
                          f"{f': {remedy}' if remedy else ''}") from error
+
+
+def _is_ours(error: OSError, target: Path) -> bool:
+    """Whether it was the writing that failed, and not the reading of what is copied."""
+    if not isinstance(error.filename, str | bytes):
+        return True
+    path = Path(os.fsdecode(error.filename))
+    return path in (target, *target.parents) or any(is_staging(each.name, target) for each in (path, *path.parents))
 
 
 def _where(error: OSError) -> str:

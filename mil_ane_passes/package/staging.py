@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from .swap import place
 
-__all__ = ["REPLACED", "Staging", "abandon", "sweep"]
+__all__ = ["REPLACED", "Staging", "abandon", "is_staging", "sweep"]
 
 REPLACED = "replaced"
 "What is put aside in a staging folder while something else takes its place; it goes back when that fails."
@@ -63,14 +62,19 @@ def abandon() -> None:
 
 def sweep(target: Path) -> None:
     """Remove the folders beside `target` that runs to it have left behind; those of runs still alive stay."""
-    pattern = re.compile(rf"{re.escape(_prefix(target.name))}[^.]+{re.escape(_SUFFIX)}")
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            if is_staging(entry.name, target) and entry.is_dir(follow_symlinks=False):
                 handle = _open_lock(Path(entry.path))
                 if _take_lock(handle, fcntl.LOCK_NB):
                     _discard(Path(entry.path), target)
                 os.close(handle)
+
+
+def is_staging(name: str, target: Path) -> bool:
+    """Whether `name` is one that staging folders for `target` have."""
+    prefix = _prefix(target.name)
+    return name.startswith(prefix) and name.endswith(_SUFFIX) and "." not in name[len(prefix) : -len(_SUFFIX)]
 
 
 def _prefix(name: str) -> str:

@@ -39,3 +39,13 @@ def test_what_nobody_takes_is_removed(folder, tmp_path):
     with pytest.raises(RuntimeError), CopyAhead(folder, tmp_path / "out.mlpackage"):
         raise RuntimeError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_file_that_was_changed_since_is_not_handed_over(folder, tmp_path):
+    (folder / "Manifest.json").write_text("{}")
+    with CopyAhead(folder, tmp_path / "out.mlpackage") as ahead:
+        assert ahead._thread is not None
+        ahead._thread.join()
+        (folder / "weights.bin").write_bytes(b"v" * LARGE)
+        assert not ahead.take(folder / "weights.bin", tmp_path / "taken")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

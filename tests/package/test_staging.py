@@ -340,3 +340,25 @@ def test_a_folder_removed_meanwhile_is_an_error(source, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory.*removed meanwhile"):
         save(load(source), where / "out.mlpackage")
     assert not where.exists()
+
+
+def test_a_file_that_changes_while_it_is_copied_is_an_error(source, tmp_path, monkeypatch):
+    real, times = files.copy_range, iter(range(100))
+
+    def changing(*args):
+        real(*args)
+        os.utime(source / WEIGHTS, ns=(now := next(times), now))
+
+    monkeypatch.setattr(files, "copy_range", changing)
+    with pytest.raises(InputError, match=r"\(the file was changed while it was copied: weight\.bin\); nothing was"):
+        save(load(source), tmp_path / "out.mlpackage")
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_what_cannot_be_read_is_not_blamed_on_the_output(source, tmp_path, monkeypatch):
+    def unreadable(path, _copy):
+        raise OSError(13, "Permission denied", os.fspath(path))
+
+    monkeypatch.setattr(write, "copy_file", unreadable)
+    with pytest.raises(InputError, match=r"\(Permission denied: \S+\); nothing .*: see that it can be read"):
+        save(load(source), tmp_path / "out.mlpackage")
