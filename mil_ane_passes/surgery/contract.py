@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..core.errors import InputError
+
 if TYPE_CHECKING:
     from .document import Document
 
@@ -49,9 +51,15 @@ class Edit(Protocol):
 
 
 def apply_all(document: Document, edits: list[Edit]) -> list[Document]:
-    """Make edits one after the other, each to all that the ones before it made."""
+    """Make edits one after the other, each to all that the ones before it made.
+
+    Raises InputError for a pipeline and an edit that does not say of itself that it can be made there.
+    """
     documents = [document]
     for edit in edits:
+        if not (document.functions or getattr(edit, "in_pipelines", False)):
+            raise InputError(f"{document.where}: the model is a pipeline, whose parts take what others give; of all "
+                             "edits only names can be changed there: edit the packages in it and build it again")
         documents = [made for each in documents for made in edit.apply(each)]
     return documents
 

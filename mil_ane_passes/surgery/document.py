@@ -17,9 +17,9 @@ from .contract import Done
 from .description import Description
 from .parts import Function
 
-__all__ = ["Document"]
+__all__ = ["DESCRIPTION", "Document"]
 
-_VERSION, _DESCRIPTION, _ML_PROGRAM, _FUNCTIONS = 1, 2, 502, 2
+_VERSION, DESCRIPTION, _ML_PROGRAM, _FUNCTIONS = 1, 2, 502, 2
 
 
 class Document:
@@ -48,7 +48,7 @@ class Document:
                              "name; expected one with distinct names; the package is damaged: take a fresh copy")
         self.functions = {name: Function(name, wire.entry_value(entry), self.where)
                           for name, entry in self._entries.items()}
-        self.description = Description(b"".join(wire.payloads(raw, _DESCRIPTION)))
+        self.description = Description(b"".join(wire.payloads(raw, DESCRIPTION)))
 
     def chosen(self, function: str | None) -> list[Function]:
         """The functions to edit: those made of `function` of the source, or all. InputError when it is none."""
@@ -57,6 +57,10 @@ class Document:
             raise InputError(f"{self.where}: no function '{function}'; the model has {_listed(sources)}"
                              f"{nearest(function, sources)}")
         return [each for each in self.functions.values() if function in (None, each.source)]
+
+    def places(self, function: str | None) -> list[tuple[str, Document, Function]]:
+        """The functions as `chosen` gives them, each with what a report calls it and the document it is in."""
+        return [(each.name, self, each) for each in self.chosen(function)]
 
     def again(self, raw: bytes, part: str = "") -> Document:
         """A document of the model file `raw` in this one's place: of the same package, after the same edits."""
@@ -78,8 +82,8 @@ class Document:
         program = wire.replace(wire.payloads(self.raw, _ML_PROGRAM)[0], _FUNCTIONS, entries)
         described = self.description.emit()
         raw = wire.replace(self.raw, _ML_PROGRAM, [program])
-        if described != b"".join(wire.payloads(self.raw, _DESCRIPTION)):
-            raw = wire.replace(raw, _DESCRIPTION, [described])
+        if described != b"".join(wire.payloads(self.raw, DESCRIPTION)):
+            raw = wire.replace(raw, DESCRIPTION, [described])
         return raw if self.version == self._then else _with_version(raw, self.version)
 
     def _entry(self, function: Function) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..core.errors import InputError
 from ..package.manifest import Layout, read_layout
-from ..package.members import kind_of
 from ..package.model import Package, members_of, package_of_mlmodel, parse_model, read_model
 from .document import Document
+from .pipeline import Pipeline
 
 __all__ = ["open_document", "source_path"]
 
@@ -48,11 +48,9 @@ def open_document(source: Any) -> Document:
 
 
 def _document(layout: Layout, raw: bytes, spec: Any) -> Document:
-    if members_of(raw, spec, layout).programs[0].path:
-        raise InputError(f"{layout.root}: the model is a pipeline ({kind_of(spec)}), whose parts refer to each other's "
-                         "inputs and outputs; edit the packages in it and build it again")
+    members = members_of(raw, spec, layout)
     try:
-        return Document(layout, raw, spec)
+        return Pipeline(layout, raw, spec, members) if members.programs[0].path else Document(layout, raw, spec)
     except (ValueError, UnicodeDecodeError) as error:
         if isinstance(error, InputError):
             raise

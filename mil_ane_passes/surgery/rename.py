@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import InputError
 from .contract import Done
 from .document import Document
 from .names import check_identifier, unknown
 from .parts import Block, Function, Op
+from .pipeline import Pipeline
 
 __all__ = ["Rename"]
 
@@ -26,47 +28,50 @@ class Rename:
 
     names: Mapping[str, str]
     function: str | None = None
+    in_pipelines: ClassVar[bool] = True
 
     def apply(self, document: Document) -> list[Document]:
         """Rename in place. InputError for a name that is not there, not free, or not one that Core ML takes."""
         for old, new in self.names.items():
             check_identifier(new, f"{_OPTION} {old}={new}")
-        functions = document.chosen(self.function)
-        present = {function.name: function.names() for function in functions}
+        places = document.places(self.function)
+        present = {place: function.names() for place, _, function in places}
         for old, new in self.names.items():
             if not any(old in names for names in present.values()):
                 raise unknown(old, f"{_OPTION} {old}={new}", set().union(*present.values()))
-        for function in functions:
-            names = {old: new for old, new in self.names.items() if old in present[function.name] and old != new}
-            self._check_free(names, function, present[function.name])
-            self._rename(document, function, names)
+        if isinstance(document, Pipeline):
+            document.check_names(self.names, self.function)
+            document.description.model.rename(self.names)
+        for place, program, function in places:
+            names = {old: new for old, new in self.names.items() if old in present[place] and old != new}
+            self._check_free(names, place, present[place])
+            document.done += self._done(place, _kinds(function), present[place])
+            _rename(program, function, names)
         return [document]
 
     @staticmethod
-    def _check_free(names: Mapping[str, str], function: Function, present: set[str]) -> None:
+    def _check_free(names: Mapping[str, str], place: str, present: set[str]) -> None:
         taken = present - names.keys()
         for old, new in names.items():
             if new in taken:
-                raise InputError(f"{_OPTION} {old}={new}: function '{function.name}' has a value '{new}' already; "
+                raise InputError(f"{_OPTION} {old}={new}: function '{place}' has a value '{new}' already; "
                                  "expected a name that is free, or that is renamed too")
             taken.add(new)
 
-    def _rename(self, document: Document, function: Function, names: Mapping[str, str]) -> None:
-        kinds = _kinds(document, function)
-        for old, new in self.names.items():
-            if old in names:
-                note = f"{kinds.get(old, 'value')} '{old}' is called '{new}'"
-                document.done.append(Done(_OPTION, function.name, new, note))
-            elif old == new:
-                note = f"'{old}' is called so already"
-                document.done.append(Done(_OPTION, function.name, old, note, changed=False))
-        if not names:
-            return
-        marks = re.compile(b"|".join(re.escape(old.encode()) for old in names))
-        function.inputs = [each.named(names.get(each.name, each.name)) for each in function.inputs]
-        _in_block(function.block, names, marks)
-        for section in document.description.of(function.name):
-            section.rename(names)
+    def _done(self, place: str, kinds: Mapping[str, str], present: set[str]) -> list[Done]:
+        return [Done(_OPTION, place, new, f"{kinds.get(old, 'value')} '{old}' is called '{new}'") if old != new else
+                Done(_OPTION, place, old, f"'{old}' is called so already", changed=False)
+                for old, new in self.names.items() if old in present]
+
+
+def _rename(document: Document, function: Function, names: Mapping[str, str]) -> None:
+    if not names:
+        return
+    marks = re.compile(b"|".join(re.escape(old.encode()) for old in names))
+    function.inputs = [each.named(names.get(each.name, each.name)) for each in function.inputs]
+    _in_block(function.block, names, marks)
+    for section in document.description.of(function.name):
+        section.rename(names)
 
 
 def _in_block(block: Block, names: Mapping[str, str], marks: re.Pattern[bytes]) -> None:
@@ -83,7 +88,7 @@ def _in_op(op: Op, names: Mapping[str, str], marks: re.Pattern[bytes]) -> Op:
     return op.with_blocks(blocks) if blocks else op
 
 
-def _kinds(document: Document, function: Function) -> dict[str, str]:
+def _kinds(function: Function) -> dict[str, str]:
     """Which values the outside sees, and as what."""
     found = dict.fromkeys(function.block.outputs, "output")
     found |= {each.name: "state" if each.message.type.HasField("stateType") else "input" for each in function.inputs}

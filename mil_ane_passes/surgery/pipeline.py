@@ -1,0 +1,89 @@
+"""A pipeline that is edited as a file: its ML Programs as documents, the other parts as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core.errors import InputError, nearest
+from ..package import wire
+from ..package.blobs import WeightFiles
+from ..package.manifest import Layout
+from ..package.members import Members, kind_of, with_members
+from ..package.plan import DEAD_LIMIT
+from .description import Description
+from .document import DESCRIPTION, Document
+from .parts import Function
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline(Document):
+    """The model file of a pipeline. Only names can be edited: parts hand each other what they make under its name.
+
+    `programs` are its ML Programs by what stands before the names of their functions, such as `encoder/`.
+    """
+
+    def __init__(self, layout: Layout, raw: bytes, spec: Any, members: Members) -> None:
+        # There is no program of its own, so nothing of what a document reads first.
+        self.layout, self.raw, self.where = layout, raw, str(layout.root)
+        self.files, self.done, self.part, self.functions = WeightFiles(layout), [], "", {}
+        self.repack, self.dead_limit, self.plan = False, DEAD_LIMIT, None
+        self.version = self._then = int(spec.specificationVersion)
+        self._spec, self._members = spec, members
+        self.programs = {each.prefix: Document(layout, each.raw, each.spec) for each in members.programs}
+        self.description = Description(b"".join(wire.payloads(raw, DESCRIPTION)))
+
+    def places(self, function: str | None) -> list[tuple[str, Document, Function]]:
+        found = [(f"{prefix}{each.name}", program, each) for prefix, program in self.programs.items()
+                 for each in program.functions.values()]
+        names = [name for name, _, _ in found]
+        if function is not None and function not in names:
+            raise InputError(f"{self.where}: no function '{function}'; the parts have {', '.join(names)}"
+                             f"{nearest(function, names)}")
+        return [place for place in found if function in (None, place[0])]
+
+    def check_names(self, names: Mapping[str, str], function: str | None) -> None:
+        """Raises InputError for a rename that would part what parts hand each other: before anything is renamed."""
+        ours = {each.path for each in self._members.programs}
+        inside, outside = set(), _ends(self._spec.description)
+        for path, name, spec in _models(self._spec):
+            if path in ours:
+                inside |= _ends(spec.description)
+                continue
+            for old in names.keys() & _ends(spec.description):
+                raise InputError(f"--rename {old}={names[old]}: part '{name}' of the pipeline takes or gives '{old}' "
+                                 "and is no ML Program that could be edited too")
+            outside |= _ends(spec.description)
+        for old, new in names.items():
+            if function is not None and old in inside | outside:
+                raise InputError(f"--rename {old}={new}: '{old}' is what parts of the pipeline hand each other; "
+                                 "expected no --function, so that all of them get the new name")
+            if new in (inside | outside) - names.keys():
+                raise InputError(f"--rename {old}={new}: the pipeline has a feature '{new}' already; expected a name "
+                                 "that is free, or that is renamed too")
+
+    def emit(self) -> bytes:
+        parts = {each.path: self.programs[each.prefix].emit() for each in self._members.programs}
+        raw = with_members(self.raw, self._spec, parts)
+        described = self.description.emit()
+        return raw if described == b"".join(wire.payloads(raw, DESCRIPTION)) else wire.replace(
+            raw, DESCRIPTION, [described])
+
+
+def _ends(description: Any) -> set[str]:
+    """The names of the inputs and outputs of a model and of its functions."""
+    found = {each.name for each in (*description.input, *description.output)}
+    return found.union(*(_ends(each) for each in getattr(description, "functions", ())))
+
+
+def _models(spec: Any, path: tuple[int, ...] = (), name: str = "") -> Iterator[tuple[tuple[int, ...], str, Any]]:
+    """Place, name and message of all models in a pipeline, and of those in pipelines in it."""
+    kind = kind_of(spec)
+    if not kind.startswith("pipeline"):
+        return
+    inner = spec.pipeline if kind == "pipeline" else getattr(spec, kind).pipeline
+    for place, model in enumerate(inner.models):
+        called = inner.names[place] if place < len(inner.names) else str(place)
+        yield (*path, place), f"{name}{called}", model
+        yield from _models(model, (*path, place), f"{name}{called}/")
