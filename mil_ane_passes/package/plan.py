@@ -132,14 +132,19 @@ def packed(blobs: list[Blob]) -> tuple[dict[int, int], int]:
 
 
 def moved_blobs(
-    files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float
+    files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float,
+    gaps: bool = False,
 ) -> dict[str, dict[int, int]]:
-    """For each weight file with more than `limit` of it dead: where its blobs go when the dead ones are dropped."""
+    """For each weight file with more than `limit` of it dead: where its blobs go when the dead ones are dropped.
+
+    `added` go to the file `target`, behind its blobs; with `gaps` they were given places with others between them.
+    """
     moves: dict[str, dict[int, int]] = {}
-    for name, blobs in live.items():
+    known = {**live, **({target: []} if gaps and added and target and target not in live else {})}
+    for name, blobs in known.items():
         moved, end = packed(blobs)
-        size = files.files[name].size
-        if size - end <= limit * size:
+        size = files.files[name].size if name in files.files else 0
+        if size - end <= limit * size and not (gaps and name == target):
             continue
         for new in added if name == target else ():
             moved[new.offset] = align(end)

@@ -18,7 +18,7 @@ from .destination import check_destination
 from .files import copy_file, copy_mode, link_file, sync
 from .manifest import Layout
 from .model import Package
-from .plan import WeightPlan, live_blobs, moved_blobs
+from .plan import NewBlob, WeightPlan, live_blobs, moved_blobs
 from .refs import find_refs, move_refs
 from .refusals import refusals
 from .staging import REPLACED, Staging
@@ -122,24 +122,24 @@ def _writers(
     if plan is None:
         unchanged = layout.model.read_bytes() == model
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
+    refs = find_refs(model)
     new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
-    live = live_blobs(files, {ref for ref in find_refs(model) if ref not in new})
-    moves = moved_blobs(files, plan.added, plan.target, live, plan.dead_limit)
+    live = live_blobs(files, {ref for ref in refs if ref not in new})
+    added = [blob for blob in plan.added if (plan.target, blob.offset) in refs]
+    moves = moved_blobs(files, added, plan.target, live, plan.dead_limit, gaps=len(added) < len(plan.added))
     model = move_refs(model, moves)
     writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
-    for name in {*moves, *([plan.target] if plan.added and plan.target else [])}:
+    for name in {*moves, *([plan.target] if added and plan.target else [])}:
         writers[files.path(name).relative_to(layout.root)] = _weight_writer(
-            files, plan, name, live.get(name, []), moves, ahead
+            files, added if name == plan.target else [], name, live.get(name, []), moves, ahead
         )
     return writers
 
 
 def _weight_writer(
-    files: WeightFiles, plan: WeightPlan, name: str, live: list[Blob], moves: dict[str, dict[int, int]],
+    files: WeightFiles, added: list[NewBlob], name: str, live: list[Blob], moves: dict[str, dict[int, int]],
     ahead: CopyAhead | None,
 ) -> Writer:
-    added = plan.added if name == plan.target else []
-
     def write(target: Path) -> None:
         write_weights(files.files.get(name), target, live, moves.get(name), added, ahead)
 

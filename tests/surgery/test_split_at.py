@@ -10,13 +10,14 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from tests.package.helpers import MODEL, WEIGHTS, make, normal, proto_ops, spec_of, tree, write_spec
 from tests.package.test_unchanged import BUILDERS, classifier, compressed, multifunction, with_state
 
+from .helpers import host_takes
 from .splitting import chained, check_parts, cut, draws, folder, gives, same, takes, values
 
 NO_PARTS = {"state", "multifunction"}
@@ -321,6 +322,28 @@ def test_ops_nobody_knows_run_once(tmp_path):
     _, parts = cut(source, ["c"], tmp_path)
     assert "noise" in proto_ops(parts[0]) and "noise" not in proto_ops(parts[1])
     assert "noise" in gives(parts[0]) and "noise" in takes(parts[1])
+
+
+def test_new_weights_of_an_edit_before_are_where_they_are_used(tmp_path):
+    """Fixing the shape makes tables of positions consts: one is used before the cut, one behind it."""
+    length = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, length))], opset_version=ct.target.iOS17)
+    def program(x):
+        count = mb.gather(x=mb.shape(x=x), indices=1, axis=0)
+        places = mb.cast(x=mb.range_1d(start=0, end=count, step=1), dtype="fp32")
+        y = mb.add(x=x, y=mb.expand_dims(x=mb.mul(x=places, y=0.5), axes=[0]), name="y")
+        y = mb.mul(x=y, y=mb.expand_dims(x=mb.mul(x=places, y=0.25), axes=[0]), name="z")
+        return mb.relu(x=y, name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17,
+                  inputs=[ct.TensorType("x", shape=(1, ct.RangeDim(2, 4096)))])
+    _, parts = cut(source, ["y"], tmp_path, fix_shape=["x=1,1000"])
+    assert [4000 <= (part / WEIGHTS).stat().st_size <= 4400 for part in parts] == [True, True]
+    for part in parts:
+        host_takes(part)
+    feeds = draws(source, sizes={"x": (1, 1000)})
+    same(ane.run(source, feeds), chained(parts, feeds))
 
 
 def test_both_appear_or_neither(tmp_path, monkeypatch):
