@@ -208,6 +208,7 @@ class BlockReader:
     ) -> Operation:
         cls = self._class(spec.type)
         # An input left out because pymil has no form for it would show the host's class a default instead.
+        rejected = None
         complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCKS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
             try:
@@ -215,9 +216,12 @@ class BlockReader:
                 if blocks:
                     _set_inputs_for_control_flow_op(bound, blocks, spec.type)
                 return self._build.known(cls, name, bound, blocks, declared)
-            except Rejected:
-                pass
-        return self._build.opaque(spec.type, name, inputs, blocks, declared)
+            except Rejected as error:
+                # What the host's own rule says of these inputs; nothing where it only gives other outputs.
+                rejected = "" if isinstance(error.__cause__, Rejected) else " ".join(str(error.__cause__).split())
+        op = self._build.opaque(spec.type, name, inputs, blocks, declared)
+        op.rejected = rejected
+        return op
 
     def _publish(self, var: Var, name: str) -> None:
         if name in self._own:

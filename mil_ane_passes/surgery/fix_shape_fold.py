@@ -15,8 +15,8 @@ from .uses import has_effects
 
 __all__ = ["Fates", "fates_of"]
 
-_INLINE_BYTES = 64 << 10
-"A value of a type that weight files do not hold is written into the model file, up to this size."
+_INLINE_BYTES = 1 << 20
+"A value of a type that weight files do not hold is written into the model file up to this size: a mask of 1024 x 1024."
 _BLOB_BYTES = 32 << 20
 "A larger one is left to be computed: a package should not grow by what its ops make in no time."
 

@@ -156,18 +156,9 @@ def sizes_of(sym_type: Any) -> Sizes | None:
 
 
 def failing(block: HostBlock) -> Iterator[tuple[Operation, str]]:
-    """The ops for which the host has another answer than the file, or none: why."""
+    """The ops that the host's class for them does not take: what it says of their inputs, if it is those."""
     for _, op, _ in in_file(block):
-        # The loader leaves the declared types in the op's own `type_inference` then.
-        if "type_inference" in vars(op):
-            yield op, _reason(op)
+        if getattr(op, "rejected", None) is not None:
+            yield op, op.rejected
         for inner in op.blocks:
             yield from failing(inner)
-
-
-def _reason(op: Operation) -> str:
-    try:
-        type(op).type_inference(op)
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return ""

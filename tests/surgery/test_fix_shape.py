@@ -321,3 +321,33 @@ def test_floats_that_may_be_rounded_otherwise_are_said(tmp_path, wave):
     feeds = {"x": normal(1, 4, 40)}
     before, after = (ane.run(path, feeds)["y"] for path in (source, tmp_path / "fixed.mlpackage"))
     assert np.abs(before - after).max() <= (1e-6 if wave else 0)
+
+
+def test_new_weights_meet_the_edits_after(tmp_path):
+    """Weights that are there twice are found beside those that are added, and names change after shapes."""
+    twin = normal(8, 4, 3)
+
+    def body(x):
+        y = mb.add(x=mb.conv(x=x, weight=twin, pad_type="same"), y=mb.conv(x=x, weight=twin.copy(), pad_type="same"))
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        return mb.mul(x=y, y=mb.cast(x=steps, dtype="fp32", name="steps"), name="out")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    made = tmp_path / "fixed.mlpackage"
+    report = ane.edit(source, made, fix_shape=["x=1,4,40", "x=1,4,50"], rename={"x": "sound"}, dedup_weights=True)
+    assert {each.option for each in report.done if each.changed} == {"--fix-shape", "--rename", "--dedup-weights"}
+    feeds = {"x": normal(1, 4, 50)}
+    got = ane.run(made, {"sound": feeds["x"]}, function="main_1x4x50")
+    assert got["out"].tobytes() == ane.run(source, feeds)["out"].tobytes()
+    host_takes(made)
+
+
+def test_a_classifier(tmp_path):
+    source = flexible(tmp_path / "source.mlpackage", lambda x: mb.reduce_mean(x=x, axes=[2], name="scores"),
+                      {"x": RANGED}, classifier_config=ct.ClassifierConfig(["a", "b", "c", "d"]))
+    made = fixed(source, "x=1,4,20")
+    feeds = {"x": normal(1, 4, 20)}
+    assert ane.run(source, feeds)["classLabel"] == ane.run(made, feeds)["classLabel"]
+    assert spec_of(made).description.output == spec_of(source).description.output
+    with pytest.raises(ane.InputError, match="'main' is a classifier"):
+        ane.edit(source, tmp_path / "no.mlpackage", fix_shape=["x=1,4,20", "x=1,4,30"])

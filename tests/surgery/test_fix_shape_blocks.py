@@ -9,7 +9,6 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +125,7 @@ def test_an_op_the_host_does_not_know_keeps_its_type(tmp_path):
 def test_large_values_are_left_to_be_computed(tmp_path):
     """A value that no weight file holds and that is too large to be written into the model."""
     def body(x):
-        steps = mb.range_1d(start=0, end=mb.mul(x=length_of(x, 2), y=2000, name="end"), step=1, name="steps")
+        steps = mb.range_1d(start=0, end=mb.mul(x=length_of(x, 2), y=8000, name="end"), step=1, name="steps")
         first = mb.cast(x=mb.slice_by_size(x=x, begin=[0, 0, 0], size=[1, 1, 1]), dtype="int32")
         found = mb.cast(x=mb.less(x=steps, y=mb.squeeze(x=first, axes=[0, 1])), dtype="fp32")
         return mb.reduce_sum(x=found, axes=[0], name="out")
