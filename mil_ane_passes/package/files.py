@@ -55,7 +55,7 @@ def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:
         done += len(chunk)
 
 
-def write_all(dst: int, data: bytes, to: int) -> None:
+def write_all(dst: int, data: bytes | memoryview, to: int) -> None:
     """Writes all of `data` at `to` of file `dst`."""
     view = memoryview(data)
     while view:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Var, types
@@ -22,10 +22,11 @@ DEAD_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class NewBlob:
-    """Bytes that are in no weight file yet, in the form the host's writer takes, and the offset they are given."""
+    """Values that are in no weight file yet, contiguous, and the offset they are given."""
 
     offset: int
-    source: SimpleNamespace
+    dtype: Any
+    value: Array
 
 
 @dataclass
@@ -85,7 +86,8 @@ class WeightPlan:
         The value is held until the package is written: what is new takes as much memory as it has bytes.
         """
         assert self.target is not None
-        value = np.ascontiguousarray(var.val)
+        dtype = None if types.is_sub_byte(var.dtype) else types.nptype_from_builtin(var.dtype)
+        value = np.ascontiguousarray(var.val, dtype)
         nbytes = payload_bytes(var.dtype, value.size)
         if nbytes == value.nbytes and (twin := self._twin(DTYPES[var.dtype], value)) is not None:
             return twin
@@ -94,7 +96,7 @@ class WeightPlan:
             offset = align(self._end)
             self._end = offset + ALIGN + nbytes
             self._offsets[key] = offset
-            self.added.append(NewBlob(offset, SimpleNamespace(dtype=var.dtype, val=value)))
+            self.added.append(NewBlob(offset, var.dtype, value))
         return self.target, self._offsets[key]
 
     def _twin(self, code: int, value: Array) -> tuple[str, int] | None:
@@ -148,7 +150,7 @@ def moved_blobs(
             continue
         for new in added if name == target else ():
             moved[new.offset] = align(end)
-            end = moved[new.offset] + ALIGN + payload_bytes(new.source.dtype, new.source.val.size)
+            end = moved[new.offset] + ALIGN + payload_bytes(new.dtype, new.value.size)
         moves[name] = moved
     return moves
 

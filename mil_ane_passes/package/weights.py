@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from coremltools.converters.mil.backend.mil import helper
-from coremltools.libmilstoragepython import _BlobStorageWriter
+import numpy as np
+from coremltools.converters.mil.mil import types
+from coremltools.optimize import _utils as optimize_utils
 
 from .ahead import CopyAhead
-from .blobs import ALIGN, DATA_OFFSET_AT, HEADER, VERSION, Blob, WeightFile
+from .blobs import (
+    ALIGN,
+    DATA_OFFSET_AT,
+    DTYPES,
+    HEADER,
+    METADATA,
+    SENTINEL,
+    VERSION,
+    Blob,
+    WeightFile,
+    payload_bytes,
+)
 from .files import copy_file, copy_range, write_all
 from .plan import NewBlob
 
-# More than a disk that has just been full may still have in its last block.
-_PROBE = 1 << 20
+# Packing takes eight bytes for each element; a multiple of eight elements ends with a whole byte.
+_PACKED_AT_ONCE = 1 << 20
 
 
 def write_weights(
@@ -47,31 +59,34 @@ def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> Non
     if not added:
         return
     if target.exists():
-        # Permissions are the source's only when all is written; a read-only source must not stop the writer.
+        # Permissions are the source's only when all is written; a read-only source must not stop us.
         target.chmod(0o600)
-    try:
-        _write(target, added, moved)
-    except RuntimeError as error:
-        raise _reason(target) or OSError(f"{error}") from error
+    with open(target, "r+b" if target.exists() else "w+b") as file:
+        out = file.fileno()
+        count = HEADER.unpack(os.pread(out, HEADER.size, 0).ljust(HEADER.size, b"\0"))[0]
+        write_all(out, HEADER.pack(count + len(added), VERSION).ljust(ALIGN, b"\0"), 0)
+        for blob in added:
+            _write(out, blob, moved.get(blob.offset, blob.offset))
 
 
-def _write(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> None:
-    writer = _BlobStorageWriter(os.fspath(target), truncate_file=not target.exists())
-    for blob in added:
-        offset = helper._get_offset_by_writing_data(blob.source, writer)
-        expected = moved.get(blob.offset, blob.offset)
-        if offset != expected:
-            raise OSError(f"{target}: a blob was written at {offset}, {expected} expected")
-    del writer
+def _write(out: int, blob: NewBlob, offset: int) -> None:
+    """Writes one blob as the host's writer does, which would copy the values twice and not say what the disk says."""
+    nbytes = payload_bytes(blob.dtype, blob.value.size)
+    unused = 8 * nbytes - blob.value.size * blob.dtype.get_bitwidth() if types.is_sub_byte(blob.dtype) else 0
+    metadata = METADATA.pack(SENTINEL, DTYPES[blob.dtype], nbytes, offset + ALIGN, unused)
+    write_all(out, metadata.ljust(ALIGN, b"\0"), offset)
+    at = offset + ALIGN
+    for piece in _pieces(blob):
+        write_all(out, piece, at)
+        at += len(piece)
 
 
-def _reason(target: Path) -> OSError | None:
-    """Why the host's writer could not write, which it does not say: what the system says to a write behind the end."""
-    try:
-        with open(target, "ab") as file:
-            file.write(bytes(_PROBE))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error
-    return None
+def _pieces(blob: NewBlob) -> Iterator[bytes | memoryview]:
+    """The bytes of a blob, one after the other."""
+    flat = blob.value.reshape(-1)
+    if not types.is_sub_byte(blob.dtype):
+        yield flat.view(np.uint8).data
+        return
+    for at in range(0, flat.size, _PACKED_AT_ONCE):
+        some = flat[at : at + _PACKED_AT_ONCE]
+        yield optimize_utils.pack_elements_into_bits(some, blob.dtype.get_bitwidth()).tobytes()

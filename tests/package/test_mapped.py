@@ -5,17 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import coremltools as ct
 import numpy as np
 import pytest
+from coremltools.converters.mil.backend.mil import helper
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin, string_to_builtin
 from coremltools.libmilstoragepython import _BlobStorageReader, _BlobStorageWriter
 
 from mil_ane_passes.core.consts import LazyValue, blob_of
-from mil_ane_passes.package import files, load, save
+from mil_ane_passes.package import files, load, save, weights
 from mil_ane_passes.package.blobs import DTYPES, WeightFile, payload_bytes
 
 from .helpers import WEIGHTS, conv_program, host_program, linear_program, make, normal, op_named, replace, tree
@@ -162,6 +164,23 @@ def test_blob_dtypes_are_the_hosts(tmp_path, dtype):
     assert read.astype(np.int64).tolist() == values.tolist()
     host = getattr(_BlobStorageReader(str(tmp_path / "w.bin")), f"read_{name}_data")(offset)
     assert string_to_builtin(types.builtin_to_string(dtype)) == dtype and len(host) == 13
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=types.builtin_to_string)
+def test_new_blobs_are_written_as_the_host_writes_them(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr(weights, "_PACKED_AT_ONCE", 8)
+    np_type = np.dtype(nptype_from_builtin(dtype) if dtype != types.fp16 else np.float16)
+    sizes, offsets = (13, 64, 1), []
+    arrays = [(np.arange(size) % 2).astype(np_type) for size in sizes]
+    writer = _BlobStorageWriter(str(tmp_path / "host.bin"))
+    for array in arrays:
+        offsets.append(helper._get_offset_by_writing_data(SimpleNamespace(dtype=dtype, val=array), writer))
+    del writer
+    made = [weights.NewBlob(offset, dtype, array) for offset, array in zip(offsets, arrays)]
+    weights.write_weights(None, tmp_path / "first.bin", [], None, made[:1])
+    first = WeightFile(tmp_path / "first.bin", "@model_path/first.bin")
+    weights.write_weights(first, tmp_path / "ours.bin", [], None, made[1:])
+    assert (tmp_path / "ours.bin").read_bytes() == (tmp_path / "host.bin").read_bytes()
 
 
 def chain(length):
