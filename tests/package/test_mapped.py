@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import coremltools as ct
@@ -181,6 +182,21 @@ def test_new_blobs_are_written_as_the_host_writes_them(tmp_path, dtype, monkeypa
     first = WeightFile(tmp_path / "first.bin", "@model_path/first.bin")
     weights.write_weights(first, tmp_path / "ours.bin", [], None, made[1:])
     assert (tmp_path / "ours.bin").read_bytes() == (tmp_path / "host.bin").read_bytes()
+
+
+def test_new_weights_are_written_without_a_copy(tmp_path):
+    package = load(make(tmp_path / "source.mlpackage", conv_program()))
+    function, new = package.program.functions["main"], np.ones((8, 1024, 1024), np.float32)
+    with function, mb.set_before_op(op_named(package.program, "relu")):
+        taken = mb.slice_by_size(x=mb.const(val=new, name="new"), begin=[0, 0, 0], size=[1, 1, 1], name="taken")
+    out = function.outputs[0]
+    replace(out.op, lambda: mb.add(x=out.op.x, y=taken), name=out.name)
+    tracemalloc.start()
+    save(package, tmp_path / "saved.mlpackage")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "saved.mlpackage" / WEIGHTS).stat().st_size > new.nbytes
+    assert peak < new.nbytes / 4
 
 
 def chain(length):
