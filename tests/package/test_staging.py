@@ -362,3 +362,15 @@ def test_what_cannot_be_read_is_not_blamed_on_the_output(source, tmp_path, monke
     monkeypatch.setattr(write, "copy_file", unreadable)
     with pytest.raises(InputError, match=r"\(Permission denied: \S+\); nothing .*: see that it can be read"):
         save(load(source), tmp_path / "out.mlpackage")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="FICLONE is Linux's")
+def test_files_are_cloned_where_the_file_system_can(tmp_path, monkeypatch):
+    def ioctl(new, request, old):
+        assert request == 0x40049409
+        os.write(new, os.read(old, 100))
+
+    monkeypatch.setattr(clone.fcntl, "ioctl", ioctl)
+    (tmp_path / "one").write_bytes(b"data")
+    files.copy_file(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "two").read_bytes() == b"data"
