@@ -69,13 +69,15 @@ def test_threads_of_one_process_do_not_take_each_others_folders(tmp_path):
         assert one.folder.is_dir() and two.folder.is_dir() and one.folder != two.folder
 
 
-def test_a_folder_without_a_lock_yet_is_made_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("when", ["before the lock is made", "before it is taken"])
+def test_a_folder_that_is_not_held_yet_is_made_again(tmp_path, monkeypatch, when):
     target, opened = tmp_path / "out.mlpackage", staging._open_lock
 
     def slow(folder):
         monkeypatch.setattr(staging, "_open_lock", opened)
+        handle = opened(folder) if when == "before it is taken" else None
         staging.sweep(target)  # another run starts in just this moment
-        return opened(folder)
+        return opened(folder) if handle is None else handle
 
     monkeypatch.setattr(staging, "_open_lock", slow)
     with Staging(target) as held:
@@ -157,6 +159,17 @@ def test_two_renames_where_the_system_cannot_swap(source, tmp_path, monkeypatch,
     save(load(source), target, overwrite=True)
     assert tree(target) == tree(source)
     assert sorted(os.listdir(tmp_path)) == ["in", "out.mlpackage"]
+
+
+@pytest.mark.parametrize("call", [no_call, swap._system_call])
+@pytest.mark.parametrize("put", [Path.mkdir, Path.touch])
+def test_nothing_is_replaced_where_the_place_must_be_free(tmp_path, monkeypatch, call, put):
+    monkeypatch.setattr(swap, "_system_call", call)
+    (tmp_path / "new").mkdir()
+    put(tmp_path / "there")
+    with pytest.raises(FileExistsError):
+        swap.place(tmp_path / "new", tmp_path / "there")
+    assert sorted(os.listdir(tmp_path)) == ["new", "there"]
 
 
 def test_the_old_package_comes_back_when_the_second_rename_fails(source, tmp_path, monkeypatch):
