@@ -27,14 +27,14 @@ def elements(shape: Iterable[Any]) -> int:
 
 
 class Budget:
-    """What may still be evaluated for one package."""
+    """What may still be evaluated for one package: elements of `each` op's outputs, and of all."""
 
-    def __init__(self) -> None:
-        self._left = EVALUATED_IN_ALL
+    def __init__(self, each: int = EVALUATED, in_all: int = EVALUATED_IN_ALL) -> None:
+        self._each, self._left = each, in_all
 
     def allows(self, count: int) -> bool:
         """Whether an op with outputs of `count` elements may be evaluated."""
-        return count <= min(EVALUATED, self._left)
+        return count <= min(self._each, self._left)
 
     def spend(self, count: int) -> None:
         """That many elements were evaluated."""

@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 from ..core.errors import InputError
 from . import wire
 from .blobs import WeightFiles
+from .limits import Budget
 from .members import ML_PROGRAM, Member
 from .operations import BlockReader
 from .origin import BLOCKS, NestedOrigin
@@ -41,11 +42,11 @@ class FunctionOrigin:
 
 
 class ProgramReader:
-    """Reads one program; `where` names the package in messages."""
+    """Reads one program; `where` names the package in messages, `budget` says how much of it is evaluated."""
 
-    def __init__(self, files: WeightFiles, where: str) -> None:
+    def __init__(self, files: WeightFiles, where: str, budget: Budget | None = None) -> None:
         self._types = TypeReader()
-        self._values = ValueReader(files, self._types)
+        self._values = ValueReader(files, self._types, budget)
         self._where = where
         self._heavy: set[Var] = set()
 

@@ -105,9 +105,9 @@ class Loaded:
 class ValueReader:
     """Reads values: those in weight files as views or `LazyValue`s, the others as read-only arrays and scalars."""
 
-    def __init__(self, files: WeightFiles, type_reader: TypeReader) -> None:
+    def __init__(self, files: WeightFiles, type_reader: TypeReader, budget: Budget | None = None) -> None:
         self._files, self._types = files, type_reader
-        self.budget = Budget()
+        self.budget = budget or Budget()
 
     def read(self, value: Any) -> Loaded:
         """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""

@@ -147,8 +147,8 @@ def _check_inferred(document: Document, flexible: Function, host: HostFunction, 
             failed.pop(var.name, None)
     for name, (op, why) in failed.items():
         if why:
-            raise InputError(f"{OPTION}: with {_shapes_said(shapes)} the op '{name}' ({op.op_type.split()[0]}) is impossible: "
-                             f"{why}; expected shapes that go together")
+            raise InputError(f"{OPTION}: with {_shapes_said(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
+                             f"impossible: {why}; expected shapes that go together")
     return list(failed)
 
 

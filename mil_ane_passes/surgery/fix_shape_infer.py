@@ -19,6 +19,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..core.collector import collector_off
 from ..core.errors import InputError
 from ..package import wire
+from ..package.limits import Budget
 from ..package.members import ML_PROGRAM, Member
 from ..package.origin import Origin, origin_of
 from ..package.read import FUNCTIONS, ProgramReader
@@ -32,6 +33,8 @@ Path = tuple[int, ...]
 "Where a loop is: the place of an op in its block, of a block in that op, and so on."
 Sizes = tuple[int | None, ...]
 _ROUNDS = 8
+_BUDGET = 1 << 22, 1 << 25
+"Elements of one op's outputs, and of all, that are evaluated: masks of 2048 x 2048, and what they are made of."
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def _read(document: Document, function: Function, guesses: set[_Guess]) -> HostF
     spec = proto.Model_pb2.Model.FromString(raw)
     try:
         with collector_off():
-            _, origins = ProgramReader(document.files, document.where).read([Member((), "", raw, spec)])
+            reader = ProgramReader(document.files, document.where, Budget(*_BUDGET))
+            _, origins = reader.read([Member((), "", raw, spec)])
     except (ValueError, UnicodeDecodeError) as error:
         if isinstance(error, InputError):
             raise

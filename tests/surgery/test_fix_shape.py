@@ -258,7 +258,7 @@ def test_refusals_say_why(ranged, tmp_path, given, said):
 
 def test_several_functions_need_a_model_that_may_have_them(tmp_path):
     source = flexible(tmp_path / "source.mlpackage", flattening, {"x": RANGED}, ct.target.iOS17)
-    with pytest.raises(ane.InputError, match="need a model for iOS 18 or later .*this one has 8"):
+    with pytest.raises(ane.InputError, match=r"need a model for iOS 18 or later .*this one has 8"):
         ane.edit(source, tmp_path / "no.mlpackage", fix_shape=["x=1,4,8", "x=1,4,9"])
     made = fixed(source, "x=1,4,9")
     same_bits(source, made, {"x": normal(1, 4, 9)})
@@ -285,11 +285,11 @@ def test_one_of_several_functions(ranged, tmp_path):
     ct.utils.save_multifunction(joint, str(both))
     made = tmp_path / "fixed.mlpackage"
     ane.edit(both, made, fix_shape=["x=1,4,8", "x=1,4,9"], function="first")
-    assert ane.load(made).functions == ("first_1x4x8", "first_1x4x9", "second")
+    assert sorted(ane.load(made).functions) == ["first_1x4x8", "first_1x4x9", "second"]
     assert spec_of(made).description.defaultFunctionName == "second"
     assert proto_ops(made, "second") == proto_ops(both, "second")
     same_bits(both, made, {"x": normal(1, 4, 9)}, "first", "first_1x4x9")
-    with pytest.raises(ane.InputError, match="several functions have these inputs .*expected --function"):
+    with pytest.raises(ane.InputError, match=r"several functions have these inputs .*expected --function"):
         ane.edit(both, tmp_path / "no.mlpackage", fix_shape=["x=1,4,8", "x=1,4,9"])
     ane.edit(both, tmp_path / "all.mlpackage", fix_shape=["x=1,4,8"])
     assert not is_flexible(tmp_path / "all.mlpackage")
