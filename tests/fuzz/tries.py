@@ -86,7 +86,7 @@ class Tries:
     def run(self, number: int) -> Outcome:
         """Make try `number` and see what becomes of it."""
         self.make(number)
-        before = _reset_peak()
+        before = reset_peak()
         started = time.process_time()
         kind, words = "loaded", ""
         try:
@@ -100,7 +100,7 @@ class Tries:
             kind, words = "memory", traceback.format_exc(limit=-12)
         except BaseException:
             kind, words = "exception", traceback.format_exc(limit=-12)
-        seconds, megabytes = time.process_time() - started, _peak() - before
+        seconds, megabytes = time.process_time() - started, peak() - before
         if megabytes > MEGABYTES and kind in ("loaded", "refused"):
             kind, words = "memory", f"{megabytes:.0f} MB: {words}"
         return Outcome(number, kind, words, seconds, megabytes)
@@ -149,16 +149,16 @@ def _limited(seconds: float) -> Iterator[None]:
             signal.setitimer(timer, 0)
 
 
-def _reset_peak() -> float:
+def reset_peak() -> float:
     """Forget the highest memory so far; returns what is held now, in megabytes."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return _peak()
+    return peak()
 
 
-def _peak() -> float:
+def peak() -> float:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM"):
