@@ -28,7 +28,8 @@ else:
 # What pymil and the loader call something else on an op, or in the arguments of those who make and change one.
 _TAKEN = frozenset(
     {"self", "name", "enclosing_block", "scopes", "before_op", "blocks", "outputs", "inputs", "declared", "opaque",
-     "origin", "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype", "symbolic_value", "value", "version"}
+     "origin", "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype", "symbolic_value", "value",
+     "version"}
 )
 
 

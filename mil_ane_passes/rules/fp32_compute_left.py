@@ -54,11 +54,11 @@ class Fp32ComputeLeft(BlockRule):
             for var in flat_inputs(op):
                 if var.op in island and kind_of(var).dtype == types.fp32:
                     join(island, var.op, op)
+        mend = "fp16_compute{mixed=true}" if island and _is_mixed(block) else "fp16_compute"
         reported: set[int] = set()
         for op, members in island.items():
             if id(members) not in reported:
                 reported.add(id(members))
-                mend = "fp16_compute{mixed=true}" if _is_mixed(op) else "fp16_compute"
                 yield Hit(op, note=_note(members, mend), covers=members, mended_by=mend)
 
     def examples(self) -> Iterable[Example]:
@@ -75,10 +75,9 @@ def _computes_in_fp32(op: Operation) -> bool:
     return any(kind_of(var).dtype == types.fp32 for var in [*op.outputs, *read])
 
 
-def _is_mixed(op: Operation) -> bool:
-    """Whether the function of `op` computes in fp16, too: ane::fp16_compute leaves what is left in fp32 there as it is,
-    unless asked."""
-    block = op.enclosing_block
+def _is_mixed(block: Block) -> bool:
+    """Whether the function of `block` computes in fp16, too: ane::fp16_compute leaves what is left in fp32 there as it
+    is, unless asked."""
     while block.outer_op is not None:
         block = block.outer_op.enclosing_block
     return any(_computes_in_fp16(each) for each in block.operations)

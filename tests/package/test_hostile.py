@@ -50,12 +50,14 @@ def counted(made):
 
 
 def taken_names(made):
-    made.op("custom", "y", (4,), **{name: "x" for name in (
-        "self", "name", "name_", "before_op", "__init__", "_x", "op_type", "origin", "inputs", "input__x", "a b", "")})
+    made.op("custom", "y", (4,), **dict.fromkeys(
+        ("self", "name", "name_", "before_op", "__init__", "_x", "op_type", "origin", "inputs", "input__x", "a b", ""),
+        "x"))
 
 
 def odd_types(made):
-    for number, kind in enumerate(("__init__", "a b", "\0", "const ", "relu", "é", "cond", "while_loop", "constexpr_x")):
+    kinds = ("__init__", "a b", "\0", "const ", "relu", "é", "cond", "while_loop", "constexpr_x")
+    for number, kind in enumerate(kinds):
         made.op(kind, f"y{number}", (4,), x="x")
 
 
@@ -93,7 +95,7 @@ KEPT = {
     "forty blocks deep": lambda: nested(40),
     "a type of many dimensions": of(lambda made: made.op("custom", "y", (None,) * 5000, x="x")),
     "a declared type that is another": of(lambda made: made.op("relu", "y", (5,), x="x")),
-    "a state that is none": of(lambda made: made.op("custom", "y", None, x="x").outputs[0].type.stateType.SetInParent()),
+    "a state of nothing": of(lambda made: made.op("custom", "y", x="x").outputs[0].type.stateType.SetInParent()),
     "an unknown dtype": of(lambda made: made.op("relu", "y", (4,), 99, x="x")),
     "a group": lambda: Made().bytes() + wire.varint(900 << 3 | 3) + b"\x08\x01" + wire.varint(900 << 3 | 4),
     "readers of one value": lambda: several(lambda made, n: made.op("conv", f"y{n}", (4,), x="x"), 3000),
@@ -126,13 +128,13 @@ REFUSED = {
     "a value twice": (of(twice), "two values of one block are called 'y'"),
     "a value called as an input": (of(lambda made: made.op("custom", "x", (4,), x="x")), "are called 'x'"),
     "an input twice": (of(lambda made: made.input("x", 4)), "function 'main' has several inputs 'x'"),
-    "itself": (of(lambda made: made.op("custom", "y", (4,), x="y")), "refer to 'y'; expected an input or an earlier op"),
+    "itself": (of(lambda made: made.op("custom", "y", (4,), x="y")), "refer to 'y'; expected an input or an earlier"),
     "a dimension too many": (of(lambda made: made.op("custom", "y", (1 << 32, 1 << 32), x="x")), "no more than"),
     "an empty giant": (of(lambda made: flat(made, [])), "no more than"),
     "no type": (lambda: several(lambda made, n: made.block.operations.add(), 100_000), "has no type"),
     "an op that does nothing": (of(lambda made: made.op("custom", None)), "neither inputs nor outputs"),
     "a const without a value": (of(lambda made: made.op("const", "c", (4,))), "1 outputs and no value"),
-    "a const without an output": (of(lambda made: made.const("c", (1,), [1]).outputs.pop()), "neither inputs nor outputs"),
+    "a const without an output": (of(lambda made: made.const("c", (1,), [1]).outputs.pop()), "neither inputs nor"),
     "a map entry of two values": (entry_twice, "map entry 'main' has 2 values"),
     "too deep": (lambda: nested(1000), "no Core ML model"),
     "bools as text": (of(lambda made: made.const("c", (2,), [True, True], BOOL).attributes["val"].immediateValue.tensor
@@ -169,7 +171,8 @@ def test_what_contradicts_itself_is_refused_at_little_cost(case, tmp_path):
     assert str(caught.value).startswith(str(source)) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("case", ["names pymil takes", "odd types", "wrong blocks", "states", "a declared type that is another"])
+@pytest.mark.parametrize(
+    "case", ["names pymil takes", "odd types", "wrong blocks", "states", "a declared type that is another"])
 def test_what_is_kept_can_be_linted(case, tmp_path):
     report = ane.lint(package(tmp_path / "source.mlpackage", KEPT[case]()))
     assert report.to_dict()
