@@ -42,7 +42,10 @@ class CopyAhead:
         target = Path(os.path.abspath(target))
         if not large or not os.access(target.parent, os.W_OK):
             return
-        self._staging = Staging(target)
+        try:
+            self._staging = Staging(target)
+        except OSError:
+            return
         self._thread = threading.Thread(target=self._copy, args=(large, self._staging.folder), daemon=True)
         self._thread.start()
 

@@ -25,12 +25,11 @@ from .unchanged import saved_as_loaded
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent.parent / "fixtures"
-FUZZ = HERE.parent / "fuzz" / "result.json"
 SEED = 7
 
 
-def measured(folder: Path, quick: bool) -> dict[str, dict[str, Any]]:
-    """All figures, by name."""
+def measured(folder: Path, quick: bool, only: list[str]) -> dict[str, dict[str, Any]]:
+    """The figures `only` (all, when empty), by name."""
     job = Job(folder, megabytes=9 if quick else 12)
     tries, rounds, every = (2, 1, 40) if quick else (50, 10, 1)
     named: dict[str, Callable[[], dict[str, Any]]] = {
@@ -53,6 +52,8 @@ def measured(folder: Path, quick: bool) -> dict[str, dict[str, Any]]:
         named["real"] = lambda: saved_as_loaded(real, folder)
     found = {}
     for name, measure in named.items():
+        if only and name not in only:
+            continue
         begun = time.perf_counter()
         found[name] = {**measure(), "seconds": round(time.perf_counter() - begun, 1)}
         print(f"{name}: {found[name]}", file=sys.stderr)
@@ -64,12 +65,14 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few of each, as the tests do")
     parser.add_argument("--record", action="store_true", help="write the figures")
+    parser.add_argument("--only", nargs="+", default=[], help="these figures; what else is recorded stays")
     parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        figures: dict[str, Any] = measured(Path(folder), options.quick)
+        figures: dict[str, Any] = measured(Path(folder), options.quick, options.only)
     failures = sum(figure.get("failures", 0) for figure in figures.values())
     if options.record:
+        figures = {**(json.loads((HERE / "figures.json").read_text()) if options.only else {}), **figures}
         figures["run"] = {"command": "python -m tests.reliability --record", "date": f"{datetime.date.today()}",
                           "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
         (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")

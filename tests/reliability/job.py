@@ -17,8 +17,9 @@ from mil_ane_passes.package import CopyAhead, load, save
 
 from ..package.helpers import conv_program, make, op_named, replace
 
-DONE, REFUSED, BROKEN = 0, 2, 3
-"How a child of `start` ends: the package is there, it was refused with an InputError, or anything else happened."
+DONE, REFUSED, BROKEN, UNCONFIRMED = 0, 2, 3, 5
+"""How a child of `start` ends: the package is there, it was refused with an InputError, anything else happened, or the
+package is there and the error says that the disk did not confirm it."""
 
 
 class Job:
@@ -95,7 +96,8 @@ def start(work: Callable[[], None]) -> int:
         work()
         code = DONE
     except InputError as error:
-        code = REFUSED if "\n" not in str(error) else BROKEN
+        code = UNCONFIRMED if "written, but the disk did not confirm it" in str(error) else REFUSED
+        code = code if "\n" not in str(error) else BROKEN
     except BaseException:
         traceback.print_exc()
     finally:
