@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
+from ..core.inference import inferred_types
 from .branches import joined
 from .checked import Checks
 from .excess import Rejected, refuse_excess
@@ -228,7 +229,7 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
         # The host's rules for these look into the compressed weights.
         return tuple(declared)
     inferred = joined(op) if op.blocks else None
-    inferred = op.type_inference() if inferred is None else inferred
+    inferred = inferred_types(op) if inferred is None else inferred
     result = inferred if isinstance(inferred, tuple) else (inferred,)
     if op.op_type == "coreml_update_state" and not declared:
         return result

@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputeP
 from ..core.build import Names, RewriteBuilder
 from ..core.consts import array_const
 from ..core.edit import BlockEditor
+from ..core.inference import inferred_types
 from ..core.query import flat_inputs, is_const, is_opaque, kind_of
 from ._halves import Halves
 
@@ -123,7 +124,7 @@ class _Function:
         try:
             op.input_spec.validate_inputs(op.name, op.op_type, new if packed else {**old, **new})
             self._rebind(op, new)
-            made = [_half_type(var) for var in op.outputs] if packed else op.type_inference()
+            made = [_half_type(var) for var in op.outputs] if packed else inferred_types(op)
         except _HOST_ERRORS:
             self._refused.add(op)
             self._rebind(op, {name: old[name] for name in new})

@@ -197,6 +197,20 @@ def test_shapes_that_do_not_go_together_are_refused(tmp_path):
     fixed(source, "a=1,4,7", "b=1,4,7", out="well")
 
 
+def test_ends_counted_from_the_back_are_those_of_each_slice(tmp_path):
+    def body(a, b):
+        rows = mb.slice_by_index(x=mb.shape(x=a), begin=[0], end=[1])
+        ends = mb.concat(values=(rows, np.int32([-1, -2])), axis=0, name="ends")
+        cut = [mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, -1, -2], name=f"{x.name}_cut") for x in (a, b)]
+        late = [mb.slice_by_index(x=x, begin=np.int32([0, -3, -4]), end=ends, name=f"{x.name}_late") for x in (a, b)]
+        return *cut, *late
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"a": RANGED, "b": RANGED})
+    made = fixed(source, "a=1,4,20", "b=1,4,9")
+    same_bits(source, made, {"a": normal(1, 4, 20), "b": normal(1, 4, 9)})
+    assert not is_flexible(made) and "(opaque)" not in str(ane.load(made).program)
+
+
 def test_an_output_that_is_a_shape_stays_an_output(tmp_path):
     source = flexible(tmp_path / "source.mlpackage", lambda x: (mb.shape(x=x, name="sizes"), mb.relu(x=x, name="y")),
                       {"x": RANGED})
