@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -127,9 +128,10 @@ def compare(source: Path, shapes: dict[str, Any], feeds: dict[str, Any]) -> Path
             bound = 0.0 if report.exact else 1e-5 * float(np.abs(value).max())
             assert value.shape == after[name].shape and float(np.abs(value - after[name]).max()) <= bound, name
     ours, theirs = values(made), values(hosts(source, shapes))
-    # Its passes use names again for other ops.
-    shared = [name for name in ours.keys() & theirs.keys() if ours[name][0] == theirs[name][0]]
-    assert len(shared) > 30 and all(ours[name] == theirs[name] for name in shared)
+    # Its passes give names such as add_0 again, to other ops, and constants new ones.
+    shared = [name for name in ours.keys() & theirs.keys() if ours[name][0] == theirs[name][0] != "const"
+              and not re.fullmatch(rf"{ours[name][0]}_\d+\w*", name)]
+    assert len(shared) >= 3 and all(ours[name] == theirs[name] for name in shared)
     assert "ANE504" not in {finding["code"] for finding in ane.lint(made).to_dict()["findings"]}
     assert spec_of(made).description.metadata == spec_of(source).description.metadata
     return made
