@@ -240,7 +240,9 @@ def _used_vars(function: Function) -> set[Var]:
         bounds = {bound.param: bound for part in origin.parts for bound in part.bounds} if origin is not None else {}
         for param, now in inputs_of(op).items():
             bound = bounds.get(param)
-            if bound is not None and not any(isinstance(arg, str) for arg in bound.args) and is_kept(bound, now):
+            if bound is not None and is_kept(bound, now):
+                # What the file writes inside the op needs no const, also beside names.
+                used.update(var for arg, var in zip(bound.args, now) if isinstance(arg, str))
                 continue
             in_file = bound.args if bound is not None else ()
             used.update(var for var in now if var.name in in_file or not is_embedded(op, param, var))

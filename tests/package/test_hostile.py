@@ -78,6 +78,13 @@ def states(made):
     made.op("read_state", "r", (4,), input="s")
 
 
+def mixed(made):
+    made.op("concat", "y", (8,), values="x").inputs["values"].arguments.add().value.CopyFrom(
+        made.const("c", (4,), [1.0] * 4, FLOAT).attributes["val"])
+    made.block.operations[0].inputs["axis"].arguments.add().value.CopyFrom(
+        made.const("d", (), [0]).attributes["val"])
+
+
 def no_blocks_needed(made):
     made.op("custom", None, x="x")
     made.op("custom", "nothing")
@@ -91,6 +98,7 @@ KEPT = {
     "odd types": of(odd_types),
     "wrong blocks": of(wrong_blocks),
     "states": of(states),
+    "values by name and written out": of(mixed),
     "ops without ends": of(no_blocks_needed),
     "forty blocks deep": lambda: nested(40),
     "a type of many dimensions": of(lambda made: made.op("custom", "y", (None,) * 5000, x="x")),
