@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.backend.mil import helper
 from coremltools.converters.mil.mil import Block as HostBlock
 from coremltools.converters.mil.mil import Function as HostFunction
-from coremltools.converters.mil.mil import Operation, Var
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..package import wire
 from ..package.export import Exporter, message
@@ -67,7 +68,10 @@ class _Writer:
         declared = part.message.outputs[origin.parts[0].outputs.index(op.outputs.index(var))]
         made = proto.MIL_pb2.Operation(type="const")
         made.attributes["name"].CopyFrom(helper.create_scalar_value(declared.name))
-        made.attributes["val"].CopyFrom(self._export.get_milproto_value(var))
+        # The host's `select` holds a scalar as an array without dimensions, which its exporter does not take.
+        scalar = None if types.is_tensor(var.sym_type) else np.asarray(var.val)[()]
+        value = self._export.get_milproto_value(var) if scalar is None else helper.create_scalar_value(scalar)
+        made.attributes["val"].CopyFrom(value)
         made.outputs.add(name=declared.name, type=fixed_type(declared.type, var.shape))
         return Op(message(made))
 

@@ -211,6 +211,22 @@ def test_ends_counted_from_the_back_are_those_of_each_slice(tmp_path):
     assert not is_flexible(made) and "(opaque)" not in str(ane.load(made).program)
 
 
+def test_a_number_chosen_of_two_becomes_a_constant(tmp_path):
+    def body(x):
+        length = mb.gather(x=mb.shape(x=x), indices=2, axis=0)
+        chosen = mb.select(cond=mb.greater(x=length, y=9), a=length, b=3)
+        return mb.mul(x=x, y=mb.cast(x=mb.add(x=chosen, y=0), dtype="fp32"), name="y"), mb.gather(
+            x=x, indices=mb.select(cond=mb.greater(x=length, y=9), a=1, b=0, name="row"), axis=1, name="z")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    made = fixed(source, "x=1,4,13")
+    same_bits(source, made, {"x": normal(1, 4, 13)})
+    kinds = {op.outputs[0].name: op.type for op in spec_of(made).mlProgram.functions["main"].block_specializations[
+        "CoreML8"].operations}
+    assert kinds["row"] == "const" and "select" not in kinds.values()
+    host_takes(made)
+
+
 def test_an_output_that_is_a_shape_stays_an_output(tmp_path):
     source = flexible(tmp_path / "source.mlpackage", lambda x: (mb.shape(x=x, name="sizes"), mb.relu(x=x, name="y")),
                       {"x": RANGED})
