@@ -11,6 +11,7 @@ from ..core.errors import InputError, NotSupported, nearest
 from .feeds import check_feeds, check_state, split_inputs
 from .interface import apply_description
 from .magnitudes import PartialSums
+from .memory import refuse_giants
 from .quirks import QUIRKS, Quirk
 from .registry import load_kernels
 
@@ -70,6 +71,7 @@ class Runtime:
         self._block = _function(program, self.function)
         self._kernels = load_kernels()
         _refuse_missing(missing_ops(program, self.function))
+        refuse_giants(_walk(self._block))
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
         if partial_sums is not None:
             self._quirks.append(PartialSums(partial_sums))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
 import pytest
 
 import mil_ane_passes as ane
@@ -83,6 +84,16 @@ def mixed(made):
         made.const("c", (4,), [1.0] * 4, FLOAT).attributes["val"])
     made.block.operations[0].inputs["axis"].arguments.add().value.CopyFrom(
         made.const("d", (), [0]).attributes["val"])
+
+
+def doubled(made):
+    """Forty times twice as much."""
+    made.const("axis", (), [0])
+    made.const("no", (), [False], BOOL)
+    for number in range(40):
+        before = "x" if number == 0 else f"y{number - 1}"
+        made.op("concat", f"y{number}", (4 << (number + 1),), values=before, axis="axis", interleave="no").inputs[
+            "values"].arguments.add().name = before
 
 
 def no_blocks_needed(made):
@@ -195,6 +206,12 @@ def test_an_input_whose_name_pymil_takes_is_still_the_files(tmp_path):
 def test_an_op_that_is_not_as_the_host_defines_it_does_not_pass_for_one(tmp_path):
     program = ane.load(package(tmp_path / "source.mlpackage", KEPT["readers of one value"]())).program
     assert {op.op_type for op in program.functions["main"].operations} == {"conv (opaque)"}
+
+
+def test_a_value_that_no_machine_holds_is_not_run(tmp_path):
+    source = package(tmp_path / "source.mlpackage", of(doubled)())
+    with pytest.raises(ane.NotSupported, match=r"value 'y\d+' .*; the reference runtime holds at most \d+ GB"):
+        cheap(lambda: ane.run(source, {"x": np.ones(4, np.float32)}))
 
 
 @pytest.mark.parametrize("where", ["Manifest.json", MODEL])
