@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import InputError
@@ -36,14 +36,14 @@ def edits_for(
     if fix_shape:
         edits.append(FixShape(fix_shape, function))
     if expose:
-        edits.append(Expose(_names(expose), function))
+        edits.append(Expose(_names(expose, "expose"), function))
     if drop_output:
-        edits.append(DropOutput(_names(drop_output), function))
+        edits.append(DropOutput(_names(drop_output, "drop_output"), function))
     edits += [Io(dtype, names, function) for dtype, names in _typed(io).items()]
     if rename:
-        edits.append(Rename(dict(rename), function))
+        edits.append(Rename(_renamed(rename), function))
     if split_at:
-        edits.append(SplitAt([(rename or {}).get(name, name) for name in _names(split_at)], function))
+        edits.append(SplitAt([(rename or {}).get(name, name) for name in _names(split_at, "split_at")], function))
     if dedup_weights:
         edits.append(DedupWeights())
     if not edits:
@@ -52,13 +52,25 @@ def edits_for(
     return edits
 
 
-def _names(given: Names) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _names(given: Names, option: str) -> list[str]:
+    """`given` as a list. InputError for anything but names."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if any(not isinstance(name, str) for name in names):
+        raise InputError(f"{option}: found {given!r}; expected the name of a value, or a list of names")
+    return names
+
+
+def _renamed(given: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(given, Mapping) or any(not isinstance(name, str) for pair in given.items() for name in pair):
+        raise InputError(f"rename: found {given!r}; expected a mapping from names to new names")
+    return dict(given)
 
 
 def _typed(io: Io_) -> dict[str, list[str]]:
     """Which names get which type. InputError when two types are asked for one of them."""
-    given = {} if io is None else {io: []} if isinstance(io, str) else {key: _names(io[key]) for key in io}
+    if io is not None and not isinstance(io, (str, Mapping)):
+        raise InputError(f"io: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names")
+    given = {} if io is None else {io: []} if isinstance(io, str) else {key: _names(io[key], "io") for key in io}
     twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
     if twice or (len(given) > 1 and not all(given.values())):
         raise InputError(f"io: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "

@@ -67,3 +67,18 @@ def test_nothing_asked_for_and_nowhere_to_write(package, tmp_path):
         ane.edit(package("halves"), rename={"x": "image"})
     report = ane.edit(package("halves"), rename={"x": "image"}, dry_run=True)
     assert (report.status, report.outputs, report.weight_bytes_after) == ("dry run", [], None)
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"expose": [3]}, r"expose: found \[3\]; expected the name of a value"),
+    ({"drop_output": 3}, "drop_output: found 3; expected the name of a value"),
+    ({"split_at": [None]}, r"split_at: found \[None\]; expected the name of a value"),
+    ({"rename": {"x": 3}}, r"rename: found \{'x': 3\}; expected a mapping"),
+    ({"rename": ["x", "y"]}, r"rename: found \['x', 'y'\]; expected a mapping"),
+    ({"io": ["x"]}, r"io: found \['x'\]; expected 'fp16', 'fp32' or a mapping"),
+    ({"io": {"fp16": None}}, "io: found None; expected the name of a value"),
+])
+def test_what_is_no_name_is_refused(asked, message, package, tmp_path):
+    with pytest.raises(ane.InputError, match=message):
+        ane.edit(package("halves"), tmp_path / "out.mlpackage", **asked)
+    assert not list(tmp_path.iterdir())
