@@ -111,8 +111,8 @@ def lint_example() -> str:
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table,
-          "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table, "fired": fired_table,
-          "calibrate": calibrate_example, "lint": lint_example, "agreement": agreement_table}
+          "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table,
+          "fired": fired_table, "calibrate": calibrate_example, "lint": lint_example, "agreement": agreement_table}
 
 
 @pytest.mark.parametrize("marker", TABLES)

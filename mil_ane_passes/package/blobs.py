@@ -75,6 +75,12 @@ def payload_bytes(dtype: Any, count: int) -> int:
     return -(-count * int(bits) // 8)
 
 
+def _not_opened(path: Path, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"weight file {path} cannot be read ({error.strerror}); expected one that you may read"
+    return f"weight file {path} is missing ({error.strerror}); {_REMEDY}"
+
+
 class WeightFile:
     """A weight file, mapped read-only. `name` is how the program spells it (`@model_path/weights/weight.bin`)."""
 
@@ -86,7 +92,7 @@ class WeightFile:
             self._file = FileIO(path)
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
-            raise InputError(f"weight file {path} is missing ({error.strerror}); {_REMEDY}") from error
+            raise InputError(_not_opened(path, error)) from error
         if self.size < ALIGN:
             raise InputError(f"weight file {path} has {self.size} bytes; expected a header of {ALIGN}; {_REMEDY}")
         try:

@@ -22,6 +22,9 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
         raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
+    if target.is_symlink():
+        raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
+                         "path of the package itself, or a free one")
     if os.path.lexists(target) and not _replaceable(target):
         raise InputError(f"{target}: exists and is no package (it has no Manifest.json); only a package is "
                          "overwritten: move it away")
@@ -29,7 +32,7 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
 
 def _replaceable(target: Path) -> bool:
     """Whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
-    if target.is_symlink() or not target.is_dir():
+    if not target.is_dir():
         return False
     return (target / "Manifest.json").is_file() or not any(target.iterdir())
 

@@ -58,7 +58,8 @@ NoTorch.importers.clear()
 import mil_ane_passes as ane
 registered = sorted(set(PASS_REGISTRY.passes) - set(host))
 replaced = sorted(name for name in host if PASS_REGISTRY.passes[name] is not host[name])
-public = {name: callable(getattr(ane, name)) for name in ane.__all__ if name not in ("__version__", "runtime", "torch_frontend")}
+parts = ("__version__", "runtime", "torch_frontend")
+public = {name: callable(getattr(ane, name)) for name in ane.__all__ if name not in parts}
 pipeline = ane.pipeline(preset="full").passes
 asked = list(NoTorch.importers)
 lacking = []

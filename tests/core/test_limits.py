@@ -38,8 +38,8 @@ def test_what_nobody_stated_is_none(name, target):
     ("conv-kernel-width", 16, "m4", "> 15 (M4)", True),
     ("conv-kernel-width", 14, "m3", "> 13 (assumed on M3)", False),
     ("conv-kernel-width", 14, "all", "> 13 (M1; assumed on A12, A13, M2 and M3)", True),
-    ("conv-kernel-width", 16, "all", "> 15 (M4, M5 and M6; assumed on A18; 13 on M1; 13 assumed on A12, A13, M2 and M3)",
-     True),
+    ("conv-kernel-width", 16, "all",
+     "> 15 (M4, M5 and M6; assumed on A18; 13 on M1; 13 assumed on A12, A13, M2 and M3)", True),
     ("spatial", 16385, "m2", "> 16384 (M2)", True),
 ])
 def test_who_takes_less_in_words(name, value, target, words, sure):

@@ -177,5 +177,15 @@ def test_other_files_are_refused(tmp_path, name, message):
 
 
 def test_mlmodel_without_a_package_is_refused():
-    with pytest.raises(InputError, match="no package on disk.*save it as .mlpackage"):
+    with pytest.raises(InputError, match=r"no package on disk.*save it as .mlpackage"):
         package_of_mlmodel(object())
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(source, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("mil_ane_passes.package.blobs.FileIO", refuse)  # root may read everything
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected one that you may") as found:
+        load(source)
+    assert "missing" not in str(found.value) and "damaged" not in str(found.value)

@@ -44,7 +44,7 @@ def test_existing_path_needs_overwrite(source, tmp_path):
     (target / "Manifest.json").write_text("{}")
     (target / "old").write_text("old")
     package = edited(source)
-    with pytest.raises(InputError, match="exists already.*overwrite"):
+    with pytest.raises(InputError, match=r"exists already.*overwrite"):
         save(package, target)
     assert (target / "old").exists()
     save(package, target, overwrite=True)
@@ -83,6 +83,16 @@ def test_source_through_a_link_is_never_the_target(source, tmp_path):
     save(package, tmp_path / "copy.mlpackage")
     assert tree(source) == before == tree(tmp_path / "copy.mlpackage")
     assert not (tmp_path / "copy.mlpackage").is_symlink()
+
+
+def test_link_is_not_overwritten_and_called_what_it_is(source, tmp_path):
+    other = Path(shutil.copytree(source, tmp_path / "other.mlpackage"))
+    link = tmp_path / "link.mlpackage"
+    os.symlink(other, link)
+    before = tree(other)
+    with pytest.raises(InputError, match=r"is a link to .*, and a link is not overwritten"):
+        save(edited(source), link, overwrite=True)
+    assert link.is_symlink() and tree(other) == before
 
 
 def test_missing_folder_is_refused(source, tmp_path):
@@ -134,7 +144,7 @@ def test_interrupt_leaves_nothing(source, tmp_path, monkeypatch):
 def test_source_changed_on_disk_is_refused(source, tmp_path):
     package = edited(source)
     os.utime(source / WEIGHTS, ns=(1, 1))
-    with pytest.raises(InputError, match="changed or removed after it was loaded.*load it again"):
+    with pytest.raises(InputError, match=r"changed or removed after it was loaded.*load it again"):
         save(package, tmp_path / "saved.mlpackage")
 
 
@@ -143,7 +153,7 @@ def test_changed_interface_is_refused(source, tmp_path):
     function = package.program.functions["main"]
     function._input_dict["renamed"] = function._input_dict.pop("x")
     assert not package.is_unchanged()
-    with pytest.raises(InputError, match="inputs .'renamed'.; expected .'x'."):
+    with pytest.raises(InputError, match=r"inputs .'renamed'.; expected .'x'."):
         save(package, tmp_path / "a.mlpackage")
     package = load(source)
     package.program.functions["extra"] = package.program.functions["main"]

@@ -39,7 +39,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
 
 
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
-    model = dict(channels=64, rates=(2, 2, 2, 2), kernels=(3, 5, 7), dilations=(1, 3, 5), frames=4)
+    model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}
     deep = vocoder.convert(kind=kind, model=model)._mil_program
     run_all(selected("full"), deep)
     assert kinds(deep)["expand_dims"] == kinds(deep)["squeeze"] == 1

@@ -28,9 +28,9 @@ def layers(draw):
     stride = draw(st.integers(1, 4))
     dilation = draw(st.integers(1, 3))
     extra = draw(st.integers(0, max(stride, dilation) - 1))
-    return dict(in_channels=2 * groups, out_channels=groups * draw(st.integers(1, 3)), kernel_size=kernel,
-                stride=stride, dilation=dilation, groups=groups, output_padding=extra,
-                padding=draw(st.integers(0, (kernel - 1) * dilation // 2)))
+    return {"in_channels": 2 * groups, "out_channels": groups * draw(st.integers(1, 3)), "kernel_size": kernel,
+            "stride": stride, "dilation": dilation, "groups": groups, "output_padding": extra,
+            "padding": draw(st.integers(0, (kernel - 1) * dilation // 2))}
 
 
 def converted(layer, length, flexible):

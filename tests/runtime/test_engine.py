@@ -294,5 +294,5 @@ def test_an_op_that_cannot_be_computed_is_named() -> None:
     symbol, other = get_new_symbol(), get_new_symbol()
     feeds = {"x": draw(0, 4), "y": draw(1, 4)}
     made = program(lambda x, y: mb.add(x=x, y=y, name="sum"), feeds, shapes={"x": (symbol,), "y": (other,)})
-    with pytest.raises(InputError, match="add 'sum': cannot be computed on these operands: .*size"):
+    with pytest.raises(InputError, match=r"add 'sum': cannot be computed on these operands: .*size"):
         Runtime(made)({"x": draw(0, 4), "y": draw(1, 3)})
