@@ -14,6 +14,7 @@ HELP = "rename, expose or drop values of a package, change its interface, split 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s IN -o OUT EDIT ... [options]"  # behind --io or --split-at, IN would be one of their names
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
     # The edits, in the order in which they are made.

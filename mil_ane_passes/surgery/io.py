@@ -61,6 +61,9 @@ class _OfFunction:
         ends = list(dict.fromkeys(name for name in _ends(self._function) if not self._names or name in self._names))
         changing = [name for name in ends if self._is_to_change(name)]
         if not changing:
+            if not self._names:
+                self._done("", f"no input or output is an array of the other float type than {self._dtype}",
+                           changed=False)
             return
         if self._dtype == "fp16" and not holds_halves(self._document, self._function):
             raise InputError(f"--io fp16: inputs and outputs in fp16 need iOS16; function '{self._function.name}' is "

@@ -39,6 +39,9 @@ def test_what_was_done_as_json(fixtures, tmp_path, capsys):
         "outputs": [str(target)], "status": "unchanged", "changed": False, "exact": True,
         "done": [{"option": "--expose", "function": "main", "value": "Identity",
                   "note": "'Identity' is an output already",
+                  "changed": False, "exact": True},
+                 {"option": "--io", "function": "main", "value": "",
+                  "note": "no input or output is an array of the other float type than fp32",
                   "changed": False, "exact": True}],
         "weight_bytes": {"before": 145956, "after": 145956},
     }
@@ -114,3 +117,10 @@ def test_link_shares_what_stays(fixtures, tmp_path, link, monkeypatch):
     one, other = (path / "Data/com.apple.CoreML/weights/weight.bin" for path in (source, tmp_path / "out.mlpackage"))
     assert one.read_bytes() == other.read_bytes()
     assert one.samefile(other) is link
+
+
+@pytest.mark.parametrize("option", [("--io", "fp16"), ("--split-at", "x")])
+def test_options_that_take_many_names_do_not_hide_where_the_package_stands(fixtures, capsys, option):
+    with pytest.raises(SystemExit):
+        run("-o", "out.mlpackage", *option, fixtures / CONV)
+    assert "edit IN -o OUT" in capsys.readouterr().err
