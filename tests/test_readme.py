@@ -21,7 +21,10 @@ from mil_ane_passes.report.catalogue import markdown_findings, markdown_table
 from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
+from tests.benchmarks.table import startup
+from tests.benchmarks.table import table as speed_table
 from tests.cli.test_calibrate import squares
+from tests.reliability.table import table as reliability_table
 from tests.residency.agreement import table as agreement_table
 from tests.torch_frontend.grid.run import table as grid_table
 from tests.upstream.__main__ import Counts
@@ -112,7 +115,8 @@ NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table,
           "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table,
-          "fired": fired_table, "calibrate": calibrate_example, "lint": lint_example, "agreement": agreement_table}
+          "fired": fired_table, "calibrate": calibrate_example, "lint": lint_example,
+          "agreement": agreement_table, "reliability": reliability_table, "start-up": startup, "speed": speed_table}
 
 
 @pytest.mark.parametrize("marker", TABLES)
@@ -149,7 +153,7 @@ def test_every_command_line_is_one_the_tool_knows():
 
 
 @pytest.mark.parametrize(
-    "line", ["calibrate", "convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline"])
+    "line", ["calibrate", "convert", "rewrite", "verify", "run", "trace", "load", "save", "pipeline", "batch", "edit"])
 def test_every_library_call_exists(line):
     assert re.search(rf"\bane\.{line}\(", README) and callable(getattr(ane, line))
 
