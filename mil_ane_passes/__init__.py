@@ -9,11 +9,11 @@ Importing this registers the passes `ane::*` with coremltools and changes nothin
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._version import __version__
 from .core.host import register
+from .core.lazy import lazily
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
@@ -34,6 +34,8 @@ _HOMES = {
     ".batching": ("batch",),
     ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
     ".package": ("Package", "load", "save"),
+    ".runtime": ("runtime",),
+    ".torch_frontend": ("torch_frontend",),
     ".torch_frontend.convert": ("convert",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -41,15 +43,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 register()
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported when first used."""
-    if name in ("runtime", "torch_frontend"):
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazily(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

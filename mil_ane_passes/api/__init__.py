@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .calibrating import calibrate
@@ -19,11 +20,5 @@ __all__ = ["calibrate", "edit", "fault_models", "lint", "pipeline", "rewrite", "
 _HOME = {"calibrate": ".calibrating", "edit": ".editing", "fault_models": ".running", "lint": ".linting",
          "pipeline": ".passes", "rewrite": ".rewriting", "run": ".running", "trace": ".running", "verify": ".checking"}
 
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used: an edit needs none of what predicts and proves."""
-    if name not in _HOME:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
+# An edit needs none of what predicts and proves.
+__getattr__ = lazily(__name__, _HOME)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .ahead import CopyAhead
@@ -16,11 +17,5 @@ __all__ = ["CopyAhead", "Package", "check_destination", "load", "package_of_mlmo
 _HOME = {"CopyAhead": ".ahead", "Package": ".model", "check_destination": ".destination", "load": ".model",
          "package_of_mlmodel": ".model", "save": ".write"}
 
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used: a copy can start before coremltools is there."""
-    if name not in _HOME:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
+# A copy can start before coremltools is there.
+__getattr__ = lazily(__name__, _HOME)

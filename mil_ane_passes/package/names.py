@@ -82,9 +82,14 @@ def _free(name: str, taken: set[str]) -> str:
     """`name`, as an identifier and with a number behind it if it is taken; it is taken from now on."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII)
     base = f"_{base}" if not base or base[0].isdigit() else base
-    free, number = base, 0
+    return fresh(base, taken)
+
+
+def fresh(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it if it is taken; it is taken from now on."""
+    free, number = name, 0
     while free in taken:
         number += 1
-        free = f"{base}_{number}"
+        free = f"{name}_{number}"
     taken.add(free)
     return free

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..package.names import fresh
 from .casts import DTYPES, cast_of, dtype_of, make_cast, make_identity, with_dtype
 from .parts import Declared, Function, Op
-from .uses import fresh, read_as, reads
+from .uses import read_as, reads
 
 __all__ = ["Border"]
 

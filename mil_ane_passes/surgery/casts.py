@@ -6,8 +6,8 @@ from typing import Any
 
 from coremltools import proto
 
+from ..package.names import fresh
 from .parts import Op
-from .uses import fresh
 
 __all__ = ["ARRAYS", "DTYPES", "cast_of", "dtype_of", "make_cast", "make_identity", "with_dtype"]
 

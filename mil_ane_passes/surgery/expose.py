@@ -9,13 +9,13 @@ from typing import Any
 from coremltools import proto
 
 from ..core.errors import InputError
+from ..package.names import fresh
 from .casts import ARRAYS, MIL, dtype_of, make_cast, with_dtype
 from .contract import Done
 from .description import Feature
 from .document import Document
 from .names import unknown
 from .parts import Function
-from .uses import fresh
 
 __all__ = ["Expose", "holds_halves"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.backend.mil import helper
 
+from ..package.names import fresh
 from .parts import Declared, Op
-from .uses import fresh
 
 __all__ = ["Carried", "carried", "describe"]
 

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from .parts import Block, Op
 
-__all__ = ["dead_ops", "drop_dead", "fresh", "has_effects", "is_pure", "read_as", "reads"]
+__all__ = ["dead_ops", "drop_dead", "has_effects", "is_pure", "read_as", "reads"]
 
 _EFFECTS = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
 "Ops the host knows that do more than make their outputs, or may."
@@ -73,13 +73,3 @@ def drop_dead(block: Block, before: set[Op]) -> list[Op]:
     dropped = [op for op in block.ops if op in gone]
     block.ops = [op for op in block.ops if op not in gone]
     return dropped
-
-
-def fresh(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it if it is taken; it is taken from now on."""
-    free, number = name, 0
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    taken.add(free)
-    return free

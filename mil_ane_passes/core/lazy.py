@@ -1,0 +1,27 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["lazily"]
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A `__getattr__` for the module `package`: `homes` says in which of its submodules each name is.
+
+    A name whose home is `.name` is that submodule itself.
+    """
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        module = importlib.import_module(homes[name], package)
+        value = module if homes[name] == f".{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found
