@@ -62,7 +62,7 @@ def computes(op: Operation) -> bool:
 
 def narrowable(op: Operation) -> bool:
     """Whether the host says that `op` may read fp16, and what it makes of it. The op's function is the current one."""
-    return "type_inference" not in vars(op) and next(operands(op), None) is not None
+    return next(operands(op), None) is not None
 
 
 def narrow(program: Program, chosen: Collection[Operation], halves: Halves) -> set[Operation]:
