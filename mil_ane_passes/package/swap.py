@@ -3,7 +3,7 @@
 Linux (renameat2) and macOS (renamex_np) swap two paths in one step, so that at every moment one of the packages is
 there whole. Some file systems (network ones above all) cannot: there the old package is renamed aside first, and for a
 moment the path is free. The next run to the path puts it back if a run dies in just that moment. The call of macOS was
-written from its manual; it has been tried with a stand-in only.
+written from its manual and has never been made.
 """
 
 from __future__ import annotations
