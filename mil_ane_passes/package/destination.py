@@ -22,7 +22,7 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
         raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
-    if target.is_symlink():
+    if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
                          "path of the package itself, or a free one")
     if os.path.lexists(target) and not _replaceable(target):

@@ -55,9 +55,10 @@ class Package:
 
     def description(self, function: str) -> Any:
         """The inputs and outputs of `function` as the model describes them: a Model- or FunctionDescription proto."""
-        origin = self.origins[function]
-        described = origin.member.spec.description
-        return next((found for found in described.functions if found.name == origin.name), described)
+        origin = self.origins.get(function)
+        described = (self if origin is None else origin.member).spec.description
+        name = function if origin is None else origin.name
+        return next((found for found in described.functions if found.name == name), described)
 
     @property
     def is_pipeline(self) -> bool:

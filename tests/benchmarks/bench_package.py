@@ -226,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(measure(gigabytes, runs, options.shape, Path(folder)))
         _show(found[-1], options.shape)
     if options.record:
-        record = {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", "shape": options.shape, "runs": runs,
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+        record = {"machine": machine, "shape": options.shape, "runs": runs,
                   "sizes": [size.to_dict() for size in found]}
         options.record.write_text(json.dumps(record, indent=1) + "\n")
     return int(not all(row.holds for size in found for row in size.bounds()))
