@@ -15,6 +15,7 @@ import pytest
 import mil_ane_passes
 from mil_ane_passes.cli.main import main
 from tests.batching.helpers import IDLE, REWRITTEN, packages, shown
+from tests.signals import hears_signals
 
 ROOT = Path(mil_ane_passes.__file__).parent.parent
 
@@ -82,7 +83,8 @@ def started(folder: Path, out: Path) -> subprocess.Popen:
     """The command, when it is done with its first package at least."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mil_ane_passes", "batch", "rewrite", str(folder), "-o", str(out)], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=hears_signals)
     deadline = time.monotonic() + 120
     while len(list(out.glob("*.mlpackage"))) < 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.signals import hears_signals
+
 ROOT = Path(__file__).parents[2]
 
 # The signal comes from the process itself: when a module is imported first, or something is done to a file.
@@ -59,10 +61,9 @@ def source(tmp_path):
     ],
 )
 def test_a_signal_ends_the_run_with_nothing_left(source, tmp_path, where, number):
-    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # also where the tests run under nohup
-    command = [sys.executable, "-c", f"{heard}\n{RUN}", where, str(int(number)), "rewrite", source, "-o",
-               tmp_path / "out.mlpackage", "--no-verify", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = [sys.executable, "-c", RUN, where, str(int(number)), "rewrite", source, "-o", tmp_path / "out.mlpackage",
+               "--no-verify", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, preexec_fn=hears_signals)
     why = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert (done.stdout, done.stderr) == ("", f"mil-ane-passes: {why}; nothing is left half written\n")
     assert done.returncode == 128 + number
