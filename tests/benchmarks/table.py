@@ -23,7 +23,7 @@ def startup() -> str:
     recorded: dict[str, Any] = json.loads(FIGURES.read_text())
     costs = recorded["sizes"][0]["costs"]
     bare, tiny = (_seconds(costs[name]) for name in ("import coremltools", "rewrite, tiny"))
-    return (f"- {recorded['machine']}, medians of {recorded['runs']} runs: a bare `import coremltools` takes "
+    return (f"- {recorded['machine']}, runs of each command: {recorded['runs']}; a bare `import coremltools` takes "
             f"{bare:.1f} s, the start-up of `rewrite` {tiny:.1f} s; the table has what is beyond start-up, `rewrite` "
             "without proof.")
 
