@@ -36,8 +36,11 @@ __all__ = [
 ANY_OP = "*"
 """In a rule's `roots`: every op but const."""
 
-STAGES = ("precision", "numerics", "decompose", "layout", "cleanup")
-"""The order of stages in a pipeline; within a stage `after` and then the name decide."""
+STAGES = ("structure", "precision", "numerics", "decompose", "layout", "cleanup")
+"""The order of stages in a pipeline; within a stage `after` and then the name decide.
+
+structure: loops, branches and constants, so that what follows sees plain ops.
+"""
 
 
 class Exactness(Enum):
