@@ -1,0 +1,125 @@
+"""Take out tiles in front of ops that broadcast by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import consumers
+from ..core.targets import Gate
+from ._broadcasts import BROADCASTING, repeated
+from ._lift import same_op
+
+
+class DropBroadcastTile(Rewrite):
+    """Let an op broadcast where a tile (or a concat of a value with itself) repeated its operand first.
+
+    why     Every form of broadcast is taken on an M4, and a tile only writes to memory what the op would read anyway.
+            A compiler of StableHLO that takes such tiles out got ops back on the ANE. Against it: with all units
+            allowed its model became slower (24.6 to 31.8 ms), as it was cut in other places. Before the M4 nobody
+            measured broadcasts, so there tiles stay; `ane::tile_broadcast` puts them in.
+    when    Arithmetic, comparisons and logic of two operands. The repeated axes had extent 1, the other operand has
+            the full extent there, and nothing but such ops reads the repeated value. Not in front of select: shapes
+            are reported not to be inferred through it in models with several functions.
+    exact   bitwise: the same op on the same numbers.
+    cost    none; what the tile wrote is no longer written.
+
+    before
+        %0: fp16[2, 3, 4] = tile(x=%z, reps=[1, 3, 1])
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%0)
+    after
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%z)
+    """
+
+    code, slug = "ANE106", "tile-before-broadcast"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    targets = Gate(first="m4")
+    level, confidence = "note", "low"
+    roots = BROADCASTING
+    evidence = (
+        Measured("add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons and select are accepted with "
+                 "every broadcast", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        Community("a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
+                  "units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
+                  source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
+        Community("contradicts it for the NeuralNetwork format: a product with channel broadcast leaves the ANE",
+                  source="https://github.com/hollance/neural-engine/issues/2", date="2020-07-14"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        found = list(repeated(op))
+        if not found:
+            return Miss(op, "no operand is repeated", near=False)
+        changes, reasons = {}, []
+        for name, was, reason in found:
+            reason = reason or _held(op.inputs[name])
+            if reason:
+                reasons.append(reason)
+            elif not changes:  # with one operand less repeated, the other one may have to stay as it is
+                changes[name] = was
+        if not changes:
+            return Miss(op, reasons[0])
+        ((name, was),) = changes.items()
+        shown = "x".join(map(str, was.shape)) or "a scalar"
+        return Hit(op, changes=changes, note=f"operand {name} of {op.op_type} is {shown} and broadcasts by itself")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return same_op(mb, hit.op, **hit.changes)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("tile", lambda: _product(lambda z: Builder.tile(x=z, reps=[1, 3, 1])))
+        yield Example("concat with itself", lambda: _product(lambda z: Builder.concat(values=[z] * 3, axis=1)))
+        yield Example("tile of a tile", lambda: _product(lambda z: Builder.tile(
+            x=Builder.tile(x=z, reps=[1, 3, 1]), reps=[1, 1, 1])))
+        yield Example("comparison", lambda: _product(
+            lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.cast(
+                x=Builder.greater(x=z, y=x), dtype="fp16", name="y")))
+        yield Example("read elsewhere", lambda: _product(
+            lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=x, y=Builder.add(
+                x=Builder.reduce_sum(x=z, axes=[1], keep_dims=True), y=Builder.add(x=x, y=z)), name="y")),
+            reason="the repeated value is read by reduce_sum, too, which does not broadcast")
+        yield Example("two of one", lambda: program(lambda z: _squared(Builder.tile(x=z, reps=[1, 3, 1])), z=(2, 1, 4)),
+                      reason="both operands repeat the same value: nothing is left to say the shape")
+        yield Example("both are short", lambda: _product(
+            lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=Builder.reduce_max(
+                x=x, axes=[1], keep_dims=True), y=z, name="y")),
+            reason="the other operand is no longer than the value was before it was repeated")
+        yield Example("select", lambda: _product(
+            lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.select(
+                cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=z, name="y")),
+            reason="no operand is repeated")
+
+
+def _held(var: Var) -> str:
+    """Why the repeated value is needed all the same."""
+    if var.consuming_blocks:
+        return "the repeated value is an output"
+    for reader in consumers(var):
+        if reader.op_type not in BROADCASTING:
+            return f"the repeated value is read by {reader.op_type}, too, which does not broadcast"
+        needed = [reason for name, _, reason in repeated(reader) if reason and reader.inputs[name] is var]
+        if needed:
+            return f"the repeated value is needed by {reader.op_type} '{reader.outputs[0].name}'"
+    return ""
+
+
+def _squared(z: Var) -> Var:
+    result: Var = Builder.mul(x=z, y=z, name="y")
+    return result
+
+
+def _product(repeat: object, last: object = None) -> Program:
+    def body(x: Var, z: Var) -> Var:
+        assert callable(repeat)
+        result: Var = last(x, repeat(z)) if callable(last) else Builder.mul(x=x, y=repeat(z), name="y")
+        return result
+
+    return program(body, x=(2, 3, 4), z=(2, 1, 4))

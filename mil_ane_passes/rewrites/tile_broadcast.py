@@ -1,0 +1,122 @@
+"""Bring both operands of a broadcast to one shape, for chips before the M4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.query import is_compressed, is_const, is_symbolic
+from ..core.targets import between
+from ._broadcasts import placed
+from ._lift import same_op
+
+_TAKEN = "taken on the M4 and later; name an older target, or always=true"
+
+
+class TileBroadcast(Rewrite):
+    """Tile the smaller operand of an op on two computed values, so that both have the shape of the result.
+
+    why     In the model format of 2020 a product of two computed values of different shapes left the ANE, and lists of
+            that time advise to repeat the smaller one. Against it: in an ML Program every broadcast is taken on an M4,
+            and with the tiles taken out of a model its ops came back to the ANE (`ane::drop_broadcast_tile`). Between
+            the two, M1 to M3, nobody measured: try it where a device shows that such an op falls off.
+    when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of computed floats whose shapes differ; every
+            generation looked at is older than the M4. A constant stays as it is: a tile of it is folded to a constant
+            of full size. The number of repeats has to be known. Never for select.
+    exact   bitwise: the same op on the same numbers.
+    cost    the repeated operand is written to memory, once for all ops that read it in that shape.
+
+    before
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%z)
+    after
+        %0: fp16[2, 3, 4] = tile(x=%z, reps=[1, 3, 1])
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%0)
+    """
+
+    code, slug = "ANE105", "broadcast-of-computed-values"
+    stage = "decompose"
+    after = ("drop_broadcast_tile",)
+    exactness = Exactness.BITWISE
+    preset = "named"
+    level, confidence = "note", "low"
+    roots = ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div")
+    evidence = (
+        Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "
+                  "of Core ML's; NeuralNetwork format)", date="2020-07-14",
+                  source="https://github.com/hollance/neural-engine/issues/2"),
+        Measured("contradicts it for ML Programs: every broadcast is accepted", chip="M4", os="macOS 27.0.1",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
+                  "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
+                  source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
+    )
+
+    always: bool = False
+    "Also where a generation that is looked at is known to take broadcasts."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
+            return Miss(op, "an operand is constant", near=False)
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "no floating-point numbers", near=False)
+        shape = tuple(op.outputs[0].shape)
+        wanted = {name: _repeats(op.inputs[name], other, shape) for name, other in (("x", op.y), ("y", op.x))}
+        if not any(repeats is None or any(times != 1 for times in repeats) for repeats in wanted.values()):
+            return Miss(op, "both operands have the shape of the result", near=False)
+        if not self.always and set(self.generations).intersection(between("m4")):
+            return Miss(op, _TAKEN)
+        if any(repeats is None for repeats in wanted.values()):
+            return Miss(op, "how often to repeat is not known before the model runs")
+        changes = {name: repeats for name, repeats in wanted.items() if any(times != 1 for times in repeats or ())}
+        return Hit(op, changes=changes, note=" and ".join(
+            f"operand {name} repeated {'x'.join(map(str, repeats or ()))}" for name, repeats in changes.items()))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return same_op(mb, hit.op, **{name: _tiled(mb, hit.op.inputs[name], repeats)
+                                      for name, repeats in hit.changes.items()})
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("channels", lambda: _product((2, 3, 4), (2, 1, 4)), options={"always": True})
+        yield Example("of lower rank", lambda: _product((2, 8, 4), (8, 4)), options={"always": True})
+        yield Example("each way", lambda: _product((2, 3, 1, 4), (2, 1, 3, 4)), options={"always": True})
+        yield Example("on any chip", lambda: _product((2, 3, 4), (2, 1, 4)), reason=_TAKEN)
+        yield Example("one shape", lambda: _product((2, 3), (2, 3)),
+                      reason="both operands have the shape of the result")
+        yield Example("constant", lambda: program(lambda x: Builder.mul(x=x, y=weight(3, 1)), x=(2, 3, 4)),
+                      reason="an operand is constant")
+        yield Example("open", lambda: _product((2, None, 4), (2, 1, 4)), options={"always": True},
+                      reason="how often to repeat is not known before the model runs")
+
+
+def _repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
+    """How often `var` stands in `shape` along each axis; None where that is not known."""
+    repeats: list[int] = []
+    for mine, its, whole in zip(placed(var.shape, len(shape)), placed(other.shape, len(shape)), shape):
+        if mine == 1 and is_symbolic(its):
+            return None
+        if is_symbolic(mine) or is_symbolic(its):  # a symbol beside an extent stands for the same
+            repeats.append(1)
+        else:
+            repeats.append(int(whole) if mine == 1 else 1)
+    return repeats
+
+
+def _tiled(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
+    def make() -> Any:
+        with mb.at(mb.early(var), var.name):
+            front = len(repeats) - var.rank
+            wide = mb.expand_dims(x=var, axes=list(range(front))) if front else var
+            return mb.tile(x=wide, reps=np.array(repeats, dtype=np.int32))
+
+    tiled: Var = mb.once(("tile", var, tuple(repeats)), make)
+    return tiled
+
+
+def _product(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> Program:
+    return program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)
