@@ -24,7 +24,8 @@ class Product(Rule):
     code, slug = "ANE204", "product"
     roots = ("reduce_prod",)
     refuses, confidence = True, "high"
-    advice = "Slice the elements and mul them (other roundings), or exp(reduce_sum(log(x))) of positive x."
+    advice = "Multiply slices of few elements (other roundings); of many positive x exp(reduce_sum(log(x)))."
+    mended_by = ("product_by_parts",)
     evidence = (
         on_m4("reduce_prod is refused; the other reductions to numbers are accepted"),
         private("reduce_prod has no form on any generation"),
