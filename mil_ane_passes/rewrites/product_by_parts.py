@@ -12,7 +12,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import is_symbolic, value
-from ..rules._refused import on_m4, private
+from ._said import on_m4, private
 
 
 class ProductByParts(Rewrite):
