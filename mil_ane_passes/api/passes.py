@@ -9,10 +9,13 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Program
 
 from ..core import pipeline as passes_of
+from ..core.growth import MOST_GROWTH
 from ..core.ranges import Measure
+from ..core.targets import parse_target
 from ..proof.execute import plans
 from ..proof.given import Given
 from ..proof.measure import measurer
+from .predicting import foreseeing, guard_of
 
 __all__ = ["DRAWS", "measures", "pipeline"]
 
@@ -23,6 +26,7 @@ DRAWS = 3
 def pipeline(
     base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None,
+    max_growth: float | None = MOST_GROWTH,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
@@ -30,11 +34,14 @@ def pipeline(
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
     here, and a wrong one raises InputError with the nearest right one. Passes that decide by the values they see run
     the program on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to
-    (low, high)); that needs torch.
+    (low, high)); that needs torch. `max_growth`: what a preset brings for the sake of place and speed is undone where
+    the predicted cost grows by more than this share, or more ops than before are not taken by the ANE; what is asked
+    for by name, and cures of wrong numbers, are not. None undoes nothing.
     """
     measure, draw = measures(Given.of(feeds, ranges), lambda function: None)
+    parse_target(target)
     return passes_of.pipeline(base, preset=preset, target=target, passes=passes, options=options, measure=measure,
-                              draw=draw)
+                              draw=draw, guard=guard_of(foreseeing(target), max_growth))
 
 
 def measures(given: Given, describe: Any, seeds: int = DRAWS, progress: Any = None) -> tuple[Measure | None, Measure]:

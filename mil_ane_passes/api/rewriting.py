@@ -16,6 +16,8 @@ from coremltools.converters.mil.mil import Program
 from ..core.contract import Exactness, Rewrite
 from ..core.engine import PassTrace
 from ..core.errors import InputError, NotSupported
+from ..core.forecast import Foresee
+from ..core.growth import MOST_GROWTH
 from ..core.pipeline import run_all, selected
 from ..core.printer import program_diff, program_text
 from ..core.query import op_count
@@ -26,6 +28,7 @@ from ..proof.given import Given
 from ..proof.prove import VerifyReport, compare_programs
 from ..report.rewrite import RewriteReport
 from .passes import DRAWS, measures
+from .predicting import foreseeing, guard_of
 from .source import Opened, Progress, copied, opened, quiet
 
 __all__ = ["PROOF_PRECISIONS", "rewrite"]
@@ -44,21 +47,23 @@ class _Job:
     prove: bool
     seeds: int
     diff: bool
+    most_growth: float | None
     progress: Progress
 
-    def run(self, source: Opened, program: Program) -> list[PassTrace]:
+    def run(self, source: Opened, program: Program, foresee: Foresee) -> list[PassTrace]:
         """Apply the rules to `program`, in place; it has the interface of `source`."""
         if self.given and any(rule.measures for rule in self.rules):
             _need_torch("the values are measured by running the model, which")
         measure, draw = measures(self.given, source.describe, self.seeds, self.progress)
-        return run_all(self.rules, program, target=self.target, measure=measure, draw=draw)
+        return run_all(self.rules, program, target=self.target, measure=measure, draw=draw,
+                       guard=guard_of(foresee, self.most_growth))
 
 
 def rewrite(
     src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None, verify: bool = True,
     overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS,
-    progress: Progress = quiet, ahead: CopyAhead | None = None,
+    max_growth: float | None = MOST_GROWTH, progress: Progress = quiet, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
     """Rewrite a model and prove the result equal before anything is written.
 
@@ -67,7 +72,8 @@ def rewrite(
     None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `feeds` (a
     mapping from input name to array, or several) and `ranges` (input name to (low, high)) say what the inputs hold:
     passes that decide by values see those, and the proof runs on them besides its own draws (where it approximates, it
-    holds the error to what was given). `link` as in `save`. `ahead`: copies of large files that the caller has begun.
+    holds the error to what was given). `max_growth` as in `pipeline()`. `link` as in `save`. `ahead`: copies
+    of large files that the caller has begun.
 
     Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
     written: the report's `status` says "not proved".
@@ -75,7 +81,7 @@ def rewrite(
     started = time.perf_counter()
     parse_target(target)
     job = _Job(selected(preset, passes, options), target, Given.of(feeds, ranges), verify and not dry_run, seeds, diff,
-               progress)
+               max_growth, progress)
     path = _written_to(src, dst)
     in_place = isinstance(src, Program) and dst is src
     report = RewriteReport(
@@ -89,7 +95,7 @@ def rewrite(
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not proved":
             if in_place:
-                job.run(before, src)
+                job.run(before, src, foreseeing(target, before.package))
                 report.package = src
             _deliver(report, path, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
@@ -139,7 +145,10 @@ def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> None:
         report.left_out = after.package.members.others
         report.weight_bytes_before = report.weight_bytes_after = after.package.weight_bytes
     job.progress("rewriting")
-    report.traces = job.run(before, after.program)
+    foresee = foreseeing(job.target, before.package)
+    report.traces = job.run(before, after.program, foresee)
+    if report.changed or report.undone:
+        report.predicted = foresee(before.program), foresee(after.program)
     report.ops_after = op_count(after.program)
     report.package = after.package if after.package is not None else after.program
     if job.diff and report.changed:

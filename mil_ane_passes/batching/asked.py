@@ -14,6 +14,7 @@ from typing import Any
 
 from .._version import __version__
 from ..core.errors import InputError, nearest
+from ..core.growth import MOST_GROWTH
 
 __all__ = ["COMMANDS", "REPORTS", "Asked", "tool"]
 
@@ -21,7 +22,7 @@ REPORTS = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": ".html"}
 "The forms of a lint report, and how the names of its files end."
 COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"preset": "safe", "target": "all", "passes": None, "options": None, "feeds": (), "ranges": None,
-                "verify": True, "seeds": None, "link": False, "dry_run": False},
+                "verify": True, "seeds": None, "link": False, "dry_run": False, "max_growth": MOST_GROWTH},
     "lint": {"target": "all", "select": None, "ignore": None, "options": None, "fail_under": None, "report": "text"},
 }
 "The options of each command, with what holds where they are not given."

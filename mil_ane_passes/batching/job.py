@@ -96,6 +96,7 @@ def _work(asked: Asked) -> Work:
 
 def _options(asked: Asked) -> dict[str, Any]:
     """The options as the public functions take them. Raises OptionsError where these would refuse them."""
+    from ..core.growth import growth
     from ..core.npz import read_arrays
     from ..core.pipeline import selected
     from ..core.selecting import configured, reported
@@ -110,6 +111,7 @@ def _options(asked: Asked) -> dict[str, Any]:
             configured(how["options"])
             return how
         selected(how["preset"], how["passes"], how["options"])
+        growth(how["max_growth"])
         how["feeds"] = [read_arrays(path) for path in how["feeds"]] or None
         how["ranges"] = parse_ranges(how["ranges"]) if isinstance(how["ranges"], str) else how["ranges"]
         Given.of(how["feeds"], how["ranges"])

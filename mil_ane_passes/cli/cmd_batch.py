@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.growth import parse_growth
 from ..core.settings import percent
 from . import cmd_lint, cmd_rewrite
 from .output import add_format, progress_line, show
@@ -89,7 +90,7 @@ def _rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
         raise InputError("no folder for the results; expected -o DIR, or --dry-run")
     return _batch("rewrite", arguments, how, preset=arguments.preset, target=arguments.target, passes=arguments.passes,
                   verify=arguments.verify, link=arguments.link, dry_run=arguments.dry_run, feeds=arguments.feeds,
-                  ranges=arguments.ranges)
+                  ranges=arguments.ranges, max_growth=parse_growth(arguments.max_growth))
 
 
 def _lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..core.growth import parse_growth
 from .copying import add_link, copying
 from .given import add_given, given
 from .output import add_format, progress_line, show
@@ -30,6 +31,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="all", help="chip or device to rewrite for (default: all)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True,
                         help="prove before writing (default), or do not")
+    parser.add_argument("--max-growth", metavar="PCT", default="1",
+                        help="undo what a preset brings for place and speed where the predicted cost grows by more "
+                             "(default: 1%%), or none: undo nothing")
     add_link(parser)
     add_given(parser)
 
@@ -43,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            link=arguments.link, dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments),
+            max_growth=parse_growth(arguments.max_growth), link=arguments.link, dry_run=arguments.dry_run,
+            diff=arguments.diff, **given(arguments),
             progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0

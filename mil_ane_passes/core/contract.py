@@ -254,6 +254,12 @@ class Rewrite(Rule):
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
     interface: ClassVar[bool] = False
     "Whether it may change the dtypes of the function's inputs and outputs; never in a preset."
+    _asked: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether the user asked for it by name."""
+        return self._asked
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var | list[Var]:
         """Build the replacement with `mb`; returns one var per output of `hit.op`, in order."""

@@ -29,6 +29,9 @@ class PassTrace:
     ops_before: int = 0
     ops_after: int = 0
     seconds: float = 0.0
+    undone: str = ""
+    "Why a guard undid it; then nothing of it is left, and `places` says how many it had fired at."
+    places: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +45,7 @@ class PassTrace:
             "ops_before": self.ops_before,
             "ops_after": self.ops_after,
             "seconds": round(self.seconds, 6),
+            **({"undone": self.undone, "places": self.places} if self.undone else {}),
         }
 
 

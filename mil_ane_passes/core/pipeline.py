@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import coremltools as ct
@@ -16,6 +17,8 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, r
 from .contract import STAGES, Rewrite, Rule
 from .engine import PassTrace, run
 from .errors import InputError, RuleError, nearest
+from .guard import Guard, guarded
+from .guard_passes import BEGIN, END, SETTLE, guarding, register_guard
 from .options import parse_passes
 from .query import all_ops
 from .ranges import Measure
@@ -62,6 +65,7 @@ def selected(
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
     chosen: dict[str, dict[str, Any]] = {}
+    named: set[str] = set()
     for name, settings in ({preset: {}} if passes is None else _pass_table(passes)).items():
         if name in PRESETS and settings:
             raise InputError(f"'{name}' is a preset and takes no options; expected them at one of its passes: "
@@ -70,22 +74,33 @@ def selected(
             chosen.update((member, chosen.get(member, {})) for member in _members(name))
         else:
             chosen.setdefault(by_name(name).name, {}).update(settings)
+            named.add(by_name(name).name)
     for name, given in (options or {}).items():
         short = by_name(name).name
         if short not in chosen:
             raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
         chosen[short].update(given)
-    return [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
+    rules = [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
+    for rule in rules:
+        rule._asked = rule.name in named
+    return rules
 
 
 def run_all(
     rules: Iterable[Rewrite], program: Program, *, target: str = "all", measure: Measure | None = None,
-    draw: Measure | None = None,
+    draw: Measure | None = None, guard: Guard | None = None,
 ) -> list[PassTrace]:
     """Run configured rewrites over a program, in place; one trace each.
 
     `measure` runs a program on what the user gave, `draw` on seeded draws, for rules that are content with those.
+    `guard` undoes what it does not let stand; then there is a trace of that, besides.
     """
+    return guarded(list(rules), program, partial(_run_all, target=target, measure=measure, draw=draw), guard)
+
+
+def _run_all(
+    rules: Iterable[Rewrite], program: Program, *, target: str, measure: Measure | None, draw: Measure | None,
+) -> list[PassTrace]:
     traces: list[PassTrace] = []
     census: Counter[str] | None = None
     for rule in rules:
@@ -111,12 +126,14 @@ def pipeline(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     measure: Measure | None = None,
     draw: Measure | None = None,
+    guard: Guard | None = None,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
     Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
-    here, and a wrong one raises InputError with the nearest right one. `measure` and `draw` as for `run_all`.
+    here, and a wrong one raises InputError with the nearest right one. `measure`, `draw` and `guard` as for `run_all`;
+    what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`.
     """
     parse_target(target)
     rules = selected(preset, passes, options)
@@ -126,6 +143,9 @@ def pipeline(
     result.remove_passes(ours)
     for name in ours:
         result.get_all_options().pop(name, None)
+    settle = guarding(rules, partial(_run_all, target=target, measure=measure, draw=draw), guard)
+    if settle is not None:
+        result.append_pass(f"{NAMESPACE}::{BEGIN}")
     for rule in rules:
         result.append_pass(f"{NAMESPACE}::{rule.name}")
         settings: dict[str, Any] = {name: str(getattr(rule, name)) for name, option in rule.options().items()
@@ -137,11 +157,15 @@ def pipeline(
             settings[_MEASURE] = ruler
         if settings:
             result.set_options(f"{NAMESPACE}::{rule.name}", settings)
+    if settle is not None:
+        result.append_pass(f"{NAMESPACE}::{END}")
+        result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
     return result
 
 
 def register_passes() -> None:
     """Register every rewrite with coremltools as `ane::<name>`; doing so twice is harmless."""
+    register_guard()
     for name, rule in rewrites().items():
         if f"{NAMESPACE}::{name}" not in PASS_REGISTRY:
             register_pass(namespace=NAMESPACE, name=name)(_graph_pass(name, rule))

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._version import __version__
 from ..core.engine import PassTrace
+from ..core.forecast import Forecast
 from ..proof.prove import VerifyReport
 
 __all__ = ["RewriteReport"]
@@ -39,6 +40,8 @@ class RewriteReport:
     weight_bytes_after: int | None = None
     seconds: float = 0.0
     diff: str | None = None
+    predicted: tuple[Forecast, Forecast] | None = None
+    "What is predicted before and after, for the target; None where no rule fired."
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
     package: Any = None
@@ -47,6 +50,11 @@ class RewriteReport:
     @property
     def changed(self) -> bool:
         return any(trace.fired for trace in self.traces)
+
+    @property
+    def undone(self) -> list[PassTrace]:
+        """What a guard undid."""
+        return [trace for trace in self.traces if trace.undone]
 
     @property
     def proved(self) -> bool:
@@ -62,17 +70,22 @@ class RewriteReport:
             "verify": self.verify.to_dict() if self.verify else None,
             "ops": {"before": self.ops_before, "after": self.ops_after},
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
+            "predicted": None if self.predicted is None else {
+                "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
         }
 
     def __str__(self) -> str:
         lines = [line for trace in self.traces for line in _trace_lines(trace)]
+        lines += [f"ane::{trace.rule}  undone at {trace.places} place{'s' * (trace.places != 1)}: {trace.undone}"
+                  for trace in self.undone]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
             lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
+            lines += [] if self.predicted is None else [f"predicted: {_change(*self.predicted)}"]
         lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines.append(str(self.verify))
@@ -88,13 +101,20 @@ class RewriteReport:
     def _last(self) -> str:
         where = f" to {self.output}" if self.output else ""
         if self.status == "unchanged":
-            return "nothing to do: no rule fired" + (f"; the package was copied as it is{where}" if where else "")
+            said = "nothing left: what fired was undone" if self.undone else "nothing to do: no rule fired"
+            return said + (f"; the package was copied as it is{where}" if where else "")
         if self.status == "dry run":
             return "dry run: nothing proved, nothing written"
         if self.status == "not proved":
             return "nothing written: the rewritten program is not proved equal (--no-verify writes it all the same)"
         unproved = "" if self.proved else ", not proved (--no-verify)"
         return f"{self.status}{where}{unproved} in {self.seconds:.1f} s"
+
+
+def _change(before: Forecast, after: Forecast) -> str:
+    """What the prediction says has changed, in words."""
+    return (f"{before.refused} -> {after.refused} ops that the ANE does not take, {before.cost:.3f} -> "
+            f"{after.cost:.3f} ms, {before.switches} -> {after.switches} changes of place")
 
 
 def _trace_lines(trace: PassTrace) -> list[str]:
