@@ -11,6 +11,7 @@ from ..core.selecting import configured, reported
 from ..core.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
+from ..report.mending import cures, mended
 from ..residency import predict
 from ..residency.agreement import agreement, believe
 from ..residency.measured import Measurement, best_match, read_measurements
@@ -48,7 +49,8 @@ def _lint(
     parse_target(target)
     names, rules = reported(*chosen), configured(options)
     known = None if baseline is None else read_baseline(baseline)
-    asked = [rule for name, rule in rules.items() if name in names or rule.refuses]
+    helping = cures(rule for name, rule in rules.items() if name in names)
+    asked = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
 
     def looked_at(each: Any, plans: Sequence[Measurement]) -> LintReport:
         source = opened(each)
@@ -59,7 +61,7 @@ def _lint(
         if told is not None:
             found += contradictions(told)
             believe(plan, told)
-        report = LintReport.of(source.name, target, plan, found, {*names, MeasuredOtherwise.name})
+        report = LintReport.of(source.name, target, plan, mended(found), {*names, MeasuredOtherwise.name})
         report.measured = told
         report.left_out = {} if source.package is None else source.package.members.others
         return report

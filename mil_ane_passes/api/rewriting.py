@@ -72,8 +72,7 @@ def rewrite(
     None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `feeds` (a
     mapping from input name to array, or several) and `ranges` (input name to (low, high)) say what the inputs hold:
     passes that decide by values see those, and the proof runs on them besides its own draws (where it approximates, it
-    holds the error to what was given). `max_growth` as in `pipeline()`. `link` as in `save`. `ahead`: copies
-    of large files that the caller has begun.
+    holds the error to what was given). `max_growth` as in `pipeline()`, `link` as in `save`. `ahead`: copies begun.
 
     Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
     written: the report's `status` says "not proved".

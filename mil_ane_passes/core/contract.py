@@ -101,7 +101,7 @@ class Hit:
     such an op as taken all the same; `message` is what Core ML itself says of such
     an op, word for word, where that was measured; `covers` are all ops that one finding stands for, where they are more
     than `op`; `mended_by` is what mends this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is
-    not what the rule names.
+    not what the rule names; `unmended` says why a rewrite that the rule names leaves it alone.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Hit:
         self.message = message
         self.covers = tuple(covers) or (op,)
         self.mended_by = mended_by
+        self.unmended = ""
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:

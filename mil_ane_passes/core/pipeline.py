@@ -148,19 +148,24 @@ def pipeline(
         result.append_pass(f"{NAMESPACE}::{BEGIN}")
     for rule in rules:
         result.append_pass(f"{NAMESPACE}::{rule.name}")
-        settings: dict[str, Any] = {name: str(getattr(rule, name)) for name, option in rule.options().items()
-                    if getattr(rule, name) != option.default}
-        if target != "all":
-            settings["target"] = target
-        ruler = measure or (draw if rule.drawn else None)
-        if rule.measures and ruler is not None:
-            settings[_MEASURE] = ruler
+        settings = _settings(rule, target, measure or (draw if rule.drawn else None))
         if settings:
             result.set_options(f"{NAMESPACE}::{rule.name}", settings)
     if settle is not None:
         result.append_pass(f"{NAMESPACE}::{END}")
         result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
     return result
+
+
+def _settings(rule: Rewrite, target: str, ruler: Measure | None) -> dict[str, Any]:
+    """The options of the pass for `rule`: what is not as it is unasked."""
+    settings: dict[str, Any] = {name: str(getattr(rule, name)) for name, option in rule.options().items()
+                                if getattr(rule, name) != option.default}
+    if target != "all":
+        settings["target"] = target
+    if rule.measures and ruler is not None:
+        settings[_MEASURE] = ruler
+    return settings
 
 
 def register_passes() -> None:

@@ -39,7 +39,9 @@ class LintFinding:
     origin: Origin | None
     covers: tuple[int, ...] = ()
     mended_by: str = ""
-    "What mends this place, as `--passes` takes it, where it is not what the rule names."
+    "What mends this place, as `--passes` takes it, where that is known; else what the rule names."
+    unmended: str = ""
+    "Why the rewrite that the rule names leaves this place alone."
 
     @property
     def level(self) -> str:
@@ -51,7 +53,7 @@ class LintFinding:
     def fix(self) -> dict[str, Any] | None:
         """The pass that mends it, as `--passes` takes it, or what the user can do; None for neither."""
         name, brace, options = self.mended_by.partition("{")
-        fix = rewrites()[name] if name else _fixing(self.rule)
+        fix = rewrites()[name] if name else None if self.unmended else _fixing(self.rule)
         if fix is not None:
             return {"pass": f"ane::{fix.name}{brace}{options}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
@@ -76,6 +78,7 @@ class LintFinding:
             "covers": list(self.covers), "op": self.op, "value": self.value,
             "reason": self.reason, "near_miss": self.near_miss, "refuses": self.refuses, "sure": self.sure,
             "message": self.message, "confidence": self.rule.confidence, "fix": self.fix,
+            "unmended": self.unmended or None,
             "origin": self.origin.to_dict() if self.origin else None,
             "evidence": [source.to_dict() for source in self.rule.evidence],
         }
@@ -100,7 +103,7 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
         answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
         origin(op), tuple(places[one] for one in covered if one in places),
-        answer.mended_by if isinstance(answer, Hit) else "")
+        answer.mended_by if isinstance(answer, Hit) else "", answer.unmended if isinstance(answer, Hit) else "")
 
 
 def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:

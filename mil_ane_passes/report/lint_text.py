@@ -122,6 +122,8 @@ def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
     lines += [f"  {line}" for line in _fix(report, group.findings)]
+    reasons = dict.fromkeys(item.unmended for item in group.findings if item.unmended)
+    lines += _cut([f"  not by {reason}" for reason in reasons], shown)
     lines.append(f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}")
     return lines
 
@@ -181,7 +183,7 @@ def _more(count: int, shown: int | None) -> str:
 
 def _fix(report: LintReport, findings: Iterable[LintFinding]) -> Iterator[str]:
     """What mends these findings of one rule: the passes, then what the user can do."""
-    fixes = [item.fix for item in {item.mended_by: item for item in findings}.values()]
+    fixes = [item.fix for item in {(item.mended_by, bool(item.unmended)): item for item in findings}.values()]
     words: dict[str, None] = {}
     for fix in fixes:
         if fix is not None and fix["pass"]:
@@ -219,7 +221,7 @@ def _near(report: LintReport, shown: int | None) -> list[str]:
 
 def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
     """One command for all that has a pass, where that is more than one pass."""
-    mends = {(group.rule, item.mended_by): item for group in found if not group.is_note for item in group.findings}
+    mends = {(group.rule, item.mended_by, bool(item.unmended)): item for group in found if not group.is_note for item in group.findings}
     fixes = [item.fix for item in mends.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:

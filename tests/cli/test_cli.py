@@ -39,6 +39,7 @@ KEYS = [
     "verify",
     "ops",
     "weight_bytes",
+    "predicted",
     "seconds",
     "diff",
 ]

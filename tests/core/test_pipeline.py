@@ -23,13 +23,14 @@ LIFT, SPLIT, CONV = "ane::lift_conv_transpose_1d", "ane::split_conv_transpose_bi
 
 
 def ours(pipeline: ct.PassPipeline) -> list[str]:
-    return [name for name in pipeline.passes if name.startswith("ane::")]
+    return [name for name in pipeline.passes if name.startswith("ane::") and not name.startswith("ane::guard")]
 
 
 def options(pipeline: ct.PassPipeline) -> dict[str, dict[str, object]]:
     return {
         name: {option.option_name: option.option_val for option in given}
         for name, given in pipeline.get_all_options().items()
+        if name != "ane::guard_end"
     }
 
 

@@ -86,7 +86,7 @@ def complaints(driver: Any) -> list[str]:
 
 
 def requests(driver: Any) -> list[str]:
-    """The addresses that were asked for since the page was opened, but for files and data."""
+    """The addresses that were asked for since the page was opened, but for files, data and the browser itself."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
     asked = (event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent")
-    return [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
+    return [url for url in asked if not url.startswith(("file:", "data:", "about:", "chrome:"))]

@@ -1,0 +1,183 @@
+"""What a preset brings for place and speed is undone where the prediction gets worse; nothing else is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import coremltools as ct
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+import mil_ane_passes as ane
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.contract import Evidence, Hit, Rewrite
+from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.forecast import Forecast
+from mil_ane_passes.core.growth import growth, parse_growth
+from mil_ane_passes.core.guard import Guard, guarded
+from mil_ane_passes.core.pipeline import run_all
+from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.query import all_ops
+
+
+class _Twice(Rewrite):
+    """One op becomes two."""
+
+    code, slug, preset, evidence = "X1", "x", "full", (Evidence("", ""),)
+    found, made = "relu", ("abs", "sqrt")
+    asked_for = False
+
+    def __init__(self):
+        self.name, self.roots = f"{self.found}_twice", (self.found,)
+        self._asked = self.asked_for
+
+    def match(self, op):
+        return Hit(op)
+
+    def rewrite(self, hit, mb):
+        return getattr(mb, self.made[1])(x=getattr(mb, self.made[0])(x=hit.op.x))
+
+
+def rule(found, *made, **more):
+    return type("_R", (_Twice,), {"found": found, "made": made, **more})()
+
+
+PRICES = {"relu": 10.0, "tanh": 1.0, "abs": 6.0, "sqrt": 6.0, "sigmoid": 1.0, "exp": 4.0, "erf": 0.0}
+
+
+def foresee(prog):
+    counted = Counter(op.op_type for _, op in all_ops(prog) if op.op_type != "const")
+    return Forecast(counted.total(), counted["erf"], counted["erf"],
+                    sum(PRICES[kind] * number for kind, number in counted.items()), 0)
+
+
+def chain(*kinds):
+    def body(x):
+        for kind in kinds:
+            x = getattr(mb, kind)(x=x)
+        return x
+
+    return program(body, x=(2, 3))
+
+
+def kinds(prog):
+    return [op.op_type for _, op in all_ops(prog) if op.op_type != "const"]
+
+
+def ran(rules, prog, most=0.01):
+    return {trace.rule: trace for trace in run_all(rules, prog, guard=Guard(foresee, most))}
+
+
+def test_what_costs_more_is_undone_and_says_so():
+    built = chain("relu", "tanh")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "sigmoid", "sigmoid")], built, most=0.1)
+    assert kinds(built) == ["relu", "sigmoid", "sigmoid"]
+    assert traces["relu_twice"].undone == "14.000 ms instead of 11.000 (predicted), +27.3%"
+    assert traces["relu_twice"].places == 1 and not traces["relu_twice"].fired
+    assert traces["tanh_twice"].fired and not traces["tanh_twice"].undone
+    assert traces["relu_twice"].to_dict()["undone"]
+
+
+def test_the_limit_is_the_users():
+    built = chain("relu")
+    assert ran([rule("relu", "abs", "sqrt")], built, most=0.25)["relu_twice"].fired
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def test_more_refused_ops_are_not_let_stand_however_cheap():
+    built = chain("relu")
+    assert ran([rule("relu", "erf", "erf")], built)["relu_twice"].undone == (
+        "2 ops that the ANE does not take instead of 0 (predicted)")
+    assert kinds(built) == ["relu"]
+
+
+@pytest.mark.parametrize("how", [{"asked_for": True}, {"mends": True}, {"preset": "safe"}])
+def test_cures_and_what_was_asked_for_by_name_stand(how):
+    built = chain("relu")
+    assert ran([rule("relu", "abs", "sqrt", **how)], built)["relu_twice"].fired
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def test_what_cures_cost_is_not_held_against_the_others():
+    built = chain("relu", "tanh", "exp")
+    cure, other = rule("relu", "abs", "sqrt", mends=True), rule("exp", "tanh", "sigmoid")
+    traces = ran([cure, other], built)
+    assert not any(trace.undone for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
+
+
+def test_a_dear_step_that_another_one_pays_back_stands():
+    built = chain("relu")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("abs", "tanh", "tanh")], built)
+    assert kinds(built) == ["tanh", "tanh", "sqrt"] and not any(trace.undone for trace in traces.values())
+
+
+def test_the_program_is_the_same_when_all_is_undone():
+    built = chain("relu", "tanh", "relu")
+    before = program_text(built)
+    traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "abs", "abs")], built)
+    assert program_text(built) == before and {trace.undone != "" for trace in traces.values()} >= {True}
+    built.validate()
+
+
+def test_nothing_is_predicted_where_nothing_guarded_fires():
+    def never(prog):
+        raise AssertionError("predicted")
+
+    built = chain("tanh")
+    guarded([rule("relu", "abs", "sqrt")], built, run_all, Guard(never))
+    guarded([rule("tanh", "abs", "sqrt", mends=True)], built, run_all, Guard(never))
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def wide():
+    """A convolution that `factor_conv_stride` makes dearer."""
+    return program(lambda x: mb.conv(x=x, weight=weight(64, 64, 7, 7), strides=[7, 7], name="y"), x=(1, 64, 224, 224))
+
+
+def test_inside_the_hosts_pipeline(caplog):
+    built, left = wide(), wide()
+    with caplog.at_level(logging.INFO, logger="mil_ane_passes"):
+        PassPipelineManager.apply_pipeline(built, ane.pipeline(ct.PassPipeline.EMPTY, preset="full"))
+    undone = [record.message for record in caplog.records if "undone" in record.message]
+    assert len(undone) == 1 and undone[0].startswith("ane::factor_conv_stride undone: ")
+    assert program_text(built) == program_text(left)
+    PassPipelineManager.apply_pipeline(left, ane.pipeline(ct.PassPipeline.EMPTY, preset="full", max_growth=None))
+    assert program_text(built) != program_text(left)
+
+
+def test_a_pipeline_serves_several_conversions():
+    pipeline = ane.pipeline(ct.PassPipeline.EMPTY, preset="full")
+    for _ in range(2):
+        built = wide()
+        PassPipelineManager.apply_pipeline(built, pipeline)
+        assert program_text(built) == program_text(wide()) and not hasattr(built, "_ane_original")
+    assert not [name for name in ane.pipeline(preset="safe").passes if name.startswith("ane::guard")]
+
+
+def test_the_report_and_the_command_say_it(tmp_path, capsys):
+    source = tmp_path / "in.mlpackage"
+    ct.convert(wide(), convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
+               minimum_deployment_target=ct.target.iOS17).save(str(source))
+    report = ane.rewrite(source, preset="full")
+    assert [trace.rule for trace in report.undone] == ["factor_conv_stride"] and not report.changed
+    assert "ane::factor_conv_stride  undone at 1 place: " in str(report) and "what fired was undone" in str(report)
+    before, after = report.to_dict()["predicted"]["before"], report.to_dict()["predicted"]["after"]
+    assert before == after and before["est_ms"] > 0
+    wanted = ["rewrite", str(source), "-o", str(tmp_path / "out.mlpackage"), "--preset", "full"]
+    assert main([*wanted, "--max-growth", "none"]) == 0
+    assert "predicted: " in capsys.readouterr().out
+    assert main([*wanted, "--overwrite", "--max-growth", "lots"]) == 2
+    assert "--max-growth: found 'lots'; expected percent such as 1, or none" in capsys.readouterr().err
+    named = ane.rewrite(source, passes="full,factor_conv_stride")
+    assert named.changed and not named.undone
+
+
+def test_shares_are_checked():
+    assert (growth(0.5), growth(None), parse_growth("1"), parse_growth("2.5%"), parse_growth("None")) == (
+        0.5, None, 0.01, 0.025, None)
+    for wrong in (True, -0.1, "1", float("inf"), float("nan")):
+        with pytest.raises(InputError, match=r"expected a share such as 0\.01"):
+            ane.pipeline(preset="full", max_growth=wrong)
