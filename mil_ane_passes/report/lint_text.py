@@ -221,7 +221,8 @@ def _near(report: LintReport, shown: int | None) -> list[str]:
 
 def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
     """One command for all that has a pass, where that is more than one pass."""
-    mends = {(group.rule, item.mended_by, bool(item.unmended)): item for group in found if not group.is_note for item in group.findings}
+    mends = {(group.rule, item.mended_by, bool(item.unmended)): item
+             for group in found if not group.is_note for item in group.findings}
     fixes = [item.fix for item in mends.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:
