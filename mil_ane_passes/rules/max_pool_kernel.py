@@ -10,10 +10,7 @@ from ..core.contract import Community, Example, Hit, Miss, Rule
 from ..core.examples import program
 from ..core.limits import evidence_of, over
 from ._refused import on_m4
-from ._sizes import among, spatial
-
-_WINDOW = 31
-"The longest side of any pool's window, by a private route; M1 29."
+from ._sizes import POOL_SIDE, among, spatial
 
 
 class MaxPoolKernel(Rule):
@@ -24,14 +21,16 @@ class MaxPoolKernel(Rule):
             route no pool takes a window longer than 31 (29 on M1).
     when    max_pool with a window wider than 8; any pool with a side over 31. Not known: a max_pool 32 wide, which the
             message allows, 1-D and 3-D max pools, and what is only known by the private route.
-    cure    max_pool: a chain of two, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the real one (same bits).
+    cure    max_pool: ane::chain_max_pool takes it in steps, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the
+            real one (the same numbers).
             avg_pool over the whole: reduce_mean over the last two axes.
     """
 
     code, slug = "ANE222", "pool-window"
     roots = ("max_pool", "avg_pool", "l2_pool")
     refuses, confidence = True, "high"
-    advice = "Chain smaller max pools (windows k1 + k2 - 1 = K, the same bits); a mean over all is a reduce_mean."
+    mended_by = ("chain_max_pool",)
+    advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); a mean over all is a reduce_mean."
     evidence = (
         *evidence_of("max-pool-width"),
         on_m4("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
@@ -51,10 +50,10 @@ class MaxPoolKernel(Rule):
             beside = "" if flat else f"; measured in 2-D, not in {len(window)}-D"
             return Hit(op, note=f"window width {width} {wide.words}{beside}", sure=flat and wide.sure,
                        message=message if flat and among(looked_at, "m4") else None)
-        if max(window) > _WINDOW:
+        if max(window) > POOL_SIDE:
             allowed = ", though Core ML's message on an M4 allows a width of 32" if wide else ""
             sides = "x".join(map(str, window))
-            return Hit(op, sure=False, note=f"window {sides} has a side over {_WINDOW}, the end by a private route"
+            return Hit(op, sure=False, note=f"window {sides} has a side over {POOL_SIDE}, the end by a private route"
                                             f"{allowed}; not measured through Core ML")
         at_limit = op.op_type == "max_pool" and width == 8
         return Miss(op, "window width 8, the limit is 8 on M4" if at_limit else "fits", near=at_limit)

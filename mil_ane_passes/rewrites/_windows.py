@@ -1,0 +1,105 @@
+"""Where the windows of a pool lie, and what of them is too large for which chips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coremltools.converters.mil.mil import Operation
+
+from ..core.limits import limit, over
+from ..core.query import is_symbolic, value
+from ..core.targets import Generation, between, listed
+from ..rules._sizes import POOL_SIDE, spatial
+
+__all__ = ["Pads", "fine_steps", "flat", "largest", "pads_of", "too_large", "whole"]
+
+Pads = list[tuple[int, int]]
+_OLD = between(last="a13")
+
+
+def pads_of(op: Operation) -> Pads | str:
+    """(before, after) for each axis with which the windows counted downwards are those of `op`; or why not in numbers.
+
+    What a last window of ceil_mode reads behind the input is padding, too.
+    """
+    kind, ceil = value(op.pad_type), bool(value(op.ceil_mode, False))
+    given = value(op.pad, [0] * 6) if kind == "custom" else [0] * 6
+    pads: Pads = []
+    for axis, size in enumerate(spatial(op) or ()):
+        extent, count, stride = op.x.shape[2 + axis], op.outputs[0].shape[2 + axis], _strides(op)[axis]
+        before, after = given[2 * axis:2 * axis + 2]
+        if is_symbolic(extent):
+            if stride > 1 and (ceil or kind.startswith("same")):
+                return f"{'ceil_mode' if ceil else f'pad_type {kind}'} pads by the input's size, which is symbolic"
+            before, after = _halves(size - 1, kind) if kind.startswith("same") else (before, after)
+        else:
+            total = (int(count) - 1) * stride + size - int(extent)
+            if kind.startswith("same"):
+                before, after = _halves(max(total, 0), kind)
+            after = max(total - before, 0)
+        if max(before, after) >= size:
+            return "a window may lie in the padding alone"
+        pads.append((before, after))
+    return pads
+
+
+def _halves(total: int, kind: str) -> tuple[int, int]:
+    small, large = total // 2, total - total // 2
+    return (large, small) if kind == "same_lower" else (small, large)
+
+
+def _strides(op: Operation) -> list[int]:
+    strides: list[int] = value(op.strides, [1] * (op.x.rank - 2))
+    return strides
+
+
+def fine_steps(op: Operation, generations: Sequence[Generation], always: bool) -> bool:
+    """Whether the strides of `op` are as `generations` take them; what only old ones refuse counts where asked."""
+    looked_at = [one for one in generations if one in _OLD]
+    old_only = len(looked_at) == len(generations)
+    return not ((old_only or always) and over("pool-stride", max(_strides(op)), looked_at))
+
+
+def largest(op: Operation, generations: Sequence[Generation], always: bool) -> list[int]:
+    """The longest side of a window on each axis, the last axis being the width."""
+    looked_at = [one for one in generations if one in _OLD]
+    old = limit("pool-kernel", looked_at) if always or len(looked_at) == len(generations) else None
+    most = [min(POOL_SIDE, old.most if old else POOL_SIDE)] * (op.x.rank - 2)
+    wide = limit("max-pool-width", generations) if op.op_type == "max_pool" else None
+    if wide:
+        most[-1] = min(most[-1], wide.most)
+    return most
+
+
+def too_large(op: Operation, generations: Sequence[Generation], always: bool) -> str | None:
+    """What of the window or the stride of `op` is refused, in words; "" where only older chips do; None where nothing.
+    """
+    window = spatial(op) or ()
+    found = [f"window {size} on axis {2 + axis}, {most} fit"
+             for axis, (size, most) in enumerate(zip(window, largest(op, generations, always))) if size > most]
+    if not fine_steps(op, generations, always):
+        found.append(f"stride {max(_strides(op))}")
+    if found:
+        return " and ".join(found)
+    old = [one for one in generations if one in _OLD]
+    return "" if over("pool-kernel", max(window), old) or over("pool-stride", max(_strides(op)), old) else None
+
+
+def whole(op: Operation, pads: Pads) -> list[int]:
+    """The axes (of x) on which one window holds all of the input."""
+    found = []
+    for axis, (size, (before, _)) in enumerate(zip(spatial(op) or (), pads)):
+        extent, count = op.x.shape[2 + axis], op.outputs[0].shape[2 + axis]
+        if not is_symbolic(extent) and count == 1 and size - before >= int(extent):
+            found.append(2 + axis)
+    return found
+
+
+def flat(pads: Pads) -> list[int]:
+    """Pads as MIL has them: before and after of each axis in a row."""
+    return [amount for pair in pads for amount in pair]
+
+
+def old_chips() -> str:
+    """The chips that only take small pools, in words."""
+    return listed(_OLD)

@@ -1,0 +1,141 @@
+"""Take the maximum of a large window in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.limits import evidence_of
+from ..core.query import value
+from ..rules._sizes import spatial
+from . import _windows as windows
+from ._windows import Pads
+
+
+class ChainMaxPool(Rewrite):
+    """Run a max_pool whose window is too large as a chain of smaller ones.
+
+    why     An M4 takes windows of max_pool 8 wide, no chip is known to take one with a side over 31, and iPhones of
+            2020 refused 14 and strides over 2. The maximum over K elements is that over k2 neighbouring maxima of k1
+            elements each, with k1 + k2 - 1 = K.
+    when    A window that is too large for a chip looked at, constant. What only chips up to A13 refuse is left alone
+            unless no other chip is looked at. On an axis that one window covers the maximum is a reduce_max.
+    exact   the same numbers; where zeros of both signs are the maximum, its sign may differ. The padding, which stands
+            for minus infinity, is shared among the steps so that every window of each holds an element of the input;
+            the last step has the stride. A stride that is refused becomes one of 1 and a slice that keeps each s-th.
+    cost    Each step but the last is a pass over the input at its own size.
+
+    before
+        %y: fp16[1, 2, 16, 16] = max_pool(x=%x, kernel_sizes=[9, 9], pad_type=same)
+    after
+        %0: fp16[1, 2, 16, 20] = max_pool(x=%x, kernel_sizes=[1, 5], pad_type=custom, pad=[0, 0, 4, 4])
+        %y: fp16[1, 2, 16, 16] = max_pool(x=%0, kernel_sizes=[9, 5], pad_type=custom, pad=[4, 4, 0, 0])
+    """
+
+    code, slug = "ANE274", "large-max-pool"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "no rounding: the same numbers, but for the sign of a zero where zeros of both signs are the maximum"
+    preset = "full"
+    roots = ("max_pool",)
+    evidence = (
+        *evidence_of("max-pool-width", "pool-kernel", "pool-stride"),
+        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
+                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+        Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
+                  source="https://github.com/hollance/neural-engine/issues/1"),
+    )
+
+    always: bool = False
+    "Chain what only chips up to A13 refuse as well, whatever the target."
+    max_steps: int = 16
+    "The most steps one op may become."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        looked_at = self.generations
+        large = windows.too_large(op, looked_at, self.always)
+        if large is None:
+            return Miss(op, "fits", near=False)
+        if not large:
+            return Miss(op, f"refused by {windows.old_chips()} only; name one of them as the target")
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        pads = windows.pads_of(op)
+        if isinstance(pads, str):
+            return Miss(op, pads)
+        whole = windows.whole(op, pads)
+        steps = _steps(op, whole, windows.largest(op, looked_at, self.always))
+        if len(steps) > self.max_steps:
+            return Miss(op, f"would take {len(steps)} steps, max_steps is {self.max_steps}")
+        fine = windows.fine_steps(op, looked_at, self.always)
+        return Hit(op, note=f"{large}: {_told(steps, whole)}", whole=whole, steps=steps, pads=pads, fine=fine)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, whole = hit.op, hit.whole
+        x: Var = mb.reduce_max(x=op.x, axes=whole, keep_dims=True) if whole else op.x
+        rest: Pads = [(0, 0) if 2 + axis in whole else pair for axis, pair in enumerate(hit.pads)]
+        strides = [1 if 2 + axis in whole else stride
+                   for axis, stride in enumerate(value(op.strides, [1] * len(rest)))]
+        for number, sizes in enumerate(hit.steps):
+            pads = [(min(before, size - 1), min(after, size - 1)) for (before, after), size in zip(rest, sizes)]
+            rest = [(old[0] - new[0], old[1] - new[1]) for old, new in zip(rest, pads)]
+            last = number == len(hit.steps) - 1
+            how: dict[str, Any] = {"pad_type": "custom", "pad": windows.flat(pads)}
+            x = mb.max_pool(x=x, kernel_sizes=sizes, strides=strides if last and hit.fine else [1] * len(sizes),
+                            **(how if any(map(any, pads)) else {"pad_type": "valid"}))
+        if not hit.fine and max(strides) > 1:
+            x = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=[1, 1, *strides],
+                                  end_mask=[True] * x.rank)
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("9x9", lambda: _pool([9, 9]))
+        yield Example("one row, strided", lambda: _pool([1, 20], strides=[1, 2], pad_type="custom", pad=[0, 0, 7, 5]))
+        yield Example("more counted", lambda: _pool([3, 9], strides=[2, 4], pad_type="custom", pad=[1, 1, 2, 2],
+                                                    ceil_mode=True))
+        yield Example("all of one axis", lambda: _pool([3, 9], strides=[1, 9], pad_type="custom",
+                                                        pad=[0, 0, 0, 1], shape=(1, 2, 16, 8)))
+        yield Example("all", lambda: _pool([9, 9], pad_type="custom", pad=[0, 1, 0, 1], shape=(1, 2, 8, 8)))
+        yield Example("1-D", lambda: _pool([10], pad_type="same_lower", shape=(1, 3, 30)))
+        yield Example("3-D", lambda: _pool([2, 3, 9], shape=(1, 2, 3, 5, 12)))
+        yield Example("a long stride", lambda: _pool([3, 3], strides=[3, 3], pad_type="valid"),
+                      options={"always": True})
+        yield Example("fits", lambda: _pool([9, 8]), reason="fits")
+        yield Example("old chips only", lambda: _pool([3, 3], strides=[3, 3]),
+                      reason="refused by A12 and A13 only; name one of them as the target")
+        yield Example("too many steps", lambda: _pool([9, 9]), options={"max_steps": 1},
+                      reason="would take 2 steps, max_steps is 1")
+        yield Example("fp32", lambda: _pool([9, 9], dtype=types.fp32),
+                      reason="computed in fp32, which the ANE does not take")
+        yield Example("padding alone", lambda: _pool([1, 9], pad_type="custom", pad=[0, 0, 9, 9]),
+                      reason="a window may lie in the padding alone")
+        yield Example("symbolic, same", lambda: _pool([9, 9], strides=[2, 2], shape=(1, 2, 16, None)),
+                      reason="pad_type same pads by the input's size, which is symbolic")
+
+
+def _steps(op: Operation, whole: list[int], most: list[int]) -> list[list[int]]:
+    """The windows of each step; an axis with fewer of them has its own at the end, where the stride is."""
+    parts = []
+    for axis, (size, limit) in enumerate(zip(spatial(op) or (), most)):
+        reach = 0 if 2 + axis in whole else size - 1
+        count = -(-reach // (limit - 1))
+        parts.append([1 + reach // count + (number < reach % count) for number in range(count)])
+    strided = any(stride > 1 and 2 + axis not in whole for axis, stride in enumerate(value(op.strides, [])))
+    length = max(*map(len, parts), 1 if strided else 0) if len(parts) > 1 else max(len(parts[0]), int(strided))
+    return [list(sizes) for sizes in zip(*([1] * (length - len(part)) + part for part in parts))]
+
+
+def _told(steps: list[list[int]], whole: list[int]) -> str:
+    reduced = [f"reduce_max over axes {', '.join(map(str, whole))}"] if whole else []
+    return ", ".join(reduced + ["x".join(map(str, sizes)) for sizes in steps])
+
+
+def _pool(sizes: list[int], *, shape: tuple[int | None, ...] = (1, 2, 16, 16), strides: list[int] | None = None,
+          pad_type: str = "same", dtype: Any = types.fp16, **parameters: Any) -> Program:
+    return program(lambda x: Builder.max_pool(x=x, kernel_sizes=sizes, strides=strides or [1] * len(sizes),
+                                              pad_type=pad_type, name="y", **parameters), dtype=dtype, x=shape)

@@ -1,0 +1,52 @@
+"""What the tests of convolutions and pools share: laws held against the op before, and what is still refused."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.contract import Exactness, Hit
+from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.proof.compare import Strictness, differences
+from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.runtime import Runtime
+
+
+def configured(name, **options):
+    return by_name(name).configured(**options)
+
+
+OLD = {"ANE228", "ANE229"}
+"What only old chips refuse; it counts where one of them is named."
+TRAPS = {"ANE512"}
+
+
+def refused(program, target):
+    """The ops that a rule says some chip of the target refuses, certainly or not, or takes minutes to compile."""
+    rules = [rule() for rule in all_rules().values() if rule.refuses or rule.code in TRAPS]
+    _, found = predict(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
+    return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)]
+
+
+def drawn(program, seed=0, extent=9):
+    """Normal draws that fp16 has; symbolic dimensions are `extent`."""
+    random = np.random.default_rng(seed)
+    return {name: random.standard_normal([extent if not isinstance(size, (int, np.integer)) else size
+                                          for size in var.shape]).astype(np.float16).astype(np.float32)
+            for name, var in program.functions["main"].inputs.items()}
+
+
+def holds(program, name, *, target="all", exactness=Exactness.ROUNDING, extent=9, **options):
+    """Run the rewrite in place; its hits and reasons, after the values were held against the program before."""
+    before = clone(program)
+    trace = run(configured(name, **options), program, target=target)
+    program.validate()
+    feeds = drawn(before, extent=extent)
+    truth = None
+    for precision in ("float64", "float16"):
+        old, new = (Runtime(each, precision=precision)(feeds) for each in (before, program))
+        wrong = [str(each) for each in differences(old, new, Strictness(exactness), truth) if not each.passed]
+        assert not wrong, (precision, wrong)
+        truth = truth or old
+    return trace
