@@ -12,7 +12,10 @@ from functools import lru_cache
 from .contract import Community, Evidence, Measured, Vendor
 from .targets import Generation, between, listed
 
-__all__ = ["LIMITS", "Bound", "Over", "evidence_of", "limit", "over"]
+__all__ = ["LIMITS", "POOL_SIDE", "Bound", "Over", "evidence_of", "limit", "over"]
+
+POOL_SIDE = 31
+"The longest side of any pool's window, by a private route; M1 29."
 
 _STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 _TARGETS = "sbryngelson/ANEForge aneforge/_targets.py"

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Operation
 
-from ..core.limits import limit, over
+from ..core.limits import POOL_SIDE, limit, over
 from ..core.query import is_symbolic, value
 from ..core.targets import Generation, between, listed
-from ..rules._sizes import POOL_SIDE, spatial
 
 __all__ = ["Pads", "fine_steps", "flat", "largest", "pads_of", "too_large", "whole"]
 
@@ -25,7 +24,7 @@ def pads_of(op: Operation) -> Pads | str:
     kind, ceil = value(op.pad_type), bool(value(op.ceil_mode, False))
     given = value(op.pad, [0] * 6) if kind == "custom" else [0] * 6
     pads: Pads = []
-    for axis, size in enumerate(spatial(op) or ()):
+    for axis, size in enumerate(_sizes(op)):
         extent, count, stride = op.x.shape[2 + axis], op.outputs[0].shape[2 + axis], _strides(op)[axis]
         before, after = given[2 * axis:2 * axis + 2]
         if is_symbolic(extent):
@@ -41,6 +40,11 @@ def pads_of(op: Operation) -> Pads | str:
             return "a window may lie in the padding alone"
         pads.append((before, after))
     return pads
+
+
+def _sizes(op: Operation) -> list[int]:
+    sizes: list[int] = value(op.kernel_sizes)
+    return sizes
 
 
 def _halves(total: int, kind: str) -> tuple[int, int]:
@@ -74,7 +78,7 @@ def largest(op: Operation, generations: Sequence[Generation], always: bool) -> l
 def too_large(op: Operation, generations: Sequence[Generation], always: bool) -> str | None:
     """What of the window or the stride of `op` is refused, in words; "" where only older chips do; None where nothing.
     """
-    window = spatial(op) or ()
+    window = _sizes(op)
     found = [f"window {size} on axis {2 + axis}, {most} fit"
              for axis, (size, most) in enumerate(zip(window, largest(op, generations, always))) if size > most]
     if not fine_steps(op, generations, always):
@@ -88,7 +92,7 @@ def too_large(op: Operation, generations: Sequence[Generation], always: bool) ->
 def whole(op: Operation, pads: Pads) -> list[int]:
     """The axes (of x) on which one window holds all of the input."""
     found = []
-    for axis, (size, (before, _)) in enumerate(zip(spatial(op) or (), pads)):
+    for axis, (size, (before, _)) in enumerate(zip(_sizes(op), pads)):
         extent, count = op.x.shape[2 + axis], op.outputs[0].shape[2 + axis]
         if not is_symbolic(extent) and count == 1 and size - before >= int(extent):
             found.append(2 + axis)

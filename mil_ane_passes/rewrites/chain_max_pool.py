@@ -12,7 +12,6 @@ from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import value
-from ..rules._sizes import spatial
 from . import _windows as windows
 from ._windows import Pads
 
@@ -121,7 +120,7 @@ class ChainMaxPool(Rewrite):
 def _steps(op: Operation, whole: list[int], most: list[int]) -> list[list[int]]:
     """The windows of each step; an axis with fewer of them has its own at the end, where the stride is."""
     parts = []
-    for axis, (size, limit) in enumerate(zip(spatial(op) or (), most)):
+    for axis, (size, limit) in enumerate(zip(value(op.kernel_sizes), most)):
         reach = 0 if 2 + axis in whole else size - 1
         count = -(-reach // (limit - 1))
         parts.append([1 + reach // count + (number < reach % count) for number in range(count)])

@@ -12,10 +12,7 @@ from ..core.query import flat_inputs, is_const, kind_of
 from ..core.targets import GENERATIONS, Generation, parse_target
 from ._groups import join
 
-__all__ = ["POOL_SIDE", "Shape", "among", "islands", "known", "spatial"]
-
-POOL_SIDE = 31
-"The longest side of any pool's window, by a private route; M1 29."
+__all__ = ["Shape", "among", "islands", "known", "spatial"]
 
 Shape = Sequence[object]
 

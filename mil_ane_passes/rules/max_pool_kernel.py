@@ -8,9 +8,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
 from ..core.examples import program
-from ..core.limits import evidence_of, over
+from ..core.limits import POOL_SIDE, evidence_of, over
 from ._refused import on_m4
-from ._sizes import POOL_SIDE, among, spatial
+from ._sizes import among, spatial
 
 
 class MaxPoolKernel(Rule):
