@@ -25,7 +25,8 @@ class SlidingWindows(Rule):
     code, slug = "ANE211", "sliding-windows"
     roots = ("sliding_windows",)
     refuses, confidence = True, "high"
-    advice = "Reshape where windows do not overlap, else stack slices, or let a conv copy them: the same bits."
+    mended_by = ("windows_by_slices",)
+    advice = "Reshape where windows do not overlap, else stack slices, or let a conv copy them (the same bits)."
     evidence = (
         on_m4("sliding_windows is refused, and runs on no GPU either"),
         private("sliding_windows has no form on any generation"),
