@@ -27,6 +27,7 @@ class ConstantGather(Rule):
     targets = BEFORE_M4
     refuses, confidence, level = True, "low", "note"
     advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
+    mended_by = ("gather_as_slices", "fold_constant_gather")
     evidence = (
         Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
                   date="2020"),

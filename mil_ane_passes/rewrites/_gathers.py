@@ -1,0 +1,177 @@
+"""Gathers at constant places: which places of which axes they take, and the same taken without a gather."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.build import RewriteBuilder
+from ..core.query import is_symbolic, static_shape, value
+from ._places import Pieces, Places, Run, Tiled, arranged, separated
+from ._take import cannot_show, cannot_take, cut, shown, take
+
+__all__ = ["KINDS", "Plan", "gathered", "outside", "planned", "taken"]
+
+KINDS = ("gather", "gather_nd", "gather_along_axis")
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`x`, shown in `shape` where that is given, and the places that are taken of its axes."""
+
+    shape: tuple[int, ...] | None
+    picks: tuple[tuple[int, Places], ...]
+
+    @property
+    def parts(self) -> int:
+        """How many values are joined, 1 where none are."""
+        return math.prod(places.parts for _, places in self.picks)
+
+    @property
+    def plain(self) -> bool:
+        """Whether one slice does, or none."""
+        return all(isinstance(places, Run) and places.step > 0 for _, places in self.picks)
+
+    def words(self) -> str:
+        kinds = [places.words() for _, places in self.picks]
+        if self.plain:
+            return "one slice" if kinds else "all of it"
+        return " of ".join(dict.fromkeys(kind for kind in kinds if kind != "one slice"))
+
+
+def planned(op: Operation) -> Plan | str:
+    """How `op`, whose indices are constant, takes what it takes; or why there is no such way."""
+    indices = np.asarray(op.indices.val).astype(np.int64)
+    batch = int(value(op.inputs.get("batch_dims"), 0))
+    if indices.size == 0:
+        return "it takes nothing"
+    if batch:
+        shared = indices.reshape(-1, *indices.shape[batch:])
+        if not np.array_equal(shared, np.broadcast_to(shared[:1], shared.shape)):
+            return "its places differ from batch to batch"
+        indices = shared[0]
+    plan = {"gather": _gather, "gather_nd": _gather_nd, "gather_along_axis": _along}[op.op_type](op, indices, batch)
+    return plan if isinstance(plan, str) else _possible(op, plan)
+
+
+def _possible(op: Operation, plan: Plan) -> Plan | str:
+    for _, places in plan.picks:
+        reason = cannot_take(op.x, places)
+        if reason and plan.shape is None:
+            return reason
+    return cannot_show(op.outputs[0].shape) or plan
+
+
+def _counted(indices: Array, extent: Any) -> Array | str:
+    """`indices` counted from the front; or why they cannot be."""
+    if is_symbolic(extent):
+        return "it takes places of an axis of symbolic size"
+    wrong = indices[(indices < -extent) | (indices >= extent)]
+    if wrong.size:
+        return f"place {wrong[0]} is outside of the {extent} there are"
+    return np.where(indices < 0, indices + extent, indices)
+
+
+def _gather(op: Operation, indices: Array, batch: int) -> Plan | str:
+    axis = int(op.axis.val) % op.x.rank
+    if is_symbolic(op.x.shape[axis]) and indices.size == 1 and indices.min() >= 0:
+        return Plan(None, ((axis, Run(int(indices.reshape(-1)[0]), 1, 1)),))
+    places = _counted(indices, op.x.shape[axis])
+    return places if isinstance(places, str) else Plan(None, ((axis, arranged(places)),))
+
+
+def _along(op: Operation, indices: Array, batch: int) -> Plan | str:
+    axis = int(op.axis.val) % op.x.rank
+    shape, places = static_shape(op.x), _counted(indices, op.x.shape[axis])
+    if shape is None or isinstance(places, str):
+        return places if isinstance(places, str) else "its other axes are of symbolic size, those of its places are not"
+    line = places[tuple(slice(None) if each == axis else slice(0, 1) for each in range(op.x.rank))]
+    if np.array_equal(places, np.broadcast_to(line, places.shape)):
+        return Plan(None, ((axis, arranged(line)),))
+    grid: list[Array] = list(np.indices(indices.shape))
+    grid[axis] = places
+    return _flat(grid, shape, shape)
+
+
+def _gather_nd(op: Operation, indices: Array, batch: int) -> Plan | str:
+    columns = []
+    axes = range(batch, batch + indices.shape[-1])
+    for axis, column in zip(axes, np.moveaxis(indices, -1, 0)):
+        places = _counted(column, op.x.shape[axis])
+        if isinstance(places, str):
+            return places
+        columns.append(places)
+    apart = separated(columns)
+    if apart is not None:
+        return Plan(None, tuple((axis, arranged(line)) for axis, line in zip(axes, apart)))
+    if batch or any(map(is_symbolic, op.x.shape)):
+        return "its points are no combination of places of each axis, and the axes before or behind are not fixed"
+    return _flat(columns, tuple(op.x.shape[axis] for axis in axes), tuple(op.x.shape))
+
+
+def _flat(columns: list[Array], extents: tuple[int, ...], shape: tuple[int, ...]) -> Plan:
+    """Points, as places of the axes they run over, shown as one axis."""
+    places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents)
+    return Plan((math.prod(extents), *shape[len(extents):]), ((0, arranged(places)),))
+
+
+def taken(mb: RewriteBuilder, op: Operation, plan: Plan, aside: bool) -> Var:
+    """What `op` gives, by slices; `aside`: several slices of a last axis are joined as another axis."""
+    var, out = op.x, op.outputs[0]
+    if plan.shape is not None:
+        var = shown(mb, var, plan.shape)
+    straight = {axis: places for axis, places in plan.picks if isinstance(places, Run) and places.step > 0}
+    dropped = [extent for axis, extent in enumerate(var.shape) if axis not in straight]
+    if straight and len(straight) == len(plan.picks) and len(dropped) == out.rank and \
+            all(run.count == 1 for run in straight.values()):
+        return cut(mb, var, straight, squeeze=True)
+    var = cut(mb, var, straight, squeeze=False)
+    for axis, places in plan.picks:
+        if axis not in straight:
+            var = _beside(mb, var, axis, places) if aside and axis == var.rank - 1 else take(mb, var, axis, places)
+    return shown(mb, var, out.shape)
+
+
+def _beside(mb: RewriteBuilder, var: Var, axis: int, places: Places) -> Var:
+    """`take` along the last axis, which changes places with the one before it while values are joined."""
+    if not isinstance(places, (Pieces, Tiled)):
+        return take(mb, var, axis, places)
+    if var.rank == 1:
+        column: Var = take(mb, mb.expand_dims(x=var, axes=[1]), 0, places)
+        line: Var = mb.squeeze(x=column, axes=[1])
+        return line
+    order = [*range(axis - 1), axis, axis - 1]
+    back: Var = mb.transpose(x=take(mb, mb.transpose(x=var, perm=order), axis - 1, places), perm=order)
+    return back
+
+
+def outside(op: Operation) -> str:
+    """Why the constant places of `op` are none of its table, empty where they are."""
+    indices, batch = np.asarray(op.indices.val).astype(np.int64), int(value(op.inputs.get("batch_dims"), 0))
+    if op.op_type == "gather_nd":
+        found = [_counted(column, op.x.shape[batch + axis]) for axis, column in enumerate(np.moveaxis(indices, -1, 0))]
+    else:
+        found = [_counted(indices, op.x.shape[int(op.axis.val) % op.x.rank])]
+    return next((reason for reason in found if isinstance(reason, str)), "")
+
+
+def gathered(op: Operation) -> Array:
+    """What `op` gives where both its table and its places are constant."""
+    table, indices = np.asarray(op.x.val), np.asarray(op.indices.val).astype(np.int64)
+    batch = int(value(op.inputs.get("batch_dims"), 0))
+    if op.op_type == "gather_along_axis":
+        return np.take_along_axis(table, indices, int(op.axis.val))
+    if op.op_type == "gather" and not batch:
+        return np.take(table, indices, int(op.axis.val))
+    if op.op_type == "gather":
+        axis = int(op.axis.val) % table.ndim
+        fronts = [np.take(table[at], indices[at], axis - batch) for at in np.ndindex(*indices.shape[:batch])]
+        return np.stack(fronts).reshape(*indices.shape[:batch], *fronts[0].shape)
+    lead = np.indices(indices.shape[:-1], sparse=True)[:batch]
+    found: Array = table[(*lead, *np.moveaxis(indices, -1, 0))]
+    return found

@@ -1,0 +1,127 @@
+"""Take constant places by slices and a concat instead of a gather."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_const
+from ..core.targets import Gate
+from ._gathers import KINDS, planned, taken
+
+_OLD = Gate(last="m3")
+_STRUCK = Gate(first="a14", last="m2")
+
+
+class GatherAsSlices(Rewrite):
+    """Turn a gather at constant places into slices and a concat, or one slice, a reverse or a transpose.
+
+    why     Before the M4 nobody saw a gather on the ANE through Core ML, while slices are taken everywhere; and what
+            is one slice, or all of the axis, needs no gather on any chip.
+    when    gather, gather_nd and gather_along_axis with constant indices. One slice, reverse or none: on every target.
+            Where values have to be joined: on targets before the M4 only, which takes such a gather as it is, unless
+            `always`. Places of several axes are taken axis by axis, or of the axes shown as one.
+    exact   bitwise: elements are moved, none is computed with.
+    cost    As many values are joined as there are runs of neighbours, `max_parts` at most. On M1 and M2, where joining
+            slices of the last axis is reported to go wrong, two transposes, too.
+
+    before
+        %y: fp16[1, 5, 4] = gather(x=%x, indices=[4, 0, 1, 2, 3], axis=1)
+    after
+        %0: fp16[1, 4, 4], %1: fp16[1, 1, 4] = split(x=%x, split_sizes=[4, 1], axis=1)
+        %y: fp16[1, 5, 4] = concat(values=(%1, %0), axis=1)
+    """
+
+    code, slug = "ANE265", "gather-at-constant-places"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    level, confidence = "note", "low"
+    roots = KINDS
+    evidence = (
+        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
+                  date="2020"),
+        Measured("contradicts it: gather with constant indices is accepted", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        Measured("a gather moves 23 GB/s by Core ML's estimate for the CPU, a slice 73", chip="M4", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        Vendor("contradicts it: gather resides on the ANE",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+        Community("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
+                  "transposing the axis away and back is right on all", date="2026",
+                  source="sbryngelson/ANEForge docs/developer/op-quirks.md"),
+    )
+
+    always: bool = False
+    "Also join values where a newer chip takes the gather."
+    max_parts: int = 32
+    "The most values that are joined."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not is_const(op.indices):
+            return Miss(op, "its indices are computed", near=False)
+        if is_const(op.x):
+            return Miss(op, "constant places of a constant: fold_constant_gather makes them a constant", near=False)
+        plan = planned(op)
+        if isinstance(plan, str):
+            return Miss(op, plan)
+        if plan.parts > self.max_parts:
+            return Miss(op, f"{plan.parts} values to join, above {self.max_parts}")
+        if plan.parts > 1 and not self.always and not all(map(_OLD.admits, self.generations)):
+            return Miss(op, f"{plan.words()}: the gather is accepted on M4 as it is; name an older target, or always")
+        aside = any(map(_STRUCK.admits, self.generations))
+        return Hit(op, note=f"{op.op_type} at {op.indices.val.size} constant places: {plan.words()}", plan=plan,
+                   aside=aside)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return taken(mb, hit.op, hit.plan, hit.aside)
+
+    def examples(self) -> Iterable[Example]:
+        join = {"always": True}
+        yield Example("roll", lambda: _gather([4, 0, 1, 2, 3]), options=join)
+        yield Example("last element", lambda: _gather(-1, axis=-1, opset=ct.target.iOS15))
+        yield Example("every second", lambda: _gather([[0, 2], [4, 6]], axis=2))
+        yield Example("flip", lambda: _gather([4, 3, 2, 1, 0]))
+        yield Example("three of the last axis", lambda: _gather([0, 2, 1], axis=2), options=join)
+        yield Example("repeats", lambda: _gather([0, 0, 1, 1, 2, 2]), options=join)
+        yield Example("shuffle", lambda: _gather([0, 2, 4, 1, 3, 5], shape=(2, 6, 4)), options=join)
+        yield Example("twice", lambda: _gather([1, 3, 1, 3]), options=join)
+        yield Example("a mask for each head", lambda: program(
+            lambda x: Builder.gather_nd(x=x, indices=np.stack(np.broadcast_arrays(
+                np.zeros((1, 1, 1, 1)), np.arange(8).reshape(1, 1, 1, 8)), -1).astype(np.uint16), name="y"), x=(1, 8)))
+        yield Example("diagonal", lambda: program(
+            lambda x: Builder.gather_nd(x=x, indices=np.repeat(np.arange(4), 2).reshape(4, 2).astype(np.int32),
+                                        name="y"), x=(4, 4, 3)))
+        yield Example("along an axis", lambda: program(
+            lambda x: Builder.gather_along_axis(x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"), x=(4,)),
+            options=join)
+        yield Example("scattered", lambda: _gather([0, 5, 3, 2, 6], shape=(1, 7, 4)), options=join | {"max_parts": 4},
+                      reason="5 values to join, above 4")
+        yield Example("roll on M4", lambda: _gather([4, 0, 1, 2, 3]), reason="2 slices and a concat: the gather is "
+                      "accepted on M4 as it is; name an older target, or always")
+        yield Example("outside", lambda: _gather([0, 5]), reason="place 5 is outside of the 5 there are")
+        yield Example("symbolic", lambda: _gather([1, 2], shape=(2, None, 4)),
+                      reason="it takes places of an axis of symbolic size")
+        yield Example("a row for each batch", lambda: program(
+            lambda x: Builder.gather(x=x, indices=np.array([[0], [1]], np.int32), axis=1, batch_dims=1, name="y"),
+            x=(2, 4)), reason="its places differ from batch to batch")
+        yield Example("table", lambda: program(
+            lambda x: Builder.add(x=x, y=Builder.gather(x=weight(4, 3), indices=np.array([1], np.int32), axis=0)),
+            x=(2, 3)), reason="constant places of a constant: fold_constant_gather makes them a constant")
+        yield Example("computed", lambda: program(
+            lambda i: Builder.gather(x=weight(4, 3), indices=i, axis=0, name="y"), dtype=types.int32, i=(2,)),
+            reason="its indices are computed")
+
+
+def _gather(indices: Any, axis: int = 1, shape: tuple[int | None, ...] = (1, 5, 4), opset: Any = ct.target.iOS17,
+            ) -> Program:
+    shape = (1, 5, 8) if np.max(indices) == 6 and shape == (1, 5, 4) else shape
+    return program(lambda x: Builder.gather(x=x, indices=np.array(indices, np.int32), axis=axis, name="y"),
+                   opset=opset, x=shape)
