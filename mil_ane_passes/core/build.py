@@ -10,6 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 
+from .again import insert
 from .consts import array_const, reshaped_const
 from .edit import first_op
 
@@ -25,13 +26,19 @@ class Names:
     def __init__(self, function: Function) -> None:
         self._taken: set[str] = set(function.inputs)
         self._next: dict[str, int] = {}
+        self.shared: set[str] = set()
+        "Names that several values have, in different blocks."
+        values = set(function.inputs)
         pending: list[Block] = [function]
         while pending:
             block = pending.pop()
             for op in block.operations:
                 self._taken.add(op.name)
-                self._taken.update(var.name for var in op.outputs)
+                names = {var.name for var in op.outputs}
+                self.shared |= names & values
+                values |= names
                 pending.extend(op.blocks)
+        self._taken |= values
 
     def fresh(self, base: str) -> str:
         """`base` itself, or `base_1`, `base_2`, ... when it is taken; the result is taken from then on."""
@@ -132,6 +139,37 @@ class RewriteBuilder:
         if self._entry is None or self._entry.enclosing_block is not self.block:
             self._entry = next((op for op in self.block.operations if op not in self._made), None)
         return self._entry
+
+    def fresh(self, base: str) -> str:
+        """A name that nothing in the function has: `base`, or one that begins so."""
+        return self._names.fresh(base)
+
+    def insert(self, op: Operation, into: Block | None = None) -> list[Var]:
+        """Put `op`, which stands in no block, where ops are inserted now, or at the end of the block `into`, under a
+        new name. Returns its outputs."""
+        op.name = self.fresh(op.name)
+        for var in op.outputs:
+            var.name = op.name if len(op.outputs) == 1 else self.fresh(var.name)
+        insert(op, into or self.block, None if into else self._anchor)
+        self._record(op)
+        return list(op.outputs)
+
+    def moved(self, op: Operation) -> list[Var]:
+        """Take `op` out of its block and put it where ops are inserted now; names change only where they are not the
+        only ones. Returns its outputs."""
+        old = op.enclosing_block
+        old.operations.remove(op)
+        old._internal_vars.difference_update(op.internal_inputs.values())
+        for inner in op.internal_inputs.values():
+            self.block.add_internal_var(inner)
+        op.enclosing_block = self.block
+        self.block._insert_op_before(op, before_op=self._anchor)
+        for var in op.outputs:
+            if var.name in self._names.shared:
+                var.name = self._names.fresh(var.name)
+                op.name = var.name if len(op.outputs) == 1 else op.name
+        self._record(op)
+        return list(op.outputs)
 
     def _record(self, op: Operation) -> None:
         self.created.append(op)

@@ -21,14 +21,15 @@ class ControlFlow(Rule):
     why     cond was seen to leave the ANE in a GPT model; the ANE's compiler, asked without Core ML, has no form of
             cond, while_loop and the list ops on any generation.
     when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
-    cure    A loop whose number of steps is fixed: unroll it, the same bits. A branch: compute both sides and select
-            (the same bits where neither side traps), or make two functions and choose outside. A list: a concat or
-            stack of its members.
+    cure    A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
+            ane::inline_constant_branch. Another branch: compute both sides and select (the same bits where neither
+            side traps), or make two functions and choose outside. A list: a concat or stack of its members.
     """
 
     code, slug = "ANE218", "control-flow"
     roots = ("cond", "while_loop", *_LISTS)
     refuses, confidence = True, "high"
+    mended_by = ("unroll_while_loop", "inline_constant_branch")
     advice = "Unroll fixed loops and select between both sides of a branch (same bits), or choose outside the model."
     evidence = (
         on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),

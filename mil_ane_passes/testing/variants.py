@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, mil_list, types
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
@@ -18,11 +18,9 @@ __all__ = ["COMPRESSIONS", "compressed", "nested", "observed", "repeated", "symb
 Substitute = Callable[[Operation, str, Var], "Var | None"]
 
 
-def inline(function: Function, env: dict[Var, Var], substitute: Substitute | None = None) -> list[Var]:
+def inline(function: Block, env: dict[Var, Var], substitute: Substitute | None = None) -> list[Var]:
     """Build `function`'s ops once more in the current block; `env` maps its inputs to vars that are visible there."""
     for op in function.operations:
-        if op.blocks:
-            raise ValueError(f"{op.op_type} has nested blocks and cannot be inlined")
         made = Builder.const(val=_plain(op.outputs[0])) if op.op_type == "const" else _again(op, env, substitute)
         for old, new in zip(op.outputs, made if isinstance(made, (list, tuple)) else [made]):
             env[old] = new
@@ -30,6 +28,8 @@ def inline(function: Function, env: dict[Var, Var], substitute: Substitute | Non
 
 
 def _again(op: Operation, env: Mapping[Var, Var], substitute: Substitute | None) -> Any:
+    if op.blocks:
+        return _with_blocks(op, env, substitute)
     inputs: dict[str, Any] = {}
     for name, bound in op.inputs.items():
         if isinstance(bound, (list, tuple)):
@@ -38,6 +38,20 @@ def _again(op: Operation, env: Mapping[Var, Var], substitute: Substitute | None)
                   and bound.rank == 0 and is_default(op, name)):
             inputs[name] = (substitute(op, name, bound) if substitute else None) or env[bound]
     return getattr(Builder, op.op_type)(**inputs)
+
+
+def _with_blocks(op: Operation, env: Mapping[Var, Var], substitute: Substitute | None) -> Any:
+    def inner(number: int) -> Callable[..., Any]:
+        block = op.blocks[number]
+        return lambda *given: _single(inline(block, {**env, **dict(zip(block.inputs, given))}, substitute))
+
+    if op.op_type == "cond":
+        return Builder.cond(pred=env[op.pred], _true_fn=inner(0), _false_fn=inner(1))
+    return Builder.while_loop(_cond=inner(0), _body=inner(1), loop_vars=tuple(env[var] for var in op.loop_vars))
+
+
+def _single(made: list[Var]) -> Any:
+    return tuple(made) if len(made) != 1 else made[0]
 
 
 def _plain(var: Var) -> Any:

@@ -1,0 +1,101 @@
+"""The same op once more on other inputs: no parameter is left out or written anew, types and values are inferred anew.
+
+pymil's builder would fill in defaults, promote types and take the newest form of the opset; a copy stays what it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from .inference import inferred_types
+from .query import flat_inputs
+
+__all__ = ["detached", "infer", "insert"]
+
+_OF_THE_FILE = ("origin", "synthetic", "blob", "value_inference")
+"What the loader notes at an op about the one in the file."
+_EVALUATED_BYTES = 1 << 16
+"Values of more bytes are not asked for: that would read weights."
+
+
+def detached(op: Operation, inputs: Mapping[str, Any]) -> Operation:
+    """`op` once more, in no block and without outputs: with `inputs` in place of its own of those names.
+
+    What it reads does not know of it until it is inserted.
+    """
+    twin = copy.copy(op)
+    for name in _OF_THE_FILE:
+        twin.__dict__.pop(name, None)
+    twin.enclosing_block, twin.blocks, twin._output_vars = None, [], None
+    twin.scopes = {source: list(names) for source, names in op.scopes.items()}
+    twin._input_vars = {**op._input_vars, **inputs}
+    for name, var in op.internal_inputs.items():
+        own = copy.copy(var)
+        own._child_ops = [twin]
+        twin._input_vars[name] = own
+    for name, given in twin._input_vars.items():
+        setattr(twin, name, given)
+    return twin
+
+
+def infer(twin: Operation, like: Operation) -> Operation:
+    """`twin` with outputs, of the types that follow from its inputs; sizes that only those of `like` know hold, too."""
+    made = inferred_types(twin)
+    made = made if isinstance(made, tuple) else (made,)
+    if len(made) == len(like.outputs):
+        made = tuple(_sharper(new, old.sym_type) for new, old in zip(made, like.outputs))
+
+    def known() -> Any:
+        return made
+
+    twin.type_inference = known
+    if any(_heavy(var) for var in flat_inputs(twin)) or any(_bytes(each) > _EVALUATED_BYTES for each in made):
+        twin.value_inference = _not_evaluated
+    try:
+        twin.type_value_inference()
+    finally:
+        del twin.type_inference
+    return twin
+
+
+def insert(op: Operation, block: Block, before: Operation | None) -> None:
+    """Put `op`, which stands in no block, into `block` before the op `before`, or at its end."""
+    for var in flat_inputs(op):
+        var.add_child_op(op)
+    for inner in op.internal_inputs.values():
+        block.add_internal_var(inner)
+    op.enclosing_block = block
+    block._insert_op_before(op, before_op=before)
+
+
+def _not_evaluated() -> NoReturn:
+    raise NotImplementedError("large values stay unread")
+
+
+def _heavy(var: Var) -> bool:
+    return var._sym_val is not None and _bytes(var.sym_type) > _EVALUATED_BYTES
+
+
+def _bytes(sym_type: Any) -> int:
+    """Bytes of a value of the type, as far as they are known."""
+    if not types.is_tensor(sym_type):
+        return 0
+    elements = math.prod(int(size) for size in sym_type.get_shape() if not is_symbolic(size))
+    return elements * int(np.dtype(types.nptype_from_builtin(sym_type.get_primitive())).itemsize)
+
+
+def _sharper(new: Any, old: Any) -> Any:
+    if new is old or not (types.is_tensor(new) and types.is_tensor(old)):
+        return new
+    ours, theirs = new.get_shape(), old.get_shape()
+    if len(ours) != len(theirs):
+        return new
+    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs)]
+    return new if list(ours) == shape else types.tensor(new.get_primitive(), shape)

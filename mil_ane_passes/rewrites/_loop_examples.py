@@ -1,0 +1,67 @@
+"""Loops that unroll_while_loop shows, and its law draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Program, Var
+
+from ..core.examples import program, weight
+
+__all__ = ["alternating", "loop", "twofold", "until", "weighted"]
+
+
+def loop(steps: int, step: Any = None) -> Program:
+    def ordinary(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
+        return Builder.mul(x=Builder.add(x=x, y=Builder.cast(x=i, dtype="fp16")), y=z), z
+
+    def body(x: Var) -> list[Var]:
+        outputs = Builder.while_loop(
+            _cond=lambda i, x, z: Builder.less(x=i, y=np.int32(steps)),
+            _body=lambda i, x, z: (Builder.add(x=i, y=np.int32(1)), *(step or ordinary)(i, x, z)),
+            loop_vars=(np.int32(0), x, Builder.abs(x=x)), name="y")
+        return list(outputs[1:])
+
+    return program(body, x=(2, 3))
+
+
+def weighted() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda i, x: Builder.less(x=i, y=np.int32(3)),
+            _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), Builder.linear(x=x, weight=weight(8, 8))),
+            loop_vars=(np.int32(0), x))
+        return outputs[1]
+
+    return program(body, x=(2, 8))
+
+
+def twofold() -> Program:
+    def inner(i: Var, x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda j, x: Builder.less_equal(x=j, y=i),
+            _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
+            loop_vars=(np.int32(0), x))
+        return outputs[1]
+
+    return loop(3, lambda i, x, z: (inner(i, x), z))
+
+
+def alternating() -> Program:
+    def chosen(i: Var, x: Var) -> Var:
+        odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
+        made: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
+        return made
+
+    return loop(3, lambda i, x, z: (chosen(i, x), z))
+
+
+def until() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+            _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+    return program(body, x=(2, 3))

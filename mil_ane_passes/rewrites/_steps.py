@@ -1,0 +1,86 @@
+"""How many steps a loop runs: what its condition depends on, worked out step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from ..core.again import detached, infer
+from ..core.query import flat_inputs, is_opaque
+from ._inline import bindings
+
+__all__ = ["Unknown", "counted"]
+
+
+class Unknown(Exception):
+    """Why the number of steps is not known."""
+
+
+def counted(op: Operation, most: int) -> tuple[int, set[Operation]]:
+    """The steps that the while_loop `op` runs, and the ops of its body that only count them.
+
+    Raises Unknown with the value that decides, where that is not known, and where there are more than `most` steps.
+    """
+    condition, body = op.blocks
+    tested, read = _slice(condition, condition.outputs[:1])
+    carried, counting = set(read), list[Operation]()
+    while True:
+        counting, read = _slice(body, [body.outputs[place] for place in sorted(carried)])
+        if set(read) <= carried:
+            break
+        carried |= set(read)
+    for place in sorted(carried):
+        if op.loop_vars[place].val is None:
+            raise Unknown(_depends(op.loop_vars[place]))
+    now: dict[int, Var] = {place: op.loop_vars[place] for place in carried}
+    for step in range(most + 1):
+        if not _value(condition.outputs[0], _run(condition, tested, now)).val:
+            return step, set(counting)
+        env = _run(body, counting, now)
+        now = {place: _value(body.outputs[place], env) for place in carried}
+    raise Unknown(f"it runs more than {most} steps (max_steps)")
+
+
+def _depends(var: Var) -> str:
+    return f"the number of steps depends on '{var.name}', which is known only at run time"
+
+
+def _slice(block: Block, wanted: Iterable[Var]) -> tuple[list[Operation], list[int]]:
+    """The ops of `block` behind the vars `wanted`, in order, and which of the block's inputs they read."""
+    places = {var: place for place, var in enumerate(block.inputs)}
+    found: set[Operation] = set()
+    read: list[int] = []
+    pending = list(wanted)
+    seen = set(pending)
+    while pending:
+        var = pending.pop()
+        if var in places:
+            read.append(places[var])
+        elif var.op is not None and var.op.enclosing_block is block:
+            if var.op not in found:
+                found.add(var.op)
+                fresh = [each for each in flat_inputs(var.op) if each not in seen]
+                seen.update(fresh)
+                pending += fresh
+        elif var.val is None:
+            raise Unknown(_depends(var))
+    return [op for op in block.operations if op in found], read
+
+
+def _run(block: Block, ops: Iterable[Operation], now: dict[int, Var]) -> dict[Var, Var]:
+    env = {block.inputs[place]: var for place, var in now.items()}
+    for op in ops:
+        if op.op_type == "const":
+            continue
+        if op.blocks or is_opaque(op):
+            raise Unknown(_depends(op.outputs[0]))
+        env.update(zip(op.outputs, infer(detached(op, bindings(op, env)), op).outputs))
+    return env
+
+
+def _value(var: Var, env: dict[Var, Var]) -> Var:
+    made = env.get(var, var)
+    if made.val is None:
+        raise Unknown(_depends(var))
+    return made

@@ -1,0 +1,124 @@
+"""Write out loops whose number of steps is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import is_opaque
+from ..rules.control_flow import ControlFlow
+from . import _loop_examples as examples
+from ._inline import Copies, handed_over, same_sizes
+from ._steps import Unknown, counted
+
+
+class UnrollWhileLoop(Rewrite):
+    """Put the steps of a loop one behind the other where their number is known.
+
+    why     The ANE takes no while_loop: it runs on the CPU, and all that stands in its body with it. A torch GRU is
+            converted to such loops.
+    when    A while_loop whose condition depends only on what is known when the model is made, such as a counter that
+            starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
+            steps and `max_ops` ops; no random numbers and no states in the body, and no sizes that change.
+    exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
+            in each step; what is the same in all steps is computed once.
+    cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.
+
+    before
+        %0: fp16[2, 3] = abs(x=%x)
+        %1: int32, %y_1: fp16[2, 3], %y_2: fp16[2, 3] = while_loop(loop_vars=(0, %x, %0))
+          (%2: int32, %3: fp16[2, 3], %4: fp16[2, 3]) {
+            %5: bool = less(x=%2, y=2)
+          } -> (%5)
+          (%2: int32, %3: fp16[2, 3], %4: fp16[2, 3]) {
+            %6: int32 = add(x=%2, y=1)
+            %7: fp16 = cast(x=%2, dtype=fp16)
+            %8: fp16[2, 3] = add(x=%3, y=%7)
+            %9: fp16[2, 3] = mul(x=%8, y=%4)
+          } -> (%6, %9, %4)
+    after
+        %0: fp16[2, 3] = abs(x=%x)
+        %1: fp16[2, 3] = add(x=%x, y=0.0)
+        %2: fp16[2, 3] = mul(x=%1, y=%0)
+        %3: fp16[2, 3] = add(x=%2, y=1.0)
+        %y_1: fp16[2, 3] = mul(x=%3, y=%0)
+        %y_2: fp16[2, 3] = identity(x=%0)
+    """
+
+    code, slug = "ANE260", "fixed-loop"
+    stage = "structure"
+    after = ("fold_constants", "inline_constant_branch")
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("while_loop",)
+    evidence = ControlFlow.evidence
+
+    max_steps: int = 256
+    "The most steps that are written out."
+    max_ops: int = 8192
+    "The most ops that are made of one loop."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        wrong = next(filter(None, map(_stays, _inside(op))), None)
+        if wrong is not None:
+            return Miss(op, wrong)
+        try:
+            steps, counting = counted(op, self.max_steps)
+        except Unknown as reason:
+            return Miss(op, str(reason))
+        ops = sum(1 for each in _inside(op.blocks[1]) if each not in counting)
+        if steps * ops > self.max_ops:
+            return Miss(op, f"{steps} steps of {ops} ops make {steps * ops}, more than {self.max_ops} (max_ops)")
+        for var, made, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
+            if not (same_sizes(var, old) and same_sizes(made, old)):
+                return Miss(op, f"the sizes of '{old.name}' change from step to step")
+        return Hit(op, note=f"{steps} step{'s' * (steps != 1)} of {ops} op{'s' * (ops != 1)}", steps=steps)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
+        copies, now = Copies(mb), list(hit.op.loop_vars)
+        for _ in range(hit.steps):
+            now = copies.step(hit.op.blocks[1], now)
+        return handed_over(mb, hit.op, [copies.real(var) for var in now])
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("counted", lambda: examples.loop(2))
+        yield Example("with weights", examples.weighted)
+        yield Example("a loop in a loop", examples.twofold)
+        yield Example("a branch by the step", examples.alternating)
+        yield Example("no step", lambda: examples.loop(0))
+        yield Example("passed through", lambda: examples.loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z))))
+        yield Example("decided by values", examples.until,
+                      reason="the number of steps depends on 'x', which is known only at run time")
+        yield Example("many steps", lambda: examples.loop(9), options={"max_steps": 8},
+                      reason="it runs more than 8 steps (max_steps)")
+        yield Example("many ops", lambda: examples.loop(9), options={"max_ops": 8},
+                      reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
+        yield Example("random numbers", lambda: examples.loop(3, lambda i, x, z: (Builder.add(
+            x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z)),
+            reason="random_normal in it makes others each time")
+        yield Example("growing", lambda: examples.loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
+                      reason="the sizes of 'y_1' change from step to step")
+        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+
+
+def _inside(outer: Operation | Block) -> Iterator[Operation]:
+    """The ops in the blocks of an op, or in a block, that compute."""
+    for op in outer.operations if isinstance(outer, Block) else ():
+        if not op.op_type.startswith("const"):
+            yield op
+        yield from _inside(op)
+    for block in outer.blocks if isinstance(outer, Operation) else ():
+        yield from _inside(block)
+
+
+def _stays(op: Operation) -> str | None:
+    if op.op_type.startswith("random_"):
+        return f"{op.op_type} in it makes others each time"
+    if op.op_type in ("read_state", "coreml_update_state", "write_state"):
+        return f"{op.op_type} in it keeps to its place"
+    return f"coremltools cannot read the {op.op_type} in it" if is_opaque(op) else None

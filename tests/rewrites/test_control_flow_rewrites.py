@@ -1,0 +1,209 @@
+"""ANE259 and ANE260: branches that are always taken, and loops of a known number of steps."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Function, Program
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.rewrites._loop_examples import loop
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+
+PASSES = "unroll_while_loop,inline_constant_branch"
+
+
+class Looped(torch.nn.Module):
+    """A loop that torch.jit.script keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        for step in range(3):
+            x = torch.relu(self.inner(x)) + step
+            if step == 1:
+                x = x * 2
+        return x
+
+
+class Until(torch.nn.Module):
+    def forward(self, x):
+        while bool(x.sum() < 100):
+            x = x * 2
+        return x
+
+
+def rewritten(built, passes=PASSES, **options):
+    for name in passes.split(","):
+        run(by_name(name).configured(**options), built)
+    built.validate()
+    return built
+
+
+def refused(built, target="m4"):
+    rules = [rule.configured() for rule in all_rules().values()]
+    return {row.op.op_type for row in predict(built, rules, target=target)[0].rows if row.ane == "no"}
+
+
+def scripted(module, target, passes=None):
+    return ct.convert(torch.jit.script(module.eval()), inputs=[ct.TensorType(name="x", shape=(2, 8))],
+                      minimum_deployment_target=target, convert_to="mlprogram", skip_model_load=True,
+                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None else ane.pipeline(passes=passes))
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
+def test_a_scripted_loop_through_the_conversion_and_the_package(tmp_path, target):
+    module = Looped()
+    scripted(module, target, PASSES).save(str(tmp_path / "m.mlpackage"))
+    loaded = ane.load(tmp_path / "m.mlpackage").program
+    assert not {"while_loop", "cond"} & set(kinds(loaded)) and kinds(loaded)["linear"] == 3
+    assert not refused(loaded)
+    scripted(module, target).save(str(tmp_path / "as_it_was.mlpackage"))
+    before = ane.load(tmp_path / "as_it_was.mlpackage").program
+    assert "while_loop" in kinds(before)
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    for precision in ("float64", "float16"):
+        (old,), (new,) = (Runtime(each, precision=precision)({"x": x}).values() for each in (before, loaded))
+        np.testing.assert_array_equal(old, new)
+    with torch.no_grad():
+        truth = module.double()(torch.from_numpy(x.astype(np.float64))).numpy()
+    np.testing.assert_allclose(old, truth, rtol=2e-2, atol=2e-2)
+
+
+def test_a_loaded_package_is_rewritten_and_saved(tmp_path):
+    scripted(Looped(), ct.target.iOS17).save(str(tmp_path / "m.mlpackage"))
+    package = ane.load(tmp_path / "m.mlpackage")
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    (before,) = Runtime(package.program, precision="float16")({"x": x}).values()
+    size = sum(file.stat().st_size for file in (tmp_path / "m.mlpackage").rglob("weight.bin"))
+    rewritten(package.program)
+    ane.save(package, tmp_path / "n.mlpackage")
+    again = ane.load(tmp_path / "n.mlpackage").program
+    assert not refused(again)
+    (after,) = Runtime(again, precision="float16")({"x": x}).values()
+    np.testing.assert_array_equal(before, after)
+    assert sum(file.stat().st_size for file in (tmp_path / "n.mlpackage").rglob("weight.bin")) == size
+
+
+def test_a_loop_that_values_end_is_left_and_named():
+    model = ct.convert(torch.jit.script(Until()), inputs=[ct.TensorType(name="x", shape=(2, 8))],
+                       convert_to="milinternal")
+    (miss,) = find(by_name("unroll_while_loop").configured(), model).near_misses
+    assert miss.note.startswith("the number of steps depends on '") and miss.note.endswith("known only at run time")
+
+
+@st.composite
+def counters(draw):
+    start, stride = draw(st.integers(-5, 5)), draw(st.sampled_from([-3, -1, 1, 2]))
+    steps = draw(st.integers(0, 6))
+    return start, stride, steps, draw(st.booleans()), draw(st.booleans())
+
+
+@pytest.mark.law
+@given(counters())
+def test_any_counted_loop_is_what_python_makes_of_it(drawn):
+    """The counter starts, strides and ends anywhere; it is a vector or a scalar, and the body may branch on it."""
+    start, stride, steps, as_vector, branches = drawn
+    end = start + stride * steps
+    shaped = (lambda value: np.array([value], np.int32)) if as_vector else np.int32
+    test = mb.less if stride > 0 else mb.greater
+
+    def step(i, x, total):
+        at = mb.squeeze(x=i, axes=[0]) if as_vector else i
+        moved = mb.add(x=mb.mul(x=x, y=np.float32(0.5)), y=mb.cast(x=at, dtype="fp32"))
+        if branches:
+            even = mb.equal(x=mb.mod(x=at, y=np.int32(2)), y=np.int32(0))
+            moved = mb.cond(pred=even, _true_fn=lambda: mb.relu(x=moved), _false_fn=lambda: mb.sub(x=moved, y=x))
+        return mb.add(x=i, y=shaped(stride)), moved, mb.add(x=total, y=moved)
+
+    def body(x):
+        return list(mb.while_loop(_cond=lambda i, x, t: mb.squeeze(x=test(x=i, y=shaped(end))) if as_vector else
+                                  test(x=i, y=np.int32(end)), _body=step, loop_vars=(shaped(start), x, x)))
+
+    built = program(body, dtype=ct.converters.mil.mil.types.fp32, x=(2, 3))
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    outputs = [var.name for var in built.functions["main"].outputs]
+    assert run(by_name("unroll_while_loop").configured(), built).fired
+    assert not {"while_loop", "cond"} & set(kinds(built))
+    found = Runtime(built, precision="float64")({"x": x})
+    now = x.astype(np.float64)
+    total, i = now.copy(), start
+    for _ in range(steps):
+        moved = now * 0.5 + i
+        if branches:
+            moved = np.maximum(moved, 0) if i % 2 == 0 else moved - now
+        i, now, total = i + stride, moved, total + moved
+    for name, truth in zip(outputs, (np.reshape(i, shaped(0).shape), now, total)):
+        np.testing.assert_allclose(found[name], truth, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps, most", [(256, 256), (257, 256)])
+def test_the_number_of_steps_has_a_bound(steps, most):
+    trace = run(by_name("unroll_while_loop").configured(max_steps=most), loop(steps))
+    assert bool(trace.fired) is (steps <= most)
+
+
+def test_weights_and_compressed_weights_stay_one_each():
+    def body(x):
+        def step(i, x):
+            packed = mb.constexpr_affine_dequantize(
+                quantized_data=np.full((8, 8), 130, np.uint8), zero_point=np.uint8(128), scale=np.float16(0.25),
+                axis=0)
+            return mb.add(x=i, y=np.int32(1)), mb.linear(x=mb.linear(x=x, weight=weight(8, 8)), weight=packed)
+
+        return mb.while_loop(_cond=lambda i, x: mb.less(x=i, y=np.int32(4)), _body=step, loop_vars=(np.int32(0), x))[1]
+
+    built = program(body, opset=ct.target.iOS16, x=(2, 8))
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float16)
+    (before,) = Runtime(built, precision="float16")({"x": x}).values()
+    rewritten(built)
+    counted = kinds(built)
+    assert counted["constexpr_affine_dequantize"] == 1 and counted["linear"] == 8
+    assert len({op.weight for _, op in all_ops(built) if op.op_type == "linear"}) == 2
+    (after,) = Runtime(built, precision="float16")({"x": x}).values()
+    np.testing.assert_array_equal(before, after)
+
+
+def test_what_is_the_same_in_each_step_is_computed_once():
+    built = loop(5, lambda i, x, z: (mb.add(x=x, y=mb.exp(x=z)), z))
+    rewritten(built)
+    assert kinds(built)["exp"] == 1 and kinds(built)["add"] == 5
+
+
+def test_several_functions_and_blocks_that_have_the_same_names():
+    made = Program()
+    for name in ("main", "other"):
+        with Function({"x": mb.placeholder(shape=(2, 3))}, opset_version=ct.target.iOS18) as function:
+            x = function.inputs["x"]
+            true = mb.const(val=np.bool_(True))
+            first = mb.cond(pred=true, _true_fn=lambda x=x: mb.relu(x=mb.exp(x=x, name="inner")),
+                            _false_fn=lambda x=x: mb.abs(x=x))
+            second = mb.cond(pred=true, _true_fn=lambda x=x: mb.relu(x=mb.abs(x=x, name="inner")),
+                             _false_fn=lambda x=x: mb.abs(x=x))
+            function.set_outputs([first, second])
+        made.add_function(name, function)
+    rewritten(made, "inline_constant_branch")
+    for function in made.functions.values():
+        names = [var.name for op in function.operations for var in op.outputs]
+        assert len(names) == len(set(names)) and not any(op.blocks for op in function.operations)
+
+
+def test_a_branch_of_other_sizes_than_declared_is_left():
+    built = program(lambda x: mb.cond(
+        pred=mb.const(val=np.bool_(False)), name="y", _true_fn=lambda: mb.relu(x=x),
+        _false_fn=lambda: mb.fill(shape=[5, 3], value=np.float16(1))), x=(None, 3))
+    (miss,) = run(by_name("inline_constant_branch").configured(), built).near_misses
+    assert miss.note == "'y' is declared with other sizes than the branch that is taken gives it"
