@@ -8,9 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
-from ..rules.control_flow import ControlFlow
 from ._inline import handed_over, same_sizes
 
 
@@ -42,7 +41,12 @@ class InlineConstantBranch(Rewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("cond",)
-    evidence = ControlFlow.evidence
+    evidence = (
+        Community("cond is not supported on the neural engine: the branch is taken on the CPU", chip="M1 Pro",
+                  date="2023", source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        Community("cond and while_loop have no form of their own on any generation (private route)",
+                  chip="M1 to M5", date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+    )
 
     def match(self, op: Operation) -> Hit | Miss:
         known = op.pred.val

@@ -8,10 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import is_opaque
-from ..rules.control_flow import ControlFlow
 from . import _loop_examples as examples
 from ._inline import Copies, handed_over, same_sizes
 from ._steps import Unknown, counted
@@ -56,7 +55,12 @@ class UnrollWhileLoop(Rewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("while_loop",)
-    evidence = ControlFlow.evidence
+    evidence = (
+        Community("cond is not supported on the neural engine: the branch is taken on the CPU", chip="M1 Pro",
+                  date="2023", source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        Community("cond and while_loop have no form of their own on any generation (private route)",
+                  chip="M1 to M5", date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+    )
 
     max_steps: int = 256
     "The most steps that are written out."
