@@ -19,15 +19,16 @@ class Cumsum(Rule):
     why     Reported on the CPU for static and flexible shapes alike, with the cheap op behind it drawn along; refused
             by Core ML on an M4. The ANE itself can do it, but not from MIL's op.
     when    Any cumsum of numbers, whatever axis, direction and length.
-    cure    A matmul with a constant triangle of ones: upper for the last axis, lower with reverse, without its
-            diagonal with exclusive. The same sums in another order. The triangle holds n * n numbers, so sum long axes
-            in blocks first, and the sums must stay below 32768 in fp16.
+    cure    ane::triangle_cumsum: convs with ones, or a matmul with a constant triangle of ones (upper for the last
+            axis, lower with reverse, without its diagonal with exclusive). The same sums in another order; they must
+            stay below 32768 in fp16. A length that is known only at run time needs a bound.
     """
 
     code, slug = "ANE205", "cumsum"
     roots = ("cumsum",)
     refuses, confidence = True, "high"
-    advice = "Use a matmul with a constant triangle of ones (same sums, another order); long axes in blocks."
+    advice = "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in another order."
+    mended_by = ("triangle_cumsum",)
     evidence = (
         on_m4("cumsum is refused"),
         notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),

@@ -1,0 +1,223 @@
+"""Running sums as convs with ones: windows that grow by a factor with each conv, until they hold the whole axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, pairwise
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.edit import first_op
+from ..core.query import is_symbolic, itemsize, value
+
+__all__ = ["Layout", "Running", "as_matrix", "grown", "layout", "radices", "running", "taken", "triangle", "windows"]
+
+_DEEPEST = 5
+_HEIGHT, _WIDTH = 2, 3
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a cumsum asks for, its axis counted from the front."""
+
+    axis: int
+    exclusive: bool
+    reverse: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which axes of x lie on the batch, the channels, the height and the width of a conv's input, and their extents.
+
+    -1 is symbolic.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+
+    @property
+    def inserted(self) -> list[int]:
+        return [place for place, axes in enumerate(self.groups) if not axes]
+
+    @property
+    def merges(self) -> bool:
+        return any(len(axes) > 1 for axes in self.groups)
+
+
+def running(op: Operation) -> Running:
+    axis = int(value(op.axis)) % op.x.rank
+    return Running(axis, bool(value(op.exclusive)), bool(value(op.reverse)))
+
+
+def radices(count: int, inner: int, widest: int, limit: int, spare: int) -> tuple[tuple[int, ...], int] | None:
+    """How many elements each conv adds up, and the extent that the axis is padded to; None where no choice fits.
+
+    The n-th conv runs over every d-th element, d being the product of those before: the axis is laid out in rows of d,
+    which `inner` elements a step must not make wider than `limit`. `spare` elements of padding are wanted anyway.
+    """
+    if max(count + spare, inner) > limit:
+        return None
+    if count <= widest:
+        return (count,), count + spare
+    for depth in range(1, _DEEPEST):
+        found = []
+        for before in combinations_with_replacement(range(widest, 1, -1), depth):
+            step = math.prod(before)
+            last = -(-count // step)
+            if last <= widest and step * inner <= limit:
+                found.append((-(-(count + spare) // step) * step, -step, (*before, last)))
+        if found:
+            extent, _, chosen = min(found)
+            return chosen, extent
+    return None
+
+
+def layout(op: Operation, axis: int, widest: int, max_bytes: int, *, reshaped: bool) -> Layout | str:
+    """How x is laid out for the first conv, or why it cannot be; `reshaped` says that more convs follow."""
+    extents = op.x.shape
+    lead, tail = tuple(range(axis)), tuple(range(axis + 1, op.x.rank))
+    channels = lead[-1:]
+    if channels and (is_symbolic(extents[axis - 1]) or extents[axis - 1] * widest * itemsize(op.x) > max_bytes):
+        channels = ()
+    batch = lead[:len(lead) - len(channels)]
+    groups: tuple[tuple[int, ...], ...] = (batch, channels, (axis,), tail) if tail else (batch, channels, (), (axis,))
+    if len(batch) > 1 and not channels and not tail and not reshaped:
+        groups = (batch[:-1], (), batch[-1:], (axis,))
+    found = Layout(groups, tuple(_extent(extents, axes) for axes in groups))
+    unknown = sum(map(is_symbolic, extents))
+    if unknown > 1 and (found.merges or reshaped):
+        return f"{unknown} axes are of symbolic size: no reshape can say which is which"
+    return found
+
+
+def _extent(extents: Sequence[Any], axes: Sequence[int]) -> int:
+    held = [extents[axis] for axis in axes]
+    return -1 if any(map(is_symbolic, held)) else math.prod(map(int, held))
+
+
+def windows(mb: RewriteBuilder, op: Operation, laid: Layout, taps: Sequence[int], extent: int) -> Var:
+    """The running sums of `op`'s x, its axis padded with zeros to `extent`: one conv for each of `taps`."""
+    asked = running(op)
+    more = extent - int(op.x.shape[asked.axis])
+    y = _first(mb, op, laid, taps[0], more)
+    step = 1
+    for before, tap in pairwise(taps):
+        step *= before
+        inner = laid.shape[_WIDTH] if laid.groups[_HEIGHT] else 1
+        y = mb.reshape(x=y, shape=[*laid.shape[:2], extent // step, inner * step if inner > 0 else -1])
+        y = _window(mb, y, tap, _HEIGHT, (0, tap - 1) if asked.reverse else (tap - 1, 0))
+    y = _restored(mb, op, y, laid, extent, reshaped=len(taps) > 1)
+    begin = int(asked.exclusive and asked.reverse)
+    return taken(mb, y, asked.axis, begin, begin - more) if more else y
+
+
+def grown(mb: RewriteBuilder, op: Operation, laid: Layout, tap: int, longest: int) -> Var:
+    """The running sums of `op`'s x along an axis of symbolic size, `longest` at most.
+
+    One conv of `tap` taps, then windows are doubled by adding the one that ends where it begins.
+    """
+    asked = running(op)
+    more = int(asked.exclusive)
+    place = _HEIGHT if laid.groups[_HEIGHT] == (asked.axis,) else _WIDTH
+    y = _first(mb, op, laid, tap, more)
+    while tap < longest:
+        pads = [0] * 8
+        pads[2 * place + asked.reverse] = tap
+        wide = mb.pad(x=y, pad=pads, mode="constant", constant_val=np.float16(0))
+        y = mb.add(x=y, y=taken(mb, wide, place, tap, 0) if asked.reverse else taken(mb, wide, place, 0, -tap))
+        tap *= 2
+    y = _restored(mb, op, y, laid, -1, reshaped=False)
+    begin = int(asked.exclusive and asked.reverse)
+    return taken(mb, y, asked.axis, begin, begin - more) if more else y
+
+
+def _first(mb: RewriteBuilder, op: Operation, laid: Layout, tap: int, more: int) -> Var:
+    """Windows of `tap` elements at every place, with `more` zeros beyond the ends.
+
+    Those zeros stand behind, one of them in front where the running sums exclude their own element.
+    """
+    asked = running(op)
+    x = op.x
+    if laid.merges:
+        x = mb.reshape(x=x, shape=list(laid.shape))
+    elif laid.inserted:
+        x = mb.expand_dims(x=x, axes=laid.inserted)
+    front = int(asked.exclusive and not asked.reverse)
+    pair = (0, tap - 1 + more) if asked.reverse else (tap - 1 + front, more - front)
+    return _window(mb, x, tap, _HEIGHT if laid.groups[_HEIGHT] == (asked.axis,) else _WIDTH, pair)
+
+
+def _restored(mb: RewriteBuilder, op: Operation, y: Var, laid: Layout, extent: int, *, reshaped: bool) -> Var:
+    """`y` with the axes of x, the summed one of `extent`."""
+    if reshaped or laid.merges:
+        axis = running(op).axis
+        sizes = [extent if each == axis else -1 if is_symbolic(size) else int(size)
+                 for each, size in enumerate(op.x.shape)]
+        y = mb.reshape(x=y, shape=sizes)
+    elif laid.inserted:
+        y = mb.squeeze(x=y, axes=laid.inserted)
+    return y
+
+
+def _window(mb: RewriteBuilder, x: Var, tap: int, place: int, pair: tuple[int, int]) -> Var:
+    """Sums of `tap` neighbours along the height or the width, each channel by itself, `pair` zeros beside."""
+    channels = 1 if is_symbolic(x.shape[1]) else int(x.shape[1])
+    kernel = (tap, 1) if place == _HEIGHT else (1, tap)
+    pad = [*pair, 0, 0] if place == _HEIGHT else [0, 0, *pair]
+    weight = _constant(mb, x, ("ones", channels, *kernel), lambda: np.ones((channels, 1, *kernel)))
+    result: Var = mb.conv(x=x, weight=weight, groups=channels, pad_type="custom", pad=pad)
+    return result
+
+
+def triangle(mb: RewriteBuilder, op: Operation) -> Var:
+    """The running sums of `op`'s x as one product with a triangle of ones."""
+    asked, count = running(op), int(op.x.shape[running(op).axis])
+    last = asked.axis == op.x.rank - 1
+    upper = last != asked.reverse
+    band = int(asked.exclusive)
+
+    def make() -> Any:
+        square = np.ones((count, count))
+        return np.triu(square, band) if upper else np.tril(square, -band)
+
+    ones = _constant(mb, op.x, ("triangle", count, upper, band), make)
+    if op.x.rank == 1:
+        return mb.squeeze(x=mb.matmul(x=mb.expand_dims(x=op.x, axes=[0]), y=ones), axes=[0])
+    if last:
+        return mb.matmul(x=op.x, y=ones)
+    if asked.axis == op.x.rank - 2:
+        return mb.matmul(x=ones, y=op.x)
+    flat = mb.matmul(x=ones, y=mb.reshape(x=op.x, shape=list(as_matrix(op, asked.axis))))
+    return mb.reshape(x=flat, shape=[-1 if is_symbolic(size) else int(size) for size in op.x.shape])
+
+
+def as_matrix(op: Operation, axis: int) -> tuple[int, int, int]:
+    """The extents before the axis, of it, and behind it; -1 where they are symbolic."""
+    shape, rank = op.x.shape, op.x.rank
+    return _extent(shape, range(axis)), _extent(shape, [axis]), _extent(shape, range(axis + 1, rank))
+
+
+def _constant(mb: RewriteBuilder, like: Var, what: tuple[Any, ...], make: Any) -> Var:
+    """A const in the dtype of `like`, one for all cumsums of the block that want the same."""
+    dtype = types.nptype_from_builtin(like.dtype)
+
+    def made() -> Any:
+        with mb.at(first_op(mb.block), "_".join(map(str, what))):
+            return mb.const(val=np.ascontiguousarray(make().astype(dtype)))
+
+    found: Var = mb.once((what, dtype), made)
+    return found
+
+
+def taken(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int) -> Var:
+    """Elements `begin` to `end` of one axis; an `end` of 0 is its end, a negative one is counted from there."""
+    starts, ends = [0] * x.rank, [0] * x.rank
+    starts[axis], ends[axis] = begin, end
+    whole = [each != axis or end == 0 for each in range(x.rank)]
+    result: Var = mb.slice_by_index(x=x, begin=starts, end=ends, end_mask=whole)
+    return result

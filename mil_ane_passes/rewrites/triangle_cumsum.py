@@ -1,0 +1,143 @@
+"""Form running sums on the ANE: a triangle of ones, or convs with ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.limits import limit
+from ..core.query import is_symbolic, itemsize, static_shape
+from ._cumsum_examples import cumsum_examples
+from ._running_sums import as_matrix, grown, layout, radices, running, triangle, windows
+
+
+class TriangleCumsum(Rewrite):
+    """Replace cumsum, which the ANE does not take, by convs with ones or by a matmul with a triangle of ones.
+
+    why     cumsum runs on the CPU, and cheap ops beside it go with it. Convs, products and adds are taken.
+    when    fp16. form=windows: a conv with k ones and k - 1 zeros in front gives the sum of the last k elements
+            everywhere; a second one over every k-th of those (a reshape lays them along an axis) gives the sum of the
+            last k * k; and so on until the window holds the axis: one conv up to 13 elements, two up to 169, three up
+            to 2197. Zeros stand on the other side for reverse; exclusive moves the window by one. form=triangle:
+            x @ U for the last axis, L @ x for another, U being 1 on and above the diagonal (above it for exclusive) and
+            L the same below; reverse swaps the two. form=auto takes the triangle for masks (x cast from bool) of no
+            fewer elements than it has, windows for all else. An axis of symbolic length needs `longest`: one conv, and
+            adds of the value and itself moved by 13, 26, 52, ...
+    exact   rounding: the same sums in another order. Windows read no element that the sum does not have: an infinite
+            or NaN element reaches the sums that hold it and no other. Beyond one conv the sum of a window is stored in
+            fp16, which it fits while all sums stay below 32752. A triangle multiplies the other elements by 0: with
+            form=triangle an infinite or NaN one makes all sums of its row NaN. A mask has none.
+    cost    windows: a conv and a reshape for each factor of up to 13, each a pass over the data; k ones a channel.
+            triangle: 2 * n * n bytes. As many operations on the CPU take longer than a cumsum: a model too small to
+            enter the ANE is faster as it was.
+
+    before
+        %y: fp16[1, 8, 100] = cumsum(x=%x, axis=-1)
+    after
+        %0: fp16[1, 8, 1, 100] = expand_dims(x=%x, axes=[2])
+        %1: fp16[1, 8, 1, 100] = conv(x=%0, weight=<fp16[8, 1, 1, 10]>, pad_type=custom, pad=[0, 0, 9, 0], groups=8)
+        %2: fp16[1, 8, 10, 10] = reshape(x=%1, shape=[1, 8, 10, 10])
+        %3: fp16[1, 8, 10, 10] = conv(x=%2, weight=<fp16[8, 1, 10, 1]>, pad_type=custom, pad=[9, 0, 0, 0], groups=8)
+        %y: fp16[1, 8, 100] = reshape(x=%3, shape=[1, 8, 100])
+    """
+
+    code, slug = "ANE241", "running-sum"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "2^-11 of the sum of magnitudes up to there for each conv, a triangle half a unit in the last place. " \
+            "Normal draws, share of the largest sum: 5.9e-4 for 16 elements, 4.6e-4 for 128, 6.7e-4 for 1024, " \
+            "8.7e-4 for 8192; one rounding 3.7e-4, 2.7e-4, 3.7e-4, 4.4e-4"
+    preset = "full"
+    roots = ("cumsum",)
+    evidence = (
+        Measured("cumsum is refused; conv, matmul, add, pad and reshape are accepted", chip="M4", os="macOS 27.0.1",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        Community("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along",
+                  source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d"),
+        Community("MIL's cumsum is not implemented; the ANE does one reached by another way (private route)",
+                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1 to M5", date="2026"),
+        Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
+                  date="2026-10-02"),
+    )
+
+    form: Literal["auto", "windows", "triangle"] = "auto"
+    "windows lets no infinity or NaN into other sums; triangle does, and rounds once; auto takes it for masks."
+    longest: int = 0
+    "The longest that an axis of symbolic length gets; 0 leaves such an axis alone."
+    max_bytes: int = 2 << 20
+    "Bytes of ones for one cumsum, at most."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "computes on integers", near=False)
+        if op.x.rank == 0 or op.axis.val is None:
+            return Miss(op, "has no axis to sum along")
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        asked = running(op)
+        extent = op.x.shape[asked.axis]
+        if is_symbolic(extent):
+            return self._unknown(op, asked.axis)
+        return self._triangle(op, int(extent)) if self._is_triangle(op) else self._windows(op, int(extent))
+
+    def _is_triangle(self, op: Operation) -> bool:
+        """Whether x is a mask with as many elements as the triangle, so that reading that costs no more than x."""
+        shape = static_shape(op.x)
+        mask = op.x.op is not None and op.x.op.op_type == "cast" and op.x.op.x.dtype == types.bool
+        return self.form == "triangle" or (
+            self.form == "auto" and mask and shape is not None
+            and shape[running(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2))
+
+    def _triangle(self, op: Operation, count: int) -> Hit | Miss:
+        axis, rank = running(op).axis, op.x.rank
+        needed = count * count * itemsize(op.x)
+        if needed > self.max_bytes:
+            return Miss(op, f"a triangle of {count} x {count} is {needed} bytes, above max_bytes={self.max_bytes}; "
+                            "form=windows needs none")
+        if axis < rank - 2 and sum(map(is_symbolic, op.x.shape)) > 1:
+            return Miss(op, "several axes are of symbolic size: no reshape can say which is which")
+        return Hit(op, note=f"{count} elements by a triangle of ones", taps=None)
+
+    def _windows(self, op: Operation, count: int) -> Hit | Miss:
+        asked, (widest, most) = running(op), self._limits()
+        inner = max(as_matrix(op, asked.axis)[2], 1)
+        chosen = radices(count, inner, widest, most, int(asked.exclusive))
+        if chosen is None:
+            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most}")
+        taps, extent = chosen
+        laid = layout(op, asked.axis, max(taps), self.max_bytes, reshaped=len(taps) > 1)
+        if isinstance(laid, str):
+            return Miss(op, laid)
+        return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, taps))}", laid=laid, taps=taps,
+                   extent=extent)
+
+    def _unknown(self, op: Operation, axis: int) -> Hit | Miss:
+        if self.longest < 1 or self.form == "triangle":
+            return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
+        tap = min(self._limits()[0], self.longest)
+        laid = layout(op, axis, tap, self.max_bytes, reshaped=False)
+        if isinstance(laid, str):
+            return Miss(op, laid)
+        return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0)
+
+    def _limits(self) -> tuple[int, int]:
+        """The widest kernel and the largest extent that every generation takes."""
+        kernel, extent = limit("conv-kernel-width", self.generations), limit("spatial", self.generations)
+        assert kernel is not None and extent is not None
+        return kernel.most, extent.most
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        if hit.taps is None:
+            return triangle(mb, hit.op)
+        if not hit.extent:
+            return grown(mb, hit.op, hit.laid, hit.taps[0], self.longest)
+        return windows(mb, hit.op, hit.laid, hit.taps, hit.extent)
+
+    def examples(self) -> Iterable[Example]:
+        return cumsum_examples()

@@ -1,0 +1,198 @@
+"""ANE241: the running sums of PyTorch, by convs with ones or a triangle."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
+
+SPELLINGS = {
+    "seed": lambda x: torch.cumsum(x, dim=-1) + 1,
+    "along time": lambda x: torch.cumsum(x, 1) * 2,
+    "first axis": lambda x: x.cumsum(0),
+    "backwards": lambda x: torch.flip(torch.cumsum(torch.flip(x, [1]), 1), [1]),
+    "of a mask": lambda x: (x > 0).float().cumsum(2),
+    "long": lambda x: torch.cumsum(x.reshape(1, -1), -1),
+}
+
+
+def rule(**options):
+    return by_name("triangle_cumsum").configured(**options)
+
+
+def cumsum(shape, dtype=types.fp16, **asked):
+    return program(lambda x: mb.cumsum(x=x, name="y", **asked), dtype=dtype, x=tuple(shape))
+
+
+def torch_cumsum(x, axis, exclusive=False, reverse=False):
+    """What MIL's documentation says in terms of torch.cumsum."""
+    x = torch.from_numpy(np.asarray(x, np.float64))
+    x = x.flip(axis) if reverse else x
+    total = x.cumsum(axis)
+    if exclusive:
+        total = torch.cat([torch.zeros_like(total.narrow(axis, 0, 1)), total.narrow(axis, 0, x.shape[axis] - 1)], axis)
+    return (total.flip(axis) if reverse else total).numpy()
+
+
+def refused(built, target="m4"):
+    rows = predict(built, [each.configured() for each in all_rules().values()], target=target)[0].rows
+    return [row.op.op_type for row in rows if row.ane == "no"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_it_is_found_as_torch_spells_it(spelling, way, tmp_path):
+    function, x = SPELLINGS[spelling], np.random.default_rng(0).standard_normal((2, 40, 5)).astype(np.float32)
+    plain = converted(function, way, tmp_path, shape=x.shape)
+    assert kinds(plain)["cumsum"] == 1 and "cumsum" in refused(plain)
+    built = converted(function, way, tmp_path, shape=x.shape, passes="triangle_cumsum")
+    assert not kinds(built)["cumsum"] and not refused(built) and not refused(built, "m1")
+    np.testing.assert_allclose(outputs(built, x, "float64"), truth(function, x), rtol=0, atol=1e-12)
+    right = truth(function, x.astype(np.float16))
+    np.testing.assert_allclose(outputs(built, x, "float16"), right, rtol=0, atol=4e-3 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("length", [7, 100, 500])
+def test_the_seeds_complaint_at_flexible_shapes(length):
+    """cumsum(x, -1) + 1, which left the ANE whether or not the shape was fixed."""
+    model = torch.jit.trace(spelt(SPELLINGS["seed"]), torch.zeros(1, 9))
+    made = ct.convert(model, inputs=[ct.TensorType(name="x", shape=(1, ct.RangeDim(1, 512)))],
+                      convert_to="mlprogram", skip_model_load=True, minimum_deployment_target=ct.target.iOS17,
+                      pass_pipeline=ane.pipeline(passes="triangle_cumsum{longest=512}"))
+    built = made._mil_program
+    assert "cumsum" not in kinds(built)
+    x = np.random.default_rng(length).standard_normal((1, length)).astype(np.float32)
+    np.testing.assert_allclose(outputs(built, x, "float64"), truth(SPELLINGS["seed"], x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
+def test_it_is_built_in_every_opset_and_stands_in_the_package(tmp_path, target):
+    source = torch.jit.trace(spelt(SPELLINGS["seed"]), torch.zeros(2, 200))
+    model = ct.convert(source, inputs=[ct.TensorType(shape=(2, 200))], minimum_deployment_target=target,
+                       convert_to="mlprogram", skip_model_load=True,
+                       pass_pipeline=ane.pipeline(passes="triangle_cumsum"))
+    model.save(str(tmp_path / "m.mlpackage"))
+    loaded = ane.load(tmp_path / "m.mlpackage").program
+    assert kinds(loaded)["conv"] == 3 and not refused(loaded)
+    assert not find(rule(), loaded).fired
+
+
+@st.composite
+def asked(draw):
+    rank = draw(st.integers(1, 5))
+    axis = draw(st.integers(0, rank - 1))
+    shape = [draw(st.integers(1, 3)) for _ in range(rank)]
+    shape[axis] = draw(st.integers(1, 300))
+    spelt_axis = -1 if axis == rank - 1 and draw(st.booleans()) else axis
+    return shape, {"axis": spelt_axis, "exclusive": draw(st.booleans()), "reverse": draw(st.booleans())}
+
+
+@pytest.mark.law
+@given(asked(), st.sampled_from(["windows", "triangle"]), st.sampled_from([13, 15]), st.integers(0, 2**32 - 1))
+def test_law_any_cumsum_is_that_of_torch(drawn, form, widest, seed):
+    """At float64 to rounding; in fp16 within 2^-11 of the sum of magnitudes, for each of up to four roundings."""
+    shape, options = drawn
+    built = cumsum(shape, **options)
+    assert run(rule(form=form), built, target="m4" if widest == 15 else "all").fired
+    assert not kinds(built)["cumsum"] and not refused(built)
+    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+    right = torch_cumsum(x, **options)
+    np.testing.assert_allclose(only_output(built, x, "float64"), right, rtol=0, atol=1e-11)
+    error = np.abs(only_output(built, x, "float16") - right)
+    convs = 1 if form == "triangle" else kinds(built)["conv"]
+    assert np.all(error <= convs * 2.0**-11 * 1.01 * torch_cumsum(np.abs(x), **options) + 2.0**-24 * convs)
+
+
+@pytest.mark.law
+@given(asked(), st.integers(0, 2**32 - 1))
+def test_law_what_is_not_finite_reaches_the_sums_that_hold_it_only(drawn, seed):
+    shape, options = drawn
+    random = np.random.default_rng(seed)
+    drawn_from = np.array([1, -2, 0.5, np.inf, -np.inf, np.nan], np.float16)
+    x = random.choice(drawn_from, shape, p=[0.4, 0.3, 0.24, 0.02, 0.02, 0.02])
+    built = cumsum(shape, **options)
+    assert run(rule(), built).fired
+    for precision in ("float64", "float16"):
+        np.testing.assert_array_equal(only_output(built, x, precision), torch_cumsum(x, **options))
+
+
+@pytest.mark.law
+@given(st.integers(1, 120), st.integers(1, 120), st.integers(0, 2), st.booleans(), st.booleans())
+def test_law_any_length_up_to_the_longest(count, longest, axis, exclusive, reverse):
+    longest = max(count, longest)
+    shape, options = [2, 3, 2], {"axis": axis, "exclusive": exclusive, "reverse": reverse}
+    shape[axis] = None
+    built = cumsum(shape, **options)
+    assert run(rule(longest=longest), built).fired and not kinds(built)["cumsum"]
+    shape[axis] = count
+    x = np.random.default_rng(count).standard_normal(shape).astype(np.float16)
+    np.testing.assert_allclose(only_output(built, x, "float64"), torch_cumsum(x, **options), rtol=0, atol=1e-11)
+
+
+def test_several_symbolic_axes_beside():
+    x = np.random.default_rng(0).standard_normal((2, 6, 3)).astype(np.float16)
+    for axis, shape in ((1, (None, 6, None)), (2, (None, None, 3)), (0, (2, None, 3))):
+        built = cumsum(shape, axis=axis)
+        assert run(rule(), built).fired
+        np.testing.assert_allclose(only_output(built, x, "float64"), torch_cumsum(x, axis), rtol=0, atol=1e-12)
+    for shape, axis in (((None, 60, None), 1), ((None, 2, None, 60, 3), 3)):
+        assert [near.note for near in find(rule(), cumsum(shape, axis=axis)).near_misses] == [
+            "2 axes are of symbolic size: no reshape can say which is which"]
+
+
+def test_what_cannot_be_laid_out_is_refused_with_the_numbers():
+    assert [near.note for near in find(rule(), cumsum((20000,), axis=0)).near_misses] == [
+        "20000 elements, 1 apart, cannot be laid on two axes of up to 16384"]
+    assert find(rule(), cumsum((20000,), axis=0), target="m4").fired
+    assert [near.note for near in find(rule(), cumsum((20, 9000), axis=0)).near_misses] == [
+        "20 elements, 9000 apart, cannot be laid on two axes of up to 16384"]
+
+
+def test_a_mask_takes_the_triangle_where_that_is_no_larger():
+    """The triangle is exact for counts: one product and one rounding."""
+    def counted(x):
+        return mb.cumsum(x=mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="fp16"), axis=1, name="y")
+
+    for shape, product in (((8, 8), True), ((4, 8), False), ((None, 8), False)):
+        built = program(counted, x=shape)
+        run(rule(), built)
+        assert bool(kinds(built)["matmul"]) is product and not kinds(built)["cumsum"]
+
+
+def test_ones_are_shared_and_bounded():
+    def body(x):
+        return [mb.cumsum(x=x, axis=2, name="a"), mb.cumsum(x=x, axis=2, reverse=True, name="b")]
+
+    built = program(body, x=(2, 64, 100))
+    run(rule(), built)
+    ones = [op for _, op in all_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
+    assert kinds(built)["conv"] == 4 and len(ones) == 2
+    built = program(body, x=(2, 64, 100))
+    run(rule(max_bytes=100), built)
+    ones = [op for _, op in all_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
+    assert sum(op.outputs[0].val.nbytes for op in ones) == 40
+
+
+def test_integers_stay_whole():
+    """Counts up to 2048 are exact in every form."""
+    x = np.ones((1, 2048), np.float16)
+    for longest, shape in ((0, x.shape), (2048, (1, None))):
+        built = cumsum(shape, axis=1)
+        run(rule(longest=longest), built)
+        found = Runtime(built, precision="float16")({"x": x})["y"]
+        np.testing.assert_array_equal(found, np.arange(1, 2049)[None])
