@@ -118,7 +118,7 @@ def _window(op: Operation) -> tuple[int, int, int]:
 
 def _reshapes(op: Operation) -> bool:
     """Whether a reshape can say the shape of the windows."""
-    return sum(map(is_symbolic, op.x.shape)) <= 1
+    return bool(sum(map(is_symbolic, op.x.shape)) <= 1)
 
 
 def _cut(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int, step: int) -> Var:

@@ -25,6 +25,7 @@ class PadConstantNonzero(Rule):
     code, slug = "ANE226", "pad-constant-nonzero"
     roots = ("pad",)
     refuses, confidence = True, "medium"
+    mended_by = ("pad_by_constants",)
     advice = "Concat a constant block instead (the same bits), or subtract the constant, pad with zero and add it."
     evidence = (
         Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"',
