@@ -101,7 +101,7 @@ def converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensor
     return frontend
 
 
-def _expected(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
+def torch_outputs(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
     """PyTorch's results; in double precision, unless the model insists on single."""
     doubled = tuple(each.double() if each.is_floating_point() else each for each in inputs)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def _expected(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
     return [each.double().numpy() for each in (made if isinstance(made, tuple) else (made,))]
 
 
-def _error(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
+def error_of(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
     names = ane.load(path).program.functions["main"].inputs
     found = ane.run(path, dict(zip(names, (each.numpy() for each in inputs))), precision="float16")
     errors = [np.abs(one.astype(np.float64).reshape(two.shape) - two).max() / np.abs(two).max()
@@ -126,7 +126,7 @@ def _reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
 
 
 def _rewritten(name: str, preset: str, frontend: str, before: Path, after: Path) -> Fired:
-    report = ane.rewrite(before, after, preset=preset)
+    report = ane.rewrite(before, after, preset=preset, max_growth=None)  # where passes fire, not what they cost
     fired = {each.rule: len(each.fired) for each in report.traces if each.fired}
     proved = "nothing fired"
     if fired:
@@ -142,14 +142,14 @@ def measure(architecture: Architecture, folder: Path, presets: Sequence[str] = P
         started = time.perf_counter()
         model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
         frontend = converted(architecture, model, inputs, path)
-        expected = _expected(model, inputs)
-        before = _error(path, inputs, expected)
+        expected = torch_outputs(model, inputs)
+        before = error_of(path, inputs, expected)
         for preset in presets:
             after = folder / f"{preset}.mlpackage"
             found = _rewritten(architecture.name, preset, frontend, path, after)
             found.before = found.after = before
             if after.exists() and found.fired:
-                found.after = _error(after, inputs, expected)
+                found.after = error_of(after, inputs, expected)
             found.seconds, started = time.perf_counter() - started, time.perf_counter()
             results.append(found)
     gc.collect()
