@@ -1,0 +1,36 @@
+"""What the rewrites of elementary functions share: when they stand back, and who says what the ANE takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, types
+
+from ..core.contract import Community, Miss
+from ..core.examples import program
+from ._said import on_m4, private
+
+__all__ = ["EVIDENCE", "FP32", "TABLES", "one", "stands_back"]
+
+EVIDENCE = (
+    on_m4("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, tanh, exp and log are accepted"),
+    private("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+)
+TABLES = Community("functions are read from tables of 33 points: sine within 6.3e-4, tanh within 1.6e-3",
+                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
+                   date="2026-10-02")
+FP32 = "computed in fp32, which the ANE does not take"
+
+
+def stands_back(op: Operation, error: float, most: float) -> Miss | None:
+    """Why `op`, whose replacement is off by up to `error` units in the last place, stays; None where it goes."""
+    if op.x.dtype != types.fp16:
+        return Miss(op, FP32)
+    if error > most:
+        return Miss(op, f"off by up to {error:g} units in the last place, max_error={most:g}")
+    return None
+
+
+def one(kind: str, *shape: int | None, dtype: Any = types.fp16, **settings: Any) -> Program:
+    """A program of the one op `kind`."""
+    return program(lambda x: getattr(Builder, kind)(x=x, name="y"), dtype=dtype, x=shape or (2, 8), **settings)

@@ -1,0 +1,65 @@
+"""Compute tan from sin and cos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.targets import Gate
+from ._elementary import EVIDENCE, FP32, TABLES, one, stands_back
+from ._said import private
+
+
+class Tangent(Rewrite):
+    """Divide sin by cos, as the ANE has no tan.
+
+    why     Core ML on an M4 refuses tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
+            cos are taken from M3 on; before, they are refused as well, and tan is left alone.
+    when    tan of fp16 values.
+    exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
+            numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
+            Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
+            counts many times.
+    cost    three ops for one.
+
+    before
+        %y: fp16[2, 8] = tan(x=%x)
+    after
+        %0: fp16[2, 8] = sin(x=%x)
+        %1: fp16[2, 8] = cos(x=%x)
+        %y: fp16[2, 8] = real_div(x=%0, y=%1)
+    """
+
+    code, slug = "ANE249", "tangent-off-the-ane"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "1.64 units in the last place over all fp16 numbers"
+    preset = "full"
+    roots = ("tan",)
+    targets = Gate(first="m3")
+    evidence = (
+        *EVIDENCE, TABLES,
+        private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+    )
+
+    max_error: float = 4.0
+    "Units in the last place by which the result may be off; it is off by 1.64."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        return stands_back(op, 1.64, self.max_error) or Hit(op, note="sin(x) / cos(x)")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        quotient: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
+        return quotient
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("op", lambda: one("tan"))
+        yield Example("large angles", lambda: one("tan"), scale=1000.0)
+        yield Example("flexible, for iOS15", lambda: one("tan", None, 3, opset=ct.target.iOS15))
+        yield Example("fp32", lambda: one("tan", dtype=types.fp32), reason=FP32)
+        yield Example("not good enough", lambda: one("tan"), options={"max_error": 1.0},
+                      reason="off by up to 1.64 units in the last place, max_error=1")
