@@ -10,7 +10,8 @@ from coremltools.converters.mil.mil import Operation, Var
 from ..core.build import RewriteBuilder
 from ..core.query import value
 
-__all__ = ["KINDS", "Taken", "as_column", "offset", "parameters", "partner", "swapped"]
+__all__ = ["KINDS", "Taken", "as_column", "offset", "parameters", "partner", "places",
+           "swapped"]
 
 KINDS = ("slice_by_index", "slice_by_size", "split")
 _NEUTRAL: dict[str, Any] = {
@@ -42,6 +43,27 @@ def parameters(op: Operation) -> Taken | None:
     squeezed = value(op.squeeze_mask) or [False] * rank
     begin = [0 if free and not dropped else first for first, free, dropped in zip(begin, masked, squeezed)]
     return Taken(begin, value(op.stride) or [1] * rank, squeezed)
+
+
+def places(op: Operation, axis: int, size: int | None) -> range | None:
+    """Which places of an axis are taken; None for all of them. What is open and cut is not looked at further."""
+    begin = int(value(op.begin)[axis])
+    if op.op_type == "slice_by_size":
+        count = int(value(op.size)[axis])
+        begin += (size or 0) if begin < 0 else 0
+        taken = range(begin, (size or 0) if count == -1 else begin + count)
+    else:
+        dropped, first, last = (bool((value(op.inputs.get(name)) or [False] * op.x.rank)[axis])
+                                for name in ("squeeze_mask", "begin_mask", "end_mask"))
+        step = int((value(op.inputs.get("stride")) or [1] * op.x.rank)[axis])
+        if size is None:
+            return None if first and last and step == 1 and not dropped else range(0)
+        end = int(value(op.end)[axis])
+        if dropped:
+            begin = 0 if first else begin
+            begin, end, step, first, last = begin % size, begin % size + 1, 1, False, False
+        taken = range(size)[slice(None if first else begin, None if last else end, step)]
+    return None if taken == range(size or 0) else taken
 
 
 def offset(taken: Taken, axis: int) -> bool:

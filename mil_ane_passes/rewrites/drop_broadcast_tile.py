@@ -58,7 +58,8 @@ class DropBroadcastTile(Rewrite):
         found = list(repeated(op))
         if not found:
             return Miss(op, "no operand is repeated", near=False)
-        changes, reasons = {}, []
+        changes: dict[str, Var] = {}
+        reasons: list[str] = []
         for name, was, reason in found:
             reason = reason or _held(op.inputs[name])
             if reason:

@@ -1,0 +1,135 @@
+"""Do in five axes and fewer what was written with more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.limits import evidence_of, limit
+from ..core.query import is_const
+from ..rules._sizes import islands
+from ._lowered import MOVES, Bounds, planned
+from ._rank_regions import numbers, outside
+
+
+class LowerRank(BlockRewrite):
+    """Show values of rank 6 and more in fewer axes: neighbours that every op treats alike become one axis.
+
+    why     Five dimensions are the most for Core ML and for the ANE. Windows of Swin, patches, pixel shuffles and
+            grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass mends just these
+            three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
+    when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
+            reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open. A
+            transpose whose axes cannot be merged to five becomes two.
+    exact   bitwise, unless something is summed: sums over merged axes are rounded in another order.
+    cost    reshapes that were there; a second transpose where one will not do.
+
+    before
+        %0: fp16[1, 2, 4, 2, 4, 4] = reshape(x=%x, shape=[-1, 2, 4, 2, 4, 4])
+        %1: fp16[1, 2, 2, 4, 4, 4] = transpose(x=%0, perm=[0, 1, 3, 2, 4, 5])
+        %y: fp16[4, 16, 4] = reshape(x=%1, shape=[-1, 16, 4])
+    after
+        %0: fp16[2, 4, 2, 4, 4] = reshape(x=%x, shape=[2, 4, 2, 4, 4])
+        %1: fp16[2, 2, 4, 4, 4] = transpose(x=%0, perm=[0, 2, 1, 3, 4])
+        %y: fp16[4, 16, 4] = reshape(x=%1, shape=[4, 16, 4])
+    """
+
+    code, slug = "ANE281", "rank-above-5-region"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "sums, means and softmaxes over merged axes add the same numbers in another order; the rest is bitwise"
+    preset = "full"
+    confidence = "high"
+    evidence = (
+        *evidence_of("rank"),
+        Vendor("Core ML does not support tensors with a rank greater than five (a maintainer)", date="2023-01-09",
+               source="https://github.com/apple/coremltools/issues/1723"),
+        Community("a log of Core ML's: ANE does not support blob with rank: 6", date="2023-08-09",
+                  source="https://github.com/microsoft/onnxruntime/issues/14212"),
+    )
+
+    max_transposes: int = 3
+    "How many transposes one transpose of many axes may become."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        most = limit("rank", self.generations)
+        longest = limit("spatial", self.generations)
+        if most is None or longest is None:
+            return
+        bounds = Bounds(most.most, longest.most, self.max_transposes)
+        for ops, var in islands(block, lambda shape: len(shape) > most.most):
+            reason = outside(block, ops, most.most)
+            plans: list[Any] = []
+            for op in ops if not reason else ():
+                plan = planned(op, bounds)
+                if isinstance(plan, str):
+                    reason = f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}': {plan}"
+                    break
+                plans.append(plan)
+            if reason:
+                yield Miss(ops[0], reason)
+                continue
+            exact = Exactness.BITWISE if all(op.op_type in MOVES for op in ops) else None
+            yield Hit(ops[0], plans=list(zip(ops, plans)), most=most.most, exactness=exact, covers=ops,
+                      note=f"'{var.name}' of rank {var.rank} and {len(ops)} ops in {most.most} axes and fewer")
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        shown: dict[Var, Var] = {}
+        seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+
+        def view(var: Var, shape: Sequence[int] | None) -> Var:
+            held = shown.get(var, var)
+            if shape is None or list(shape) == numbers(held):
+                return held
+            if is_const(held):
+                return mb.reshaped(held, tuple(shape))
+            key = (held, tuple(shape))
+            if key not in seen:
+                seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
+            return seen[key]
+
+        replaced: dict[Var, Var] = {}
+        for op, build in hit.plans:
+            with mb.at(op):
+                for old, new in zip(op.outputs, build(mb, view)):
+                    shown[old] = new
+                    if old.rank <= hit.most:
+                        shown[old] = replaced[old] = view(new, numbers(old))
+        return replaced
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("windows", _windows)
+        yield Example("an op between", lambda: _windows(lambda v: Builder.relu(x=v)))
+        yield Example("a sum", lambda: _windows(
+            lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4)))
+        yield Example("two transposes", lambda: _shuffled([5, 3, 1, 4, 2, 0]))
+        yield Example("a table is added", lambda: _windows(lambda v: Builder.add(x=v, y=weight(2, 1, 4))))
+        yield Example("sorted", lambda: _windows(lambda v: Builder.topk(x=v, k=2)[0], (-1, 2)),
+                      reason="topk 'topk_0_0': topk is not known to be the same in fewer axes")
+        yield Example("rank 5", lambda: program(lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), x=(1, 8, 8, 3)),
+                      reason="")
+
+
+def _windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:
+    def body(x: Var) -> Var:
+        value = Builder.reshape(x=x, shape=[-1, 2, 4, 2, 4, 4])
+        value = Builder.transpose(x=between(value) if callable(between) else value, perm=[0, 1, 3, 2, 4, 5])
+        result: Var = Builder.reshape(x=value, shape=list(last), name="y")
+        return result
+
+    return program(body, x=(1, 8, 8, 4))
+
+
+def _shuffled(perm: list[int]) -> Program:
+    def body(x: Var) -> Var:
+        value = Builder.transpose(x=Builder.reshape(x=x, shape=[-1, 2, 4, 2, 2, 2]), perm=perm)
+        result: Var = Builder.reshape(x=value, shape=[-1, 8], name="y")
+        return result
+
+    return program(body, x=(8, 16))
