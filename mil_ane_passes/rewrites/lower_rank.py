@@ -11,9 +11,9 @@ from coremltools.converters.mil.mil import Block, Builder, Program, Var
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ..core.examples import program, weight
+from ..core.large import islands
 from ..core.limits import evidence_of, limit
 from ..core.query import is_const
-from ..rules._sizes import islands
 from ._lowered import MOVES, Bounds, planned
 from ._rank_regions import numbers, outside
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
+from ..core.groups import join
 from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
-from ._groups import join
 from ._refused import at_run_time
 
 __all__ = ["chains", "kinds_of", "purposes", "refused"]

@@ -1,62 +1,16 @@
-"""What rules about sizes share: values that are tensors, and ops joined by those values that are too large."""
+"""What rules about sizes share: kernels as numbers, and generations by chip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
-from coremltools.converters.mil.mil import Block, Function, Operation, Var
+from coremltools.converters.mil.mil import Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import flat_inputs, is_const, kind_of
 from ..core.targets import GENERATIONS, Generation, parse_target
-from ._groups import join
 
-__all__ = ["Shape", "among", "islands", "known", "spatial"]
-
-Shape = Sequence[object]
-
-
-def islands(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Operation], Var]]:
-    """Ops of `block` that read or make a value whose shape is too `large`, joined where they share one; the first such.
-
-    Parameters and weights are no values here. Linear: of two groups the smaller moves. Nearly always there is none.
-    """
-    judged = {var: large(_shape(var)) for var in _own(block)}
-    if isinstance(block, Function) and not any(judged.values()):
-        return []
-    group: dict[Operation, list[Operation]] = {}
-    holder: dict[Var, Operation] = {}
-    first: dict[Operation, Var] = {}
-    for op in block.operations:
-        if op.op_type == "const" or op.op_type.startswith("constexpr_"):
-            continue
-        for var in (*flat_inputs(op), *op.outputs):
-            if var not in judged:
-                judged[var] = not is_const(var) and large(_shape(var))
-            if judged[var]:
-                group.setdefault(op, [op])
-                first.setdefault(op, var)
-                join(group, holder.setdefault(var, op), op)
-    order = {op: place for place, op in enumerate(block.operations)}
-    found = [sorted(members, key=order.__getitem__) for members in {id(one): one for one in group.values()}.values()]
-    return [(ops, first[ops[0]]) for ops in found]
-
-
-def _own(block: Block) -> Iterator[Var]:
-    """The values that enter a block or are made in it."""
-    yield from block.inputs.values() if isinstance(block, Function) else block.inputs
-    for op in block.operations:
-        if op.op_type != "const":
-            yield from op.outputs
-
-
-def _shape(var: Var) -> Shape:
-    kind = kind_of(var)
-    if not kind.is_tensor:
-        return ()
-    return var.shape if kind.shape is None else kind.shape
-
+__all__ = ["among", "known", "spatial"]
 
 
 def known(extents: Sequence[object]) -> tuple[int, ...] | None:

@@ -9,9 +9,10 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
 from ..core.examples import program
+from ..core.large import Shape, islands
 from ..core.limits import Over, evidence_of, limit, over
 from ..core.targets import Generation
-from ._sizes import Shape, among, islands
+from ._sizes import among
 
 _M4, _OLDER = (f"N[1-65536]D[1-{most}]C[1-65536]H[1-{most}]W[1-{most}]" for most in (65536, 16384))
 

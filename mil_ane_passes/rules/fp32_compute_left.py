@@ -10,8 +10,8 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
+from ..core.groups import join
 from ..core.query import flat_inputs, is_opaque, kind_of
-from ._groups import join
 
 _SHOWN = 4
 "Kinds of ops a note names."

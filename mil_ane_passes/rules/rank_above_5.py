@@ -8,8 +8,8 @@ from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
 from ..core.examples import program
+from ..core.large import islands
 from ..core.limits import evidence_of
-from ._sizes import islands
 
 
 class RankAbove5(BlockRule):
