@@ -201,6 +201,8 @@ class Rule:
     "What the user can do, in one sentence; where a rewrite mends it, that is named beside."
     mended_by: ClassVar[tuple[str, ...]] = ()
     "Names of rewrites that mend what this rule finds, the first one first; a rewrite's own findings it mends itself."
+    no_rewrite: ClassVar[str] = ""
+    "Of a rule that refuses and names no rewrite: why none is possible, in one sentence."
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
     drawn: ClassVar[bool] = False

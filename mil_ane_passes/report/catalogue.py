@@ -60,7 +60,8 @@ class Page:
         return {"schema": 1, "command": "explain", **_row(self.rule), "text": inspect.getdoc(self.rule),
                 "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
                 "confidence": self.rule.confidence, "level": self.rule.level, "advice": self.rule.advice or None,
-                "mended_by": list(self.rule.mended_by), "targets": _generations(self.rule),
+                "mended_by": list(self.rule.mended_by), "no_rewrite": self.rule.no_rewrite or None,
+                "targets": _generations(self.rule),
                 "evidence": [evidence.to_dict() for evidence in self.rule.evidence]}
 
     def __str__(self) -> str:
@@ -70,6 +71,7 @@ class Page:
                      else f"{NO_FIX}: {_spelt(row)} reports, and says what to do")
         cures = ", ".join(f"ane::{name}" for name in self.rule.mended_by)
         lines += [f"mended by: {cures}"] if cures else []
+        lines += [f"no rewrite: {self.rule.no_rewrite}"] if self.rule.no_rewrite else []
         lines += ["refuses: the ANE does not take what it finds"] if self.rule.refuses else []
         lines.append(f"on: {', '.join(_generations(self.rule))}; confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")

@@ -29,6 +29,7 @@ class CustomLayer(BlockRule):
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
     advice = "Write it with ops that Core ML has, or split the model there; of a classifier, return the probabilities."
+    no_rewrite = "What the layer computes is code of the app's own, which is not in the package."
     evidence = (
         Community("custom layers do not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
                   date="2020"),

@@ -30,6 +30,7 @@ class DataDependentShape(Rule):
     roots = ("non_zero", *_SHAPES)
     refuses, confidence = True, "high"
     advice = "Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements."
+    no_rewrite = "The ANE runs fixed shapes only, and here the data say how large a result is."
     evidence = (
         on_m4("non_zero is refused, and runs on no GPU either"),
         private("non_zero has no form on any generation, as its shape depends on the data; shapes are static"),

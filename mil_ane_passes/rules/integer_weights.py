@@ -36,6 +36,7 @@ class IntegerWeights(Rule):
     targets = M4
     refuses, confidence = True, "low"
     advice = "Look at the compute plan on a device, or palettize the weights instead."
+    no_rewrite = "Palettizing or quantizing anew changes the weights, which is for who made them to decide."
     evidence = (
         Community("a conv, linear or matmul with an int4 or int8 constexpr weight reports supported=[CPU] from "
                   "MLComputePlan, up to target iOS26; to be checked again on other chips and systems, its author says",

@@ -27,6 +27,7 @@ class RandomNumbers(Rule):
     roots = ("random_normal", "random_uniform", "random_bernoulli", "random_categorical")
     refuses, confidence = True, "high"
     advice = "Draw the numbers outside and pass them in as an input."
+    no_rewrite = "What is drawn cannot be said by other ops: numbers that are drawn beforehand are another model."
     evidence = (
         on_m4("random_normal is refused"),
         private("random_normal, random_bernoulli and random_categorical have no form on any generation; "

@@ -28,6 +28,7 @@ class SinCos(Rule):
     targets = Gate(last="m2")
     refuses, confidence = True, "medium"
     advice = "Store the values where the angles are constants (the same bits); else a polynomial within one turn."
+    no_rewrite = "No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each."
     evidence = (
         private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
         Community("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does",

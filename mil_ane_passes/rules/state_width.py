@@ -30,6 +30,7 @@ class StateWidth(BlockRule):
     code, slug = "ANE233", "state-width"
     refuses, confidence = True, "medium"
     advice = "Pad the state's last dimension to a multiple of 32 and slice what is read (the same bits)."
+    no_rewrite = "The shape of a state is the model's interface: who makes the state makes it wider."
     evidence = (
         Measured("a state 270 wide fails on the ANE, 256 works", chip="M4", os="macOS 15.2", date="2025-12-19",
                  source="https://github.com/apple/coremltools/issues/2631"),

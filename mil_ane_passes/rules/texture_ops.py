@@ -32,6 +32,7 @@ class TextureOps(Rule):
     targets = Gate(last="m1")
     refuses, confidence = True, "medium"
     advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
+    no_rewrite = "Sampling at places that are computed needs a gather, which is refused as well."
     evidence = (
         private("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
         private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
