@@ -1,0 +1,168 @@
+"""New values at constant places of a value: by a select, by pads, or by a split and a concat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.query import is_all_zero, is_const, is_symbolic
+from ._places import Run, arranged
+from ._take import cannot_show, cut, shown, take
+
+__all__ = ["BLENDS", "Combine", "blend", "cannot_put", "combiner", "even", "pads", "pieces", "put", "segments"]
+
+Combine = Callable[[RewriteBuilder, Var, Var], Var]
+BLENDS = (types.fp16, types.fp32, types.int32)
+"What a select takes."
+_RANK = 5
+_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
+
+
+def combiner(mode: str) -> Combine:
+    """What a scatter of `mode` makes of the value there was and the one that comes."""
+    def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
+        made: Var = new if mode == "update" else getattr(mb, _OPS[mode])(x=old, y=new)
+        return made
+
+    return combine
+
+
+def cannot_put(shape: Sequence[Any], runs: dict[int, Run]) -> str:
+    """Why `put` cannot write a window into a value of `shape`, empty where it can."""
+    strided = [run for run in runs.values() if run.step > 1]
+    if strided and len(shape) >= _RANK:
+        return f"it writes places that are {strided[0].step} apart into a value of rank {_RANK}"
+    return cannot_show(shape) if strided else ""
+
+
+def put(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, combine: Combine) -> Var:
+    """`var` with `new` combined into a window, a run of each of some axes: what is beside it stays as it is."""
+    left = {axis: run for axis, run in runs.items() if run != Run(0, 1, var.shape[axis])}
+    if not left:
+        return combine(mb, var, new)
+    axis, run = next(iter(left.items()))
+    inner = {each: left[each] for each in left if each != axis}
+    extent, long = int(var.shape[axis]), run.count * run.step
+    first = run.start if run.step == 1 else max(0, min(run.start, extent - long))
+    if long > extent:
+        wide = mb.pad(x=var, pad=_amounts(var.rank, axis, 0, long - extent), **_zeros(var))
+        return cut(mb, put(mb, wide, runs, new, combine), {axis: Run(0, 1, extent)})
+    sizes = [first, long, extent - first - long]
+    parts = _parts(mb, var, axis, sizes)
+    if run.step == 1:
+        parts[1] = put(mb, parts[1], inner, new, combine)
+    else:
+        parts[1] = _strided(mb, parts[1], axis, Run(run.start - first, run.step, run.count), inner, new, combine)
+    return _joined(mb, parts, axis)
+
+
+def _strided(
+    mb: RewriteBuilder, var: Var, axis: int, run: Run, inner: dict[int, Run], new: Var, combine: Combine,
+) -> Var:
+    """A run that takes one of every `step` of all of an axis: a window of one in that axis shown as two."""
+    shape = list(var.shape)
+    grid = shown(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
+    parts = _parts(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
+    taken = put(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
+    parts[1] = mb.expand_dims(x=taken, axes=[axis + 1])
+    return shown(mb, _joined(mb, parts, axis + 1), shape)
+
+
+def _parts(mb: RewriteBuilder, var: Var, axis: int, sizes: list[int]) -> list[Any]:
+    """Parts of `var`, None for those of no size."""
+    if sum(size > 0 for size in sizes) == 1:
+        return [var if size else None for size in sizes]
+    if var.dtype in (*BLENDS, types.bool):
+        parts = iter(mb.split(x=var, split_sizes=[size for size in sizes if size], axis=axis))
+        return [next(parts) if size else None for size in sizes]
+    ends = [0, *np.cumsum(sizes).tolist()]
+    return [cut(mb, var, {axis: Run(start, 1, end - start)}) if end > start else None for start, end in pairwise(ends)]
+
+
+def _joined(mb: RewriteBuilder, parts: list[Any], axis: int) -> Var:
+    values = [part for part in parts if part is not None]
+    joined: Var = values[0] if len(values) == 1 else mb.concat(values=values, axis=axis)
+    return joined
+
+
+def _amounts(rank: int, axis: int, before: int, after: int) -> list[int]:
+    amounts = [0] * (2 * rank)
+    amounts[2 * axis:2 * axis + 2] = before, after
+    return amounts
+
+
+def _zeros(var: Var) -> dict[str, Any]:
+    return {"mode": "constant", "constant_val": types.nptype_from_builtin(var.dtype)(0)}
+
+
+def pads(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var) -> Var | None:
+    """`put` of an update into a constant of zeros: `new` with zeros around; None where that is not the case."""
+    if not is_all_zero(var) or np.any(np.signbit(var.val)) or any(run.step > 1 for run in runs.values()):
+        return None
+    amounts = [0] * (2 * var.rank)
+    for axis, run in runs.items():
+        amounts[2 * axis:2 * axis + 2] = run.start, int(var.shape[axis]) - run.start - run.count
+    padded: Var = mb.pad(x=new, pad=amounts, **_zeros(new)) if any(amounts) else None
+    return padded
+
+
+def even(new: Var) -> Any:
+    """The one number that the constant `new` holds, None where it is no constant or holds several."""
+    if not is_const(new):
+        return None
+    values = np.asarray(new.val).reshape(-1)
+    same = values.view(f"u{values.itemsize}") == values[:1].view(f"u{values.itemsize}")
+    return values[0] if np.all(same) else None
+
+
+def blend(mb: RewriteBuilder, var: Var, mask: np.ndarray[Any, Any], new: Any, combine: Combine) -> Var:
+    """`new` combined into `var` where the constant `mask` is true; both may be of extent 1 where they are the same."""
+    key = ("mask", mask.shape, mask.tobytes())
+    cond = mb.once(key, lambda: _constant(mb, mask))
+    made: Var = mb.select(cond=cond, a=combine(mb, var, new), b=var)
+    return made
+
+
+def _constant(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
+    with mb.at(mb.block.operations[0], "places"):
+        made: Var = mb.const(val=array, name="places_mask")
+    return made
+
+
+def segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
+    """An axis whose `places` are new, as stretches that stand in one value: (new, first there, how many)."""
+    source = np.arange(extent)
+    fresh = np.zeros(extent, bool)
+    source[places], fresh[places] = np.arange(len(places)), True
+    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(fresh.astype(int)) != 0)) + 1
+    starts = [0, *breaks.tolist()]
+    return [(bool(fresh[start]), int(source[start]), end - start) for start, end in pairwise([*starts, extent])]
+
+
+def pieces(
+    mb: RewriteBuilder, var: Var, axis: int, places: np.ndarray[Any, Any], new: Var, combine: Combine, plain: bool,
+) -> Var:
+    """`put` for any places of one axis, in any order; `plain` where the old values do not matter."""
+    extent = int(var.shape[axis])
+    made = new if plain else combine(mb, take(mb, var, axis, arranged(places)), new)
+    parts = segments(places, extent)
+    old = sorted((first, count) for fresh, first, count in parts if not fresh)
+    fresh = sorted((first, count) for is_new, first, count in parts if is_new)
+    kept = _stretches(mb, var, axis, old, extent)
+    given = _stretches(mb, made, axis, fresh, len(places))
+    values = [(given if is_new else kept)[first] for is_new, first, _ in parts]
+    return _joined(mb, values, axis)
+
+
+def _stretches(mb: RewriteBuilder, var: Var, axis: int, wanted: list[tuple[int, int]], extent: int) -> dict[int, Any]:
+    """The wanted stretches of an axis, each by its first place."""
+    ends = sorted({0, extent, *(first for first, _ in wanted), *(first + count for first, count in wanted)})
+    if not wanted or is_symbolic(var.shape[axis]):
+        return {}
+    parts = _parts(mb, var, axis, [after - before for before, after in pairwise(ends)])
+    return dict(zip(ends, parts))

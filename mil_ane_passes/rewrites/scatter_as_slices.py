@@ -1,0 +1,149 @@
+"""Write constant places by a select, or by slices and a concat, instead of a scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_const
+from ._put_plans import executed, planned
+
+_SCATTERS = ("scatter", "scatter_nd", "scatter_along_axis")
+
+
+class ScatterAsSlices(BlockRewrite):
+    """Turn a scatter at constant places, such as an assignment to a slice, into a select, or slices and a concat.
+
+    why     The ANE takes no scatter, and coremltools makes one of each `x[..., -1] += 1` for targets before iOS18: of
+            all elements in one row, between two reshapes.
+    when    scatter, scatter_nd and scatter_along_axis with constant indices, each place once. One place of an axis, or
+            a number for all places: a select with a constant mask. A window, evenly spaced along each axis, also where
+            only the shape before a reshape shows it: the parts beside it and the new one, joined; zeros around an
+            update of a constant of zeros: a pad. Other places of one axis: pieces, `max_parts` at most; a constant at
+            other places: a select of it, within `max_bytes`. With `windows` slice_update, too.
+    exact   bitwise: elements are moved, and combined once, as before; of two zeros max and min may keep either.
+
+    before
+        %0: fp16 = reduce_max(x=%x)
+        %1: fp16[6] = mul(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625, -0.375, 0.0625])
+        %2: fp16[24] = reshape(x=%x, shape=[-1])
+        %3: fp16[24] = scatter(data=%2, indices=[3, 7, 11, 15, 19, 23], updates=%1, mode=update)
+        %y: fp16[2, 3, 4] = reshape(x=%3, shape=[-1, 3, 4])
+    after
+        %0: fp16 = reduce_max(x=%x)
+        %1: fp16[6] = mul(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625, -0.375, 0.0625])
+        %2: fp16[2, 3, 1] = reshape(x=%1, shape=[2, 3, 1])
+        %y: fp16[2, 3, 4] = select(cond=[[[False, False, False, True]]], a=%2, b=%x)
+    """
+
+    code, slug = "ANE268", "scatter-at-constant-places"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "the same bits, but that max and min of two zeros may keep the sign of either"
+    preset = "full"
+    confidence = "high"
+    roots = (*_SCATTERS, "slice_update")
+    evidence = (
+        Vendor("scatter falls off the ANE; an assignment to a window may reside there",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+        Measured("scatter is refused; select, concat, pad and slices are accepted", chip="M4", os="macOS 27.0.1",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        Community("a scatter into a key and value cache is not supported; where with a mask runs on the ANE",
+                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"),
+    )
+
+    max_parts: int = 32
+    "The most values that are joined."
+    max_bytes: int = 1 << 20
+    "The most bytes of the new constants for one op: the mask, and an update spread over all places."
+    windows: bool = False
+    "Also slice_update at a constant place, which nobody reports to have seen on the ANE or off it."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type in _SCATTERS or (op.op_type == "slice_update" and self.windows):
+                yield self.match(op)
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type in _SCATTERS and not is_const(op.indices):
+            return Miss(op, "its indices are computed", near=False)
+        plan = planned(op, self.max_parts, self.max_bytes)
+        if isinstance(plan, str):
+            return Miss(op, plan)
+        exactness = None if plan.group.mode in ("max", "min") else Exactness.BITWISE
+        return Hit(op, note=f"{op.op_type} to {len(plan.group.places)} constant places: {plan.words}",
+                   exactness=exactness, plan=plan)
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        return executed(mb, hit.op, hit.plan)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("the last of each row", lambda: _flat(np.arange(3, 24, 4), (2, 3, 4)))
+        yield Example("added to the last of each row", lambda: _flat(np.arange(3, 24, 4), (2, 3, 4), "add"))
+        yield Example("columns", lambda: _rows([1, 2], axis=1))
+        yield Example("rows, added", lambda: _rows([1, 2], mode="add"))
+        yield Example("every second column", lambda: _rows([0, 2, 4], axis=1, mode="max"))
+        yield Example("any rows", lambda: _rows([3, 0, 1], mode="min", opset=ct.target.iOS15))
+        yield Example("a number", lambda: program(
+            lambda x: Builder.scatter(data=x, indices=np.array([1, -1], np.int32), updates=np.zeros(2, np.float16),
+                                      axis=0, mode="update", name="y"), opset=ct.target.iOS15, x=(5,)))
+        yield Example("points", lambda: program(
+            lambda x: Builder.scatter_nd(data=x, indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
+                                         updates=weight(4), mode="mul", name="y"), x=(4, 5)))
+        yield Example("constant points", lambda: program(
+            lambda x: Builder.scatter_nd(data=x, indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
+                                         updates=weight(3), mode="sub", name="y"), x=(4, 5)), options={"max_parts": 3})
+        yield Example("along an axis", lambda: program(
+            lambda x: Builder.scatter_along_axis(data=x, indices=np.array([[1], [1], [1], [1]], np.int32), axis=1,
+                                                 updates=weight(4, 1), mode="update", name="y"), x=(4, 5)))
+        yield Example("into zeros", lambda: program(
+            lambda x: Builder.scatter(data=np.zeros(5, np.float16), indices=np.array([1, 2], np.int32), mode="update",
+                                      updates=Builder.mul(x=Builder.reduce_max(x=x), y=weight(2)), name="y"), x=(3,)))
+        yield Example("slice_update", _updated, options={"windows": True})
+        yield Example("slice_update, as it is", _updated, reason="")
+        yield Example("twice", lambda: _rows([1, 1]),
+                      reason="it writes to one place twice, and which one stays is not stated")
+        yield Example("many", lambda: _rows([0, 2, 3], mode="add"), options={"max_parts": 2},
+                      reason="5 values to join, above 2")
+        yield Example("integers", lambda: program(
+            lambda x, v: Builder.scatter(data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
+            dtype=types.int32, x=(3,), v=(1,)), reason="it computes on integers")
+        yield Example("computed", lambda: program(
+            lambda i: Builder.scatter(data=weight(4), indices=i, updates=weight(1), axis=0, name="y"),
+            dtype=types.int32, i=(1,)), reason="its indices are computed")
+
+
+def _flat(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:
+    def body(x: Var) -> Var:
+        updates = Builder.mul(x=Builder.reduce_max(x=x), y=weight(len(places)))
+        line = Builder.reshape(x=x, shape=[-1])
+        line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
+        result: Var = Builder.reshape(x=line, shape=[-1, *shape[1:]], name="y")
+        return result
+
+    return program(body, x=shape)
+
+
+def _rows(places: list[int], axis: int = 0, mode: str = "update", opset: Any = ct.target.iOS17) -> Program:
+    def body(x: Var) -> Var:
+        size = [-1, -1]
+        size[axis] = len(places)
+        updates = Builder.relu(x=Builder.slice_by_size(x=x, begin=[0, 0], size=size))
+        result: Var = Builder.scatter(data=x, indices=np.array(places, np.int32), updates=updates, axis=axis, mode=mode,
+                                      name="y")
+        return result
+
+    return program(body, opset=opset, x=(4, 5))
+
+
+def _updated() -> Program:
+    return program(lambda x: Builder.slice_update(
+        x=x, update=Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1]), begin=[1, 0], end=[3, 0],
+        end_mask=[False, True], name="y"), opset=ct.target.iOS18, x=(4, 5))
