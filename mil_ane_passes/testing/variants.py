@@ -128,7 +128,7 @@ def observed(program: Program) -> Program:
     twin = clone(program)
     function = twin.functions["main"]
     inner = [var for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
-             for var in op.outputs if var not in function.outputs]
+             for var in op.outputs if var not in function.outputs and not types.is_list(var.sym_type)]
     with function:
         extra = [Builder.identity(x=var, name=f"observed_{number}") for number, var in enumerate(inner)]
     function.set_outputs([*function.outputs, *extra])
