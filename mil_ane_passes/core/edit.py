@@ -46,8 +46,9 @@ class BlockEditor:
                 elif bound is old:
                     changed[name] = new
             op.set_inputs(**changed)
-        for block in list(old.consuming_blocks):
+        for block in dict.fromkeys(old.consuming_blocks):
             block.replace_block_output_var(old, new)
+        old.consuming_blocks.clear()  # some of the host's passes note a block twice that returns a value twice
 
     def remove_if_unused(self, ops: Iterable[Operation]) -> None:
         """Remove those of `ops` whose outputs nobody reads, and then what they alone had kept alive."""

@@ -49,6 +49,8 @@ class Table:
         self._most = most
         self._found: dict[tuple[Var, int], Rows | None] = {}
         self._lists: dict[Var, Rows] = {}
+        self.bare: dict[Var, Row] = {}
+        "What was read without the axis."
 
     def of(self, var: Var, axis: int) -> Rows | None:
         """The rows of `var` along `axis`; None where their number is not known, or too large."""
@@ -74,7 +76,7 @@ class Table:
             return "the list is not known" if places is not None else "its index is known only at run time"
         if max(places, default=0) >= self._most or min(places, default=0) < 0:
             return f"an index beyond {self._most} rows (max_parts)"
-        made = (Row(op.value, bare=True),) if op.op_type == "list_write" else self._updates(op.value, 0, len(places))
+        made = (self._bare(op.value),) if op.op_type == "list_write" else self._updates(op.value, 0, len(places))
         if made is None:
             return "the number of values is not known"
         self._lists[op.outputs[0]] = self._put(rows, places, made)
@@ -100,6 +102,9 @@ class Table:
         """The known places that `var` holds."""
         held = known(var) if types.is_int(var.dtype) else None
         return None if held is None else [int(place) for place in np.ravel(held)]
+
+    def _bare(self, var: Var) -> Row:
+        return self.bare.get(var, Row(var, bare=True))
 
     def _scatter(self, op: Operation) -> str | None:
         axis, places, mode = value(op.axis), self.places(op.indices), value(op.mode)
@@ -134,6 +139,8 @@ class Table:
         extent = var.shape[axis]
         if is_symbolic(extent) or not 0 < int(extent) <= self._most:
             return None
+        if var.op is not None and var.op.op_type == "expand_dims" and value(var.op.axes) in ([axis], [axis - var.rank]):
+            return Rows(axis, (self._bare(var.op.x),))
         count = int(extent)
         return Rows(axis, (Row(var),) if count == 1 else tuple(Row(var, place) for place in range(count)))
 

@@ -26,8 +26,11 @@ class Values:
 
     def bare(self, row: Row, axis: int) -> Var:
         """`row` without the axis."""
-        return self._made(("bare", row, axis), lambda: self._cast(row, self._now(row.source) if row.bare else
-                                                                  self._mb.squeeze(x=self._kept(row, axis), axes=[axis])))
+        def make() -> Var:
+            held = self._now(row.source) if row.bare else self._mb.squeeze(x=self._kept(row, axis), axes=[axis])
+            return self._cast(row, held)
+
+        return self._made(("bare", row, axis), make)
 
     def kept(self, row: Row, axis: int) -> Var:
         """`row` with an extent of 1 at the axis."""
@@ -35,9 +38,10 @@ class Values:
 
     def joined(self, rows: Sequence[Row], axis: int) -> Var:
         """All of `rows`, one behind the other along the axis."""
-        if all(row.bare for row in rows):
+        if len(rows) > 1 and all(row.bare for row in rows):
             return self._mb.stack(values=[self.bare(row, axis) for row in rows], axis=axis)
-        pieces = [piece for _, run in groupby(enumerate(rows), _run) for piece in self._piece([r for _, r in run], axis)]
+        runs = ([row for _, row in run] for _, run in groupby(enumerate(rows), _run))
+        pieces = [piece for run in runs for piece in self._piece(run, axis)]
         return pieces[0] if len(pieces) == 1 else self._mb.concat(values=pieces, axis=axis)
 
     def _piece(self, rows: Sequence[Row], axis: int) -> list[Var]:

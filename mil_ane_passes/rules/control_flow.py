@@ -23,13 +23,13 @@ class ControlFlow(Rule):
     when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
     cure    A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
             ane::inline_constant_branch. Another branch: compute both sides and select (the same bits where neither
-            side traps), or make two functions and choose outside. A list: a concat or stack of its members.
+            side traps), or make two functions and choose outside. A list at known places: ane::lists_as_stack.
     """
 
     code, slug = "ANE218", "control-flow"
     roots = ("cond", "while_loop", *_LISTS)
     refuses, confidence = True, "high"
-    mended_by = ("unroll_while_loop", "inline_constant_branch")
+    mended_by = ("unroll_while_loop", "inline_constant_branch", "lists_as_stack")
     advice = "Unroll fixed loops and select between both sides of a branch (same bits), or choose outside the model."
     evidence = (
         on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
