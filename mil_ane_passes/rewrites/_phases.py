@@ -42,10 +42,12 @@ def explicit_pads(op: Operation) -> list[tuple[int, int]] | str:
     pads = []
     for axis in axes:
         extent, kernel = op.x.shape[2 + axis], int(op.weight.shape[2 + axis])
-        if is_symbolic(extent):
-            return f"pad_type {kind} pads by the input's size, which is symbolic"
         stride, dilation = value(op.strides, [1] * 3)[axis], value(op.dilations, [1] * 3)[axis]
-        total = max((-(-int(extent) // stride) - 1) * stride + (kernel - 1) * dilation + 1 - int(extent), 0)
+        total = (kernel - 1) * dilation
+        if is_symbolic(extent) and stride != 1:
+            return f"pad_type {kind} pads by the input's size, which is symbolic"
+        if not is_symbolic(extent):
+            total = max((-(-int(extent) // stride) - 1) * stride + total + 1 - int(extent), 0)
         small, large = total // 2, total - total // 2
         pads.append((large, small) if kind == "same_lower" else (small, large))
     return pads

@@ -25,14 +25,15 @@ class CompileTraps(Rule):
     when    An fp16 conv with a kernel of 14 to 16 on both axes; with kernel 12 and stride 6 on a length of 18001 or
             more; with such a stride where ANE314 does not find it: dilated, of open size, of rank 5, or with a weight
             that is computed or compressed.
-    cure    Two convs of half the kernel on shifted inputs, added, compile like ordinary ones. For the strides,
+    cure    ane::split_wide_conv makes two convs of half the kernel on shifted inputs, added, or channels of the
+            windows of a strided one: they compile like ordinary ones. For the strides,
             ane::factor_conv_stride{form=slice} computes every place at stride 1 and keeps each s-th.
     """
 
     code, slug = "ANE512", "compile-trap"
     roots = ("conv",)
-    advice = ("Split a large kernel into smaller ones on shifted inputs and add; for the strides run "
-              "ane::factor_conv_stride{form=slice}.")
+    advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for the strides "
+              "run ane::factor_conv_stride{form=slice}.")
     evidence = (
         Measured("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s",
                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
@@ -53,7 +54,7 @@ class CompileTraps(Rule):
         strides = value(op.strides, [1] * len(kernel))
         if len(kernel) == 2 and all(extent in _SLOW for extent in kernel):
             return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: 16x16 took 212 to 229 s and 11.7 GB to compile (M4), "
-                                "13x13 2 to 23 s")
+                                "13x13 2 to 23 s", mended_by="split_wide_conv")
         length = op.x.shape[-1]
         if kernel == [12] and strides == [6] and not is_symbolic(length):
             if length >= 18001:

@@ -25,9 +25,9 @@ class ConvKernelSize(Rule):
             What was not measured is not known: kernels both wide and tall other than squares, 3-D and transposed
             convs, weights that are no constants. 16x16 is accepted on an M4, and takes minutes and 11.7 GB to compile.
             A 1-D conv's kernel below 32 is conv_1d_kernel's; from 32 on it is refused on whichever axis it is laid.
-    cure    Lay a 1xK kernel on the height (transpose the last two axes of input and weight: the same sums), or split it
-            along the width: slices of the input, a conv with a part of the kernel each, and adds (rounded otherwise).
-            ane::lift_conv_transpose_1d lays that of a 1-D conv_transpose with a bias on the height.
+    cure    ane::split_wide_conv lays a 1xK kernel on the height, makes channels of the windows of a strided one, and
+            cuts others into parts that are added. ane::lift_conv_transpose_1d lays that of a 1-D conv_transpose with a
+            bias on the height.
     """
 
     code, slug = "ANE221", "conv-kernel-size"
@@ -61,7 +61,8 @@ class ConvKernelSize(Rule):
         note = " and ".join(found) + ("" if sure else f"; a kernel {_text(kernel)} of this kind was not measured")
         message = _MESSAGE if measured and len(kernel) == 2 and among(looked_at, "m4") else None
         lifted = op.op_type == "conv_transpose" and len(kernel) == 1 and kernel[0] < 32 and op.bias is not None
-        return Hit(op, note=note, sure=sure, message=message, mended_by="lift_conv_transpose_1d" if lifted else "")
+        mended = "split_wide_conv" if op.op_type == "conv" else "lift_conv_transpose_1d" if lifted else ""
+        return Hit(op, note=note, sure=sure, message=message, mended_by=mended)
 
     def examples(self) -> Iterable[Example]:
         yield Example("too wide", lambda: _conv(1, 16))

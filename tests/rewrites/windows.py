@@ -20,13 +20,15 @@ def configured(name, **options):
 OLD = {"ANE228", "ANE229"}
 "What only old chips refuse; it counts where one of them is named."
 TRAPS = {"ANE512"}
+"What takes minutes to compile: kernels count here, strides do not."
 
 
 def refused(program, target):
     """The ops that a rule says some chip of the target refuses, certainly or not, or takes minutes to compile."""
     rules = [rule() for rule in all_rules().values() if rule.refuses or rule.code in TRAPS]
     _, found = predict(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
-    return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)]
+    return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)
+            and not item.answer.note.startswith("stride")]
 
 
 def drawn(program, seed=0, extent=9):

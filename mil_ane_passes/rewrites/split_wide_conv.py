@@ -1,0 +1,141 @@
+"""Run a conv with a large kernel as convs with small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.limits import evidence_of, over
+from ..core.query import is_compressed, is_const, is_symbolic, value
+from ..core.targets import parse_target
+from ._phases import explicit_pads
+from ._readers import read_alike
+from ._wide_convs import SLOW, Plan, plan_of, sizes_of
+
+_TAKE_16 = (*parse_target("m4"), *parse_target("m6"))
+"A square of 16 is taken there, though 16 is wider than what is taken beside."
+
+
+class SplitWideConv(Rewrite):
+    """Run a conv whose kernel is too large for the ANE as one of kernel 1 over windows, or as several that are added.
+
+    why     Kernels end at 15 wide and 31 tall on an M4, at 13 wide on an M1, and on an M6 one that is larger takes the
+            model off the ANE. A square one of 16 is taken by an M4 after minutes and 11.7 GB.
+    when    A kernel that is too large, or 14 to 16 square, in fp16, the weight a constant. The first form that serves:
+            frames where the large axes are strided, undilated and of known size: windows become channels of a conv
+            with kernel 1 (patches, spectra). upright for 1xK up to 31: the last two axes change over. fold for a 1-D
+            one of stride 1 and known size with K = q * p: a q x p one over rows of p. parts for all others: pieces of
+            the kernel over shifted inputs, added. 1-D kernels below 32 are ane::lift_conv_1d's.
+    exact   rounding: the same products; parts round each result and each sum once more, and a partial sum must stay
+            below 65504. No element is multiplied that was not before, no weight is stored twice.
+    cost    frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two transposes, parts
+            a pass over the input and an add each. On M1 and M2 slices of large values have a fault of their own,
+            ane::last_axis_slice.
+
+    before
+        %y: fp16[1, 4, 1, 2] = conv(x=%x, weight=<fp16[4, 3, 32, 32]>, strides=[32, 32], pad_type=same)
+    after
+        %0: fp16[3, 1, 32, 2, 32] = reshape(x=%x, shape=[3, 1, 32, 2, 32])
+        %1: fp16[3, 32, 32, 1, 2] = transpose(x=%0, perm=[0, 2, 4, 1, 3])
+        %2: fp16[1, 3072, 1, 2] = reshape(x=%1, shape=[1, 3072, 1, 2])
+        %y: fp16[1, 4, 1, 2] = conv(x=%2, weight=<fp16[4, 3072, 1, 1]>)
+    """
+
+    code, slug = "ANE272", "large-conv-kernel"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "of one conv the order of its sum; of parts half a unit in the last place of each partial sum beside"
+    preset = "full"
+    roots = ("conv",)
+    evidence = (
+        *evidence_of("conv-kernel-width", "conv-kernel-height"),
+        Measured("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s", chip="M4", os="macOS 27.0.1",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+    )
+
+    slow: bool = True
+    "Take squares of 14 to 16 as well where they are only slow to compile."
+    max_copies: int = 8
+    "The most times that frames may hold the input."
+    max_parts: int = 16
+    "The most convs that one may become."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        large = self._too_large(op)
+        if not large:
+            return Miss(op, "fits, or a 1-D kernel below 32", near=False)
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        if not is_const(op.weight):
+            return Miss(op, f"weight is {'compressed' if is_compressed(op.weight) else 'computed'}, not a const")
+        pads = explicit_pads(op)
+        if isinstance(pads, str):
+            return Miss(op, pads)
+        sizes = sizes_of(op, pads)
+        plan = plan_of(sizes, large, sum(map(is_symbolic, op.x.shape)), self.max_copies, self.max_parts)
+        if isinstance(plan, str):
+            return Miss(op, plan)
+        if plan.copies and not read_alike(op, op.weight.op.enclosing_block, _settings):
+            return Miss(op, "weight is read in another way as well, so it would be stored twice")
+        if plan.copies and op.weight.consuming_blocks:
+            return Miss(op, "weight is returned by a block")
+        return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes)
+
+    def _too_large(self, op: Operation) -> list[int]:
+        """The spatial axes on which the kernel of `op` is too large."""
+        kernel = op.weight.shape[2:]
+        if any(map(is_symbolic, kernel)):
+            return []
+        if len(kernel) == 1:
+            return [0] if kernel[0] > 31 else []
+        last, square = len(kernel) - 1, len(kernel) == 2 and all(int(size) in SLOW for size in kernel)
+        taken = _TAKE_16 if tuple(kernel) == (16, 16) else ()
+        looked_at = [one for one in self.generations if one not in taken]
+        found = [axis for axis, name in ((last - 1, "conv-kernel-height"), (last, "conv-kernel-width"))
+                 if over(name, int(kernel[axis]), looked_at)]
+        return [0, 1] if square and (self.slow or found) else found
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        plan: Plan = hit.plan
+        return plan.build(mb, hit.op, hit.sizes)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("patches", lambda: _conv((1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same"))
+        yield Example("overlapping windows", lambda: _conv((1, 2, 40, 44), (2, 16, 16), strides=[10, 12],
+                                                           pad_type="same"))
+        yield Example("a spectrum", lambda: _conv((1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20]))
+        yield Example("one strided axis", lambda: _conv((1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same"))
+        yield Example("gaps", lambda: _conv((1, 1, 203), (1, 40), strides=[50], pad_type="same"))
+        yield Example("upright", lambda: _conv((1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=weight(4)))
+        yield Example("folded", lambda: _conv((1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31]),
+                      within=200)
+        yield Example("parts", lambda: _conv((2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=weight(4)),
+                      within=200)
+        yield Example("dilated parts", lambda: _conv((1, 2, 90), (2, 37), dilations=[2], pad_type="same"),
+                      within=500)
+        yield Example("tall", lambda: _conv((1, 2, 40, 3), (2, 35, 1), pad_type="same_lower"), within=500)
+        yield Example("3-D", lambda: _conv((1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same"), within=200)
+        yield Example("fits", lambda: _conv((1, 2, 9, 30), (2, 3, 13)), reason="fits, or a 1-D kernel below 32")
+        yield Example("fp32", lambda: _conv((1, 2, 9, 30), (2, 1, 20), np.float32),
+                      reason="computed in fp32, which the ANE does not take")
+        yield Example("symbolic, same", lambda: _conv((1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same"),
+                      reason="pad_type same pads by the input's size, which is symbolic")
+        yield Example("too many parts", lambda: _conv((1, 2, 4, 90), (2, 1, 40)), options={"max_parts": 3},
+                      reason="kernel 1x40 would take 4 parts, max_parts is 3")
+
+
+def _settings(op: Operation) -> tuple[Any, ...]:
+    """What of a conv decides its form and pieces."""
+    return (op.x.dtype, value(op.strides), value(op.dilations), value(op.groups),
+            [is_symbolic(extent) for extent in op.x.shape])
+
+
+def _conv(shape: tuple[int | None, ...], kernel: tuple[int, ...], dtype: type = np.float16, **how: Any) -> Program:
+    return program(lambda x: Builder.conv(x=x, weight=weight(4, *kernel, dtype=dtype), name="y", **how),
+                   dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)

@@ -1,0 +1,182 @@
+"""ANE272: large kernels as windows, upright, folded or in parts, against PyTorch's own convolutions."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.convolutions import WAYS, converted, distance, draw
+from tests.rewrites.helpers import kinds
+from tests.rewrites.windows import configured, holds, refused
+
+NAME = "split_wide_conv"
+
+
+def conv(kernel, shape, groups=1, outputs=4, opset=ct.target.iOS17, dtype=np.float16, **parameters):
+    random = np.random.default_rng(1)
+    weight = (random.standard_normal((outputs, shape[1] // groups, *kernel)) / 8).astype(dtype)
+    return program(lambda x: mb.conv(x=x, weight=weight, groups=groups, name="y", **parameters), x=shape, opset=opset,
+                   dtype=types.fp16 if dtype is np.float16 else types.fp32)
+
+
+def notes(program_, target="all", **options):
+    found = find(configured(NAME, **options), program_, target=target)
+    return [hit.note for hit in found.fired] + [f"- {miss.note}" for miss in found.near_misses]
+
+
+@st.composite
+def convs(draw_):
+    """Kernels of one to three dimensions, one side of which is too large; all settings a conv has."""
+    rank = draw_(st.sampled_from([1, 1, 2, 2, 2, 3]))
+    kernel = [draw_(st.integers(1, 34 if rank == 2 else 3)) for _ in range(rank - 1)]
+    kernel.append(draw_(st.integers(32, 70) if rank == 1 else st.integers(14, 40)))
+    strides = [draw_(st.sampled_from([1, 1, 2, 3, 7, size, size + 1])) for size in kernel]
+    dilations = [draw_(st.sampled_from([1, 1, 1, 2])) for _ in kernel]
+    kind = draw_(st.sampled_from(["same", "same_lower", "valid", "custom"]))
+    pads = [draw_(st.integers(0, size + 2)) for size in kernel for _ in range(2)] if kind == "custom" else []
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations)]
+    least = [1 if kind.startswith("same") else max(1, size - sum(pads[2 * axis:2 * axis + 2]))
+             for axis, size in enumerate(reach)]
+    shape = (draw_(st.integers(1, 2)), 4, *(low + draw_(st.integers(0, 20)) for low in least))
+    given_pads = {"pad": pads} if pads else {}
+    bias = {"bias": np.float16([1, -2, 0.5, 3])} if draw_(st.booleans()) else {}
+    return kernel, shape, {"strides": strides, "dilations": dilations, "pad_type": kind,
+                           "groups": draw_(st.sampled_from([1, 2, 4])), **given_pads, **bias}
+
+
+@pytest.mark.law
+@given(convs(), st.sampled_from(["all", "m4", "m1", "m5"]))
+def test_every_sum_is_the_same(drawn, target):
+    kernel, shape, parameters = drawn
+    made = conv(kernel, shape, **parameters)
+    before = refused(made, target)
+    trace = holds(made, NAME, target=target)
+    if trace.fired:
+        assert before and not refused(made, target)
+        assert not find(configured(NAME), made, target=target).fired
+    else:
+        assert not before or all("parts, max_parts is 16" in miss.note for miss in trace.near_misses)
+
+
+@pytest.mark.parametrize("target", ["iOS15", "iOS18"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("layer", "shape", "most"), [
+    (torch.nn.Conv2d(3, 8, 16, 16), (1, 3, 32, 48), 0), (torch.nn.Conv2d(3, 8, 32, 32, bias=False), (2, 3, 64, 64), 0),
+    (torch.nn.Conv2d(1, 8, 16, 10), (1, 1, 46, 66), 0), (torch.nn.Conv1d(1, 18, 400, 160, bias=False), (1, 1, 1040), 0),
+    (torch.nn.Conv1d(1, 10, 256, 128), (1, 1, 640), 0),
+    (torch.nn.Conv1d(32, 32, 128, padding=64, groups=4), (1, 32, 50), 0),
+    (torch.nn.Conv2d(4, 4, 31, padding=15, groups=4), (1, 4, 20, 20), 5),
+    (torch.nn.Conv2d(4, 4, (1, 21)), (1, 4, 5, 30), 0),
+], ids=["patches of 16", "patches of 32", "overlapping patches", "spectra", "spectra of halves", "positions",
+        "large kernels", "rows"])
+def test_as_torch_converts(layer, shape, most, way, target, tmp_path):
+    after = converted(layer, shape, way, tmp_path, passes=NAME, target=target)
+    assert not refused(after, "m4") and not refused(after, "m1")
+    assert distance(after, layer, shape) < 1e-12
+    assert distance(after, layer, shape, "float16") < 3e-3
+    assert kinds(after)["add"] == most
+
+
+def test_a_squares_compilation_is_a_choice_where_it_is_taken():
+    made = conv([16, 16], (1, 2, 40, 40), pad_type="same")
+    assert notes(made, "m4") == ["kernel 16x16 as 2 parts that are added"]
+    assert notes(made, "m4", slow=False) == []
+    assert notes(made, "m1", slow=False) == ["kernel 16x16 as 2 parts that are added"]
+    assert notes(conv([15, 13], (1, 2, 40, 40)), "m4") == []
+    assert notes(conv([1, 14], (1, 2, 40, 40)), "m4") == []
+    assert notes(conv([1, 14], (1, 2, 40, 40)), "m1") == ["kernel 1x14 as kernel 14x1"]
+
+
+def test_which_form_is_taken():
+    assert notes(conv([32, 32], (1, 2, 64, 64), strides=[32, 32])) == ["kernel 32x32 as windows of 32x32 as channels"]
+    assert notes(conv([3, 32], (1, 2, 9, 64), strides=[1, 16])) == ["kernel 3x32 as windows of 32 as channels"]
+    assert notes(conv([32], (1, 2, 64))) == ["kernel 32 as kernel 8x4 over rows of 4"]
+    assert notes(conv([37], (1, 2, 64))) == ["kernel 37 as 3 parts that are added"]
+    assert notes(conv([400], (1, 1, 900), strides=[20])) == ["- kernel 400 would take 31 parts, max_parts is 16"]
+    assert notes(conv([400], (1, 1, 900), strides=[20]), max_copies=20) == ["kernel 400 as windows of 400 as channels"]
+    assert notes(conv([40, 1], (1, 2, 50, 3))) == ["kernel 40x1 as 2 parts that are added"]
+    assert notes(conv([31], (1, 2, 64))) == []
+
+
+def test_windows_and_folds_show_the_very_weight():
+    """No byte of it is copied, so others may read it in other ways."""
+    weight = np.ones((2, 1, 64), np.float16)
+
+    def body(x):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=x, weight=held, strides=[step], name=f"y{step}") for step in (1, 32)]
+
+    made = program(body, x=(1, 1, 200))
+    assert len(holds(made, NAME).fired) == 2
+    bases = {op.val.val.__array_interface__["data"][0] for _, op in all_ops(made)
+             if op.op_type == "const" and np.size(op.val.val) == weight.size}
+    assert len(bases) == 1
+
+
+def test_a_weight_in_parts_is_not_stored_twice():
+    weight = np.ones((2, 2, 1, 40), np.float16)
+
+    def body(x, second):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=x, weight=held, name="y"),
+                mb.conv(x=x, weight=held, dilations=[1, second], name="z")]
+
+    alike = program(lambda x: body(x, 1), x=(1, 2, 3, 90))
+    assert len(holds(alike, NAME).fired) == 2
+    assert sum(np.size(op.val.val) for _, op in all_ops(alike) if op.op_type == "const"
+               and op.val.val is not None and np.ndim(op.val.val) == 4) == weight.size
+    other = program(lambda x: body(x, 2), x=(1, 2, 3, 90))
+    text = program_text(other)
+    assert {miss.note for miss in run(configured(NAME), other).near_misses} == {
+        "weight is read in another way as well, so it would be stored twice"}
+    assert program_text(other) == text
+
+
+def test_weights_that_are_no_constants_are_left():
+    made = program(lambda x, w: mb.conv(x=x, weight=w, name="y"), x=(1, 2, 3, 40), w=(4, 2, 1, 20))
+    assert notes(made) == ["- weight is computed, not a const"]
+    assert notes(conv([1, 20], (1, 2, 3, 40), dtype=np.float32)) == ["- computed in fp32, which the ANE does not take"]
+
+
+def test_an_infinite_input_reaches_no_output_it_did_not():
+    for kernel, parameters in (([40], {"strides": [16]}), ([64], {}), ([37], {}), ([35], {"strides": [40]})):
+        made = conv(kernel, (1, 1, 200), **parameters)
+        x = draw((1, 1, 200))
+        x[0, 0, 90] = np.inf
+        before = Runtime(made, precision="float64")({"x": x})["y"]
+        assert run(configured(NAME), made).fired
+        after = Runtime(made, precision="float64")({"x": x})["y"]
+        np.testing.assert_array_equal(np.isfinite(before), np.isfinite(after))
+
+
+def test_a_symbolic_size_stays_symbolic():
+    assert holds(conv([1, 40], (None, 2, None, None), pad_type="custom", pad=[0, 0, 20, 19]), NAME, extent=30).fired
+    assert holds(conv([3, 17], (1, 2, None, None), pad_type="same"), NAME, extent=5, target="m4").fired
+    assert holds(conv([16, 16], (None, 2, 32, 32), strides=[16, 16]), NAME).fired
+    assert holds(conv([3, 32], (1, 2, None, 64), strides=[1, 16]), NAME).fired
+    assert holds(conv([64], (None, 2, 90)), NAME).fired
+    assert holds(conv([64], (1, 2, None)), NAME, extent=80).fired
+    two = conv([3, 32], (None, 2, None, 64), strides=[1, 16])
+    assert notes(two) == ["kernel 3x32 as 3 parts that are added"]
+
+
+def test_the_hosts_pipeline_leaves_it(tmp_path):
+    """Saved, loaded and converted again: no kernel grows together."""
+    made = ct.convert(conv([17, 17], (1, 4, 20, 20), groups=4, pad_type="same"), convert_to="mlprogram",
+                      skip_model_load=True, pass_pipeline=ane.pipeline(passes=NAME),
+                      minimum_deployment_target=ct.target.iOS17)
+    made.save(str(tmp_path / "m.mlpackage"))
+    again = ane.load(tmp_path / "m.mlpackage").program
+    assert kinds(again)["conv"] == 4 and not refused(again, "m1")
