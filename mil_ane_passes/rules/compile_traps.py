@@ -32,7 +32,7 @@ class CompileTraps(Rule):
 
     code, slug = "ANE512", "compile-trap"
     roots = ("conv",)
-    advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for the strides "
+    advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for strides "
               "run ane::factor_conv_stride{form=slice}.")
     evidence = (
         Measured("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s",
