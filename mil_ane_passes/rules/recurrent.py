@@ -18,15 +18,17 @@ class Recurrent(Rule):
     why     Said by a maintainer of coremltools, measured on an M4, and so for all generations when the ANE's compiler
             is asked without Core ML. They run on the CPU.
     when    Any lstm, gru or rnn; the note has the number of steps.
-    cure    A short sequence of fixed length: unroll it into matmul, sigmoid and tanh, which are taken; the roundings
-            differ and add up over the steps. A long one: keep the convolutions and linears before and after it
-            together, so that it costs two changes of processor and no more, or split the model there.
+    cure    A sequence of fixed length: `ane::unroll_lstm`, `ane::unroll_gru` and `ane::unroll_rnn` write it out into
+            linear, sigmoid and tanh, which are taken; the roundings differ and add up over the steps. A very long one:
+            keep the convolutions and linears before and after it together, so that it costs two changes of processor
+            and no more, or split the model there.
     """
 
     code, slug = "ANE217", "recurrent"
     roots = ("lstm", "gru", "rnn")
     refuses, confidence = True, "high"
-    advice = "Unroll a short sequence into matmul, sigmoid and tanh (other roundings), or split the model there."
+    advice = "Fix the length of the sequence, so that it can be written out step by step, or split the model there."
+    mended_by = ("unroll_lstm", "unroll_gru", "unroll_rnn")
     evidence = (
         Vendor("RNN and LSTM ops are not supported on the neural engine",
                source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),

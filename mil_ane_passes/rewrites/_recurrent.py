@@ -1,0 +1,188 @@
+"""Recurrent layers written out: one product for the inputs of all steps, and then one step after the other.
+
+Everything keeps the rank 3 of the layer's input: a step is [1, batch, features], so that the steps are one split and
+the results one concat, and neither squeezes nor stacks stand between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Evidence, Exactness, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.limits import over
+from ..core.query import is_all_zero, is_const, is_symbolic, used, value
+from ..core.targets import Generation
+
+__all__ = ["EVIDENCE", "UnrollRecurrent", "Way", "activated", "linear", "plus", "product", "split"]
+
+_ACTIVATIONS = ("tanh", "sigmoid", "relu", "linear")
+_REFUSED = {
+    "scaled_tanh": "whose constants are not documented",
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), "which multiplies by 0.2, no number of fp16"),
+}
+EVIDENCE: tuple[Evidence, ...] = (
+    Vendor("RNN and LSTM ops are not supported on the neural engine",
+           source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),
+    Measured("rnn, lstm and gru are refused; linear, split, concat, sigmoid, tanh, mul, add and clip are "
+             "accepted", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
+             chip="M4", os="macOS 27.0.1", date="2026"),
+    Community("lstm, gru and rnn have no form on any generation (private route)", chip="M1 to M5", date="2026",
+              source="sbryngelson/ANEForge docs/op-catalog.md"),
+    Community("a chain of 386 convs compiles, 387 overflow the compiler's stack: why long sequences are left alone",
+              chip="M6", date="2026", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md"),
+)
+
+
+class Way(NamedTuple):
+    """One way through the sequence: the suffix of its weights, and whether it begins with the last step."""
+
+    suffix: str
+    backward: bool
+
+
+class UnrollRecurrent(Rewrite):
+    """What the three have in common; each says by `step` how it gets from one state to the next."""
+
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    preset = "full"
+    states: ClassVar[tuple[str, ...]] = ("initial_h",)
+    activations: ClassVar[tuple[str, ...]] = ("activation",)
+
+    max_steps: int = 256
+    """The longest sequence that is written out. Each step adds 3 (rnn) to 14 ops (gru), and the steps' products follow
+    each other: of convs an M6 compiles no more than 386 in a row."""
+
+    def match(self, op: Operation) -> Hit | Miss:
+        steps = op.x.shape[0]
+        if is_symbolic(steps):
+            return Miss(op, "the number of steps is known only at run time; fix the length of the sequence")
+        if int(steps) > self.max_steps:
+            return Miss(op, f"{int(steps)} steps, above max_steps={self.max_steps}")
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        reason = _unknown(op, self.activations) or _too_wide(op, self.generations)
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, note=f"{int(steps)} step{'s' * (int(steps) != 1)} written out")
+
+    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
+        """The states after a step; `now` is what `inputs` made of it, and the first state is the output."""
+        raise AssertionError(f"{type(self).__name__} must define step()")
+
+    def inputs(self, mb: RewriteBuilder, op: Operation, way: Way) -> Sequence[Any]:
+        """For each step, in the order of time: its input times the weights, with the bias."""
+        bias = op.inputs.get(f"bias{way.suffix}")
+        return split(mb, linear(mb, op.x, op.inputs[f"weight_ih{way.suffix}"], bias), int(op.x.shape[0]))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
+        op = hit.op
+        ways = _ways(op)
+        first = [_parts(mb, op.inputs[name], len(ways)) for name in self.states]
+        hidden, last = [], []
+        for number, way in enumerate(ways):
+            states, seen = [parts[number] for parts in first], []
+            steps = self.inputs(mb, op, way)
+            for now in reversed(steps) if way.backward else steps:
+                states = list(self.step(mb, op, way, now, states))
+                seen.append(states[0])
+            hidden.append(seen)
+            last.append(states)
+        made = [_sequence(mb, op, hidden) if used(op.outputs[0]) else op.outputs[0]]
+        for number, old in enumerate(op.outputs[1:]):
+            final = _joined(mb, [states[number] for states in last]) if used(old) else None
+            made.append(old if final is None else mb.squeeze(x=final, axes=[0]))
+        return made
+
+
+def split(mb: RewriteBuilder, x: Var, count: int, axis: int = 0) -> list[Var]:
+    """`count` equal parts of `x`."""
+    return [x] if count == 1 else list(mb.split(x=x, num_splits=count, axis=axis))
+
+
+def product(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None = None) -> Var | None:
+    """A state times its weights; None where that is zero without a look at the state: zeros times finite numbers."""
+    if bias is None and is_all_zero(x) and is_const(weight) and bool(np.all(np.isfinite(weight.val))):
+        return None
+    return linear(mb, x, weight, bias)
+
+
+def linear(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None) -> Var:
+    """`x` times the weights plus `bias`; a linear without one is given zeros, here the same ones at every step."""
+    if bias is None:
+        bias = mb.weight(weight, "no_bias", lambda: np.zeros(weight.shape[0], types.nptype_from_builtin(weight.dtype)))
+    made: Var = mb.linear(x=x, weight=weight, bias=bias)
+    return made
+
+
+def plus(mb: RewriteBuilder, x: Var, y: Var | None) -> Var:
+    """`x + y`, or `x` where there is no `y`."""
+    made: Var = x if y is None else mb.add(x=x, y=y)
+    return made
+
+
+def activated(mb: RewriteBuilder, op: Operation, parameter: str, x: Var) -> Var:
+    """`x` through the activation that `parameter` of the layer names."""
+    name = str(value(op.inputs[parameter])).lower()
+    if name == "linear":
+        return x
+    made: Var = getattr(mb, name)(x=x)
+    return made
+
+
+def _unknown(op: Operation, parameters: Sequence[str]) -> str | None:
+    for parameter in parameters:
+        name = str(value(op.inputs[parameter]))
+        if name.lower() not in _ACTIVATIONS:
+            return f"{parameter} is {name}, {_REFUSED.get(name.lower(), 'which is not known here')}"
+    return None
+
+
+def _too_wide(op: Operation, generations: Sequence[Generation]) -> str | None:
+    width = int(op.weight_ih.shape[0])
+    broken = over("spatial", width, generations)
+    return f"its gates are {width} wide together {broken.words}" if broken else None
+
+
+def _ways(op: Operation) -> tuple[Way, ...]:
+    direction = value(op.direction)
+    if direction == "bidirectional":
+        return Way("", False), Way("_back", True)
+    return (Way("", direction == "reverse"),)
+
+
+def _parts(mb: RewriteBuilder, state: Var, count: int) -> list[Var]:
+    """A first state [batch, count * features] as one [1, batch, features] for each way."""
+    if not is_const(state):
+        return split(mb, mb.expand_dims(x=state, axes=[0]), count, -1)
+    if count == 1:
+        return [mb.reshaped(state, (1, *state.shape))]
+    return [mb.weight(state, f"way_{number}", partial(_cut, state, number, count)) for number in range(count)]
+
+
+def _cut(state: Var, number: int, count: int) -> np.ndarray[Any, Any]:
+    part: np.ndarray[Any, Any] = np.split(state.val[None], count, -1)[number]
+    return part
+
+
+def _sequence(mb: RewriteBuilder, op: Operation, hidden: Sequence[list[Var]]) -> Var:
+    """The hidden states of all steps or of the last one, both ways beside each other.
+
+    A bidirectional layer has the steps of its way back in the order of time, one of direction `reverse` in the order
+    in which it took them: so coremltools' own op tests have it.
+    """
+    if not value(op.output_sequence):
+        return _joined(mb, [seen[-1] for seen in hidden])
+    ways = [seen if number == 0 else seen[::-1] for number, seen in enumerate(hidden)]
+    return _joined(mb, [seen[0] if len(seen) == 1 else mb.concat(values=seen, axis=0) for seen in ways])
+
+
+def _joined(mb: RewriteBuilder, ways: list[Var]) -> Var:
+    made: Var = ways[0] if len(ways) == 1 else mb.concat(values=ways, axis=-1)
+    return made

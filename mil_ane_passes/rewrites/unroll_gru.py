@@ -1,0 +1,149 @@
+"""Write a gru of known length out, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Example, Vendor
+from ..core.examples import program, weight
+from ..core.query import is_const, value
+from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, linear, plus, product, split
+
+
+class UnrollGru(UnrollRecurrent):
+    """Write a gru of known length out into linear, split, sigmoid, tanh, mul, add and sub, which the ANE takes.
+
+    why     A gru runs on the CPU, and what stands around it changes processor twice. (PyTorch's GRU arrives as a loop,
+            not as this op.)
+    when    fp16; a sequence of known length up to `max_steps`, in either direction. Biases may be compressed, and
+            weights, too. A first state of constant zeros spares the product of the gates. hard_sigmoid is refused (its
+            0.2 is no fp16) and scaled_tanh (not documented).
+    exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),
+            o = tanh(W x + b + R (r h)), with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the
+            gates' rows in the order r, o, z. coremltools' page writes r (R h), its op tests R (r h): so it is here.
+            Every step rounds to fp16, where the reference runtime keeps fp32 inside a gru: over 128 steps of 64 units
+            results of up to 0.8 were off by 8e-4, and by 2e-4 before. Sums beyond fp16's range on the way are infinite.
+    cost    W x is one product for all steps. Each step adds 14 ops. R is cut in two consts, one for r and z and one for
+            o, of as many bytes together; a compressed one stays whole and is multiplied twice a step.
+
+    before
+        %y_0: fp16[1, 1, 8], %y_1: fp16[1, 8] = gru(x=%x, initial_h=%h, weight_ih=<fp16[24, 8]>, weight_hh=<fp16[24, 8]>)
+    after
+        %0: fp16[1, 1, 8] = expand_dims(x=%h, axes=[0])
+        %1: fp16[1, 1, 24] = linear(x=%x, weight=<fp16[24, 8]>, bias=<fp16[24]>)
+        %2: fp16[1, 1, 8], %3: fp16[1, 1, 8], %4: fp16[1, 1, 8] = split(x=%1, num_splits=3, axis=-1)
+        %5: fp16[1, 1, 16] = linear(x=%0, weight=<fp16[16, 8]>)
+        %6: fp16[1, 1, 8], %7: fp16[1, 1, 8] = split(x=%5, num_splits=2, axis=-1)
+        %8: fp16[1, 1, 8] = add(x=%2, y=%6)
+        %9: fp16[1, 1, 8] = sigmoid(x=%8)
+        %10: fp16[1, 1, 8] = add(x=%4, y=%7)
+        %11: fp16[1, 1, 8] = sigmoid(x=%10)
+        %12: fp16[1, 1, 8] = mul(x=%9, y=%0)
+        %13: fp16[1, 1, 8] = linear(x=%12, weight=<fp16[8, 8]>)
+        %14: fp16[1, 1, 8] = add(x=%3, y=%13)
+        %15: fp16[1, 1, 8] = tanh(x=%14)
+        %16: fp16[1, 1, 8] = sub(x=1.0, y=%11)
+        %17: fp16[1, 1, 8] = mul(x=%16, y=%15)
+        %18: fp16[1, 1, 8] = mul(x=%11, y=%0)
+        %y_0: fp16[1, 1, 8] = add(x=%17, y=%18)
+        %y_1: fp16[1, 8] = squeeze(x=%y_0, axes=[0])
+    """  # noqa: E501
+
+    code, slug = "ANE256", "gru-on-the-cpu"
+    roots = ("gru",)
+    activations = ("recurrent_activation", "activation")
+    evidence = (
+        *EVIDENCE,
+        Vendor("the reset gate is applied before the product, in the numbers that the op's tests expect",
+               source="https://github.com/apple/coremltools/blob/8.0/coremltools/converters/mil/mil/ops/tests/iOS14/"
+                      "test_recurrent.py"),
+        Vendor("against it, the formula of its documentation: o = activation(W x + b + r * (R h))",
+               source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
+    )
+    bound = "each step rounds to fp16: over 128 steps of 64 units, 8e-4 for results of up to 0.8"
+
+    def inputs(self, mb: RewriteBuilder, op: Operation, way: Way) -> Sequence[Any]:
+        """Each gate's, so that no step has to cut them."""
+        after, bias = _resets_after(op), op.inputs.get("bias")
+        first = op.inputs.get("input_bias") or (None if after else bias)
+        made = linear(mb, op.x, op.weight_ih, first)
+        if bias is not None and not after and first is not bias:
+            made = mb.add(x=made, y=bias)
+        steps = [split(mb, gate, int(op.x.shape[0])) for gate in split(mb, made, 3, -1)]
+        return list(zip(*steps, strict=True))
+
+    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
+        (hidden,), (in_r, in_o, in_z) = states, now
+        from_r, from_o, from_z = _gates(mb, op, hidden)
+        r, z = (activated(mb, op, "recurrent_activation", plus(mb, gate, more))
+                for gate, more in ((in_r, from_r), (in_z, from_z)))
+        more = _output(mb, op, mb.mul(x=r, y=hidden)) if from_o is None else mb.mul(x=r, y=from_o)
+        o = activated(mb, op, "activation", mb.add(x=in_o, y=more))
+        rest = mb.sub(x=types.nptype_from_builtin(z.dtype)(1), y=z)
+        return [mb.add(x=mb.mul(x=rest, y=o), y=mb.mul(x=z, y=hidden))]
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one step, its state kept outside", lambda: _gru(1))
+        yield Example("two steps", lambda: _gru(2, output_sequence=True))
+        yield Example("the last step", lambda: _gru(3, bias=weight(24)))
+        yield Example("reverse", lambda: _gru(3, direction="reverse", output_sequence=True, bias=weight(24)))
+        yield Example("reset after", lambda: _gru(
+            3, opset=ct.target.iOS18, reset_after=True, bias=weight(24), input_bias=weight(24)[::-1]), within=100.0)
+        yield Example("two biases", lambda: _gru(2, opset=ct.target.iOS18, bias=weight(24), input_bias=weight(24)),
+                      within=100.0)
+        yield Example("reset after, no bias", lambda: _from(0.0, opset=ct.target.iOS18, reset_after=True))
+        yield Example("from zeros", lambda: _from(0.0, bias=weight(24)))
+        yield Example("other activations", lambda: _gru(
+            2, recurrent_activation="tanh", activation="sigmoid", output_sequence=True))
+        yield Example("flexible batch", lambda: _gru(2, batch=None), within=100.0)
+        yield Example("flexible length", lambda: _gru(None), reason="the number of steps is known only at run time; "
+                                                                    "fix the length of the sequence")
+        yield Example("long", lambda: _gru(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason="computed in fp32, which the ANE does not take")
+        yield Example("hard_sigmoid", lambda: _gru(2, recurrent_activation="hard_sigmoid"),
+                      reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
+
+
+def _resets_after(op: Operation) -> bool:
+    return bool(value(op.inputs.get("reset_after"), False))
+
+
+def _gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequence[Var | None]:
+    """What the state adds to the gates r, o and z; None for o where the reset gate comes before the product."""
+    held = op.weight_hh
+    if _resets_after(op):
+        return split(mb, linear(mb, hidden, held, op.inputs.get("bias")), 3, -1)
+    if is_const(held):
+        made = product(mb, hidden, mb.weight(held, "reset_update", lambda: np.concatenate(np.split(held.val, 3)[::2])))
+        r, z = (None, None) if made is None else split(mb, made, 2, -1)
+    else:
+        r, _, z = split(mb, linear(mb, hidden, held, None), 3, -1)
+    return r, None, z
+
+
+def _output(mb: RewriteBuilder, op: Operation, kept: Var) -> Var:
+    """What is kept of the state, times the weights of o."""
+    held = op.weight_hh
+    if is_const(held):
+        return linear(mb, kept, mb.weight(held, "output", lambda: np.split(held.val, 3)[1]), None)
+    return split(mb, linear(mb, kept, held, None), 3, -1)[1]
+
+
+def _gru(steps: int | None, batch: int | None = 1, dtype: Any = types.fp16, opset: Any = ct.target.iOS17,
+         **parameters: Any) -> Program:
+    held = weight(24, 8, dtype=types.nptype_from_builtin(dtype))
+    given = {"weight_ih": held, "weight_hh": held[::-1], "name": "y", **parameters}
+    return program(lambda x, h: Builder.gru(x=x, initial_h=h, **given), dtype=dtype, opset=opset,
+                   x=(steps, batch, 8), h=(batch, 8))
+
+
+def _from(first: float, opset: Any = ct.target.iOS17, **parameters: Any) -> Program:
+    return program(lambda x: Builder.gru(
+        x=x, initial_h=np.full((2, 8), first, np.float16), weight_ih=weight(24, 8), weight_hh=weight(24, 8),
+        output_sequence=True, name="y", **parameters)[0], opset=opset, x=(3, 2, 8))

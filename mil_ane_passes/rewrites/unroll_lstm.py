@@ -1,0 +1,144 @@
+"""Write an lstm of known length out, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Example, Hit, Miss
+from ..core.examples import program, weight
+from ..core.query import is_const
+from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product, split
+
+
+class UnrollLstm(UnrollRecurrent):
+    """Write an lstm of known length out into linear, split, sigmoid, tanh, mul and add, which the ANE takes.
+
+    why     An lstm runs on the CPU, and what stands around it changes processor twice.
+    when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
+            may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
+            zeros spares its product. hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented).
+    exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
+            the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
+            fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5
+            were off by 6e-4, and by 1e-4 before. Sums beyond fp16's range on the way are infinite.
+    cost    W x is one product for all steps. Each step adds 11 ops. No new weights: a zero bias where there was none.
+
+    before
+        %y_0: fp16[1, 1, 8], %y_1: fp16[1, 8], %y_2: fp16[1, 8] = lstm(x=%x, initial_h=%h, initial_c=%c, weight_ih=<fp16[32, 8]>, weight_hh=<fp16[32, 8]>)
+    after
+        %0: fp16[1, 1, 8] = expand_dims(x=%h, axes=[0])
+        %1: fp16[1, 1, 8] = expand_dims(x=%c, axes=[0])
+        %2: fp16[1, 1, 32] = linear(x=%x, weight=<fp16[32, 8]>, bias=<fp16[32]>)
+        %3: fp16[1, 1, 32] = linear(x=%0, weight=<fp16[32, 8]>, bias=<fp16[32]>)
+        %4: fp16[1, 1, 32] = add(x=%2, y=%3)
+        %5: fp16[1, 1, 24], %6: fp16[1, 1, 8] = split(x=%4, split_sizes=[24, 8], axis=-1)
+        %7: fp16[1, 1, 24] = sigmoid(x=%5)
+        %8: fp16[1, 1, 8], %9: fp16[1, 1, 8], %10: fp16[1, 1, 8] = split(x=%7, num_splits=3, axis=-1)
+        %11: fp16[1, 1, 8] = tanh(x=%6)
+        %12: fp16[1, 1, 8] = mul(x=%9, y=%1)
+        %13: fp16[1, 1, 8] = mul(x=%8, y=%11)
+        %14: fp16[1, 1, 8] = add(x=%12, y=%13)
+        %15: fp16[1, 1, 8] = tanh(x=%14)
+        %y_0: fp16[1, 1, 8] = mul(x=%10, y=%15)
+        %y_1: fp16[1, 8] = squeeze(x=%y_0, axes=[0])
+        %y_2: fp16[1, 8] = squeeze(x=%14, axes=[0])
+    """  # noqa: E501
+
+    code, slug = "ANE255", "lstm-on-the-cpu"
+    roots = ("lstm",)
+    states = ("initial_h", "initial_c")
+    activations = ("recurrent_activation", "cell_activation", "activation")
+    evidence = EVIDENCE
+    bound = "each step rounds to fp16: over 128 steps of 64 units, 6e-4 for results of up to 0.5"
+
+    def match(self, op: Operation) -> Hit | Miss:
+        answer = super().match(op)
+        peepholes = [var for name, var in op.inputs.items() if name.startswith("peephole")]
+        if isinstance(answer, Hit) and not all(map(is_const, peepholes)):
+            return Miss(op, "its peephole is compressed")
+        return answer
+
+    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
+        hidden, cell = states
+        before = plus(mb, now, product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
+        peephole = op.inputs.get(f"peephole{way.suffix}")
+        i, f, o, z = self._gates(mb, op, before) if peephole is None else self._seeing(mb, op, before, cell, peephole)
+        cell = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
+        if op.inputs.get("clip") is not None:
+            most = op.clip.val
+            cell = mb.clip(x=cell, alpha=-most, beta=most)
+        if peephole is not None:
+            o = activated(mb, op, "recurrent_activation", mb.add(x=o, y=mb.mul(x=cell, y=_third(mb, peephole, 2))))
+        return mb.mul(x=o, y=activated(mb, op, "activation", cell)), cell
+
+    def _gates(self, mb: RewriteBuilder, op: Operation, before: Var) -> Sequence[Var]:
+        """Input, forget and output gate, which have one activation, and the new cell."""
+        size = int(before.shape[-1]) // 4
+        ifo, z = mb.split(x=before, split_sizes=[3 * size, size], axis=-1)
+        return *split(mb, activated(mb, op, "recurrent_activation", ifo), 3, -1), \
+            activated(mb, op, "cell_activation", z)
+
+    def _seeing(self, mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Sequence[Var]:
+        """The same where the gates see the cell; the output gate is still without, as it sees the new one."""
+        i, f, o, z = split(mb, before, 4, -1)
+        i, f = (activated(mb, op, "recurrent_activation",
+                          mb.add(x=gate, y=mb.mul(x=cell, y=_third(mb, peephole, number))))
+                for number, gate in enumerate((i, f)))
+        return i, f, o, activated(mb, op, "cell_activation", z)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one step, its states kept outside", lambda: _lstm(1))
+        yield Example("two steps", lambda: _lstm(2, output_sequence=True))
+        yield Example("the last step", lambda: _lstm(3, bias=weight(32)), within=100.0)
+        yield Example("reverse", lambda: _lstm(3, direction="reverse", output_sequence=True, bias=weight(32)))
+        yield Example("bidirectional", lambda: _bidirectional(output_sequence=True, bias=weight(32)))
+        yield Example("bidirectional, the last step", lambda: _bidirectional(bias_back=weight(32)))
+        yield Example("from zeros, peepholes, clipped", lambda: _from(0.0, peephole=weight(24), clip=np.float16(0.25)))
+        yield Example("from constants", lambda: _from(0.5))
+        yield Example("other activations", lambda: _lstm(
+            2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=weight(32)), within=100.0)
+        yield Example("flexible batch", lambda: _lstm(2, batch=None), within=100.0)
+        yield Example("flexible length", lambda: _lstm(None), reason="the number of steps is known only at run time; "
+                                                                     "fix the length of the sequence")
+        yield Example("long", lambda: _lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("fp32", lambda: _lstm(2, dtype=types.fp32),
+                      reason="computed in fp32, which the ANE does not take")
+        yield Example("hard_sigmoid", lambda: _lstm(2, recurrent_activation="hard_sigmoid"),
+                      reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
+        yield Example("scaled_tanh", lambda: _lstm(2, activation="scaled_tanh"),
+                      reason="activation is scaled_tanh, whose constants are not documented")
+
+
+def _third(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
+    return mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
+
+
+def _lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
+    held = weight(32, 8, dtype=types.nptype_from_builtin(dtype))
+
+    def body(x: Var, h: Var, c: Var) -> Any:
+        return Builder.lstm(x=x, initial_h=h, initial_c=c, weight_ih=held, weight_hh=held[::-1], name="y", **parameters)
+
+    return program(body, dtype=dtype, x=(steps, batch, 8), h=(batch, 8), c=(batch, 8))
+
+
+def _bidirectional(**parameters: Any) -> Program:
+    def body(x: Var, h: Var) -> Any:
+        both = Builder.concat(values=[h, Builder.relu(x=h)], axis=-1)
+        return Builder.lstm(x=x, initial_h=both, initial_c=both, weight_ih=weight(32, 8), weight_hh=weight(32, 8),
+                            weight_ih_back=weight(32, 8), weight_hh_back=weight(32, 8)[::-1],
+                            direction="bidirectional", name="y", **parameters)
+
+    return program(body, x=(3, 1, 8), h=(1, 8))
+
+
+def _from(first: float, **parameters: Any) -> Program:
+    state = np.full((2, 8), first, np.float16)
+    return program(lambda x: Builder.lstm(
+        x=x, initial_h=state, initial_c=state, weight_ih=weight(32, 8), weight_hh=weight(32, 8), output_sequence=True,
+        name="y", **parameters)[0], x=(3, 2, 8))
