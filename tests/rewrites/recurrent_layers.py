@@ -47,8 +47,8 @@ def torch_states(state, ways):
 def unrolled(name, built, feeds, half=True):
     """Rewrite `built` and return its outputs at float64; the rewrite has to fire, once.
 
-    With `half` those at float16 are held to an error of `HALF`. That is meant for gates between -1 and 1: others multiply
-    what a step rounds.
+    With `half` those at float16 are held to an error of `HALF`. That is meant for gates between -1 and 1: others
+    multiply what a step rounds.
     """
     trace = run(by_name(name).configured(), built)
     assert len(trace.fired) == 1, trace.near_misses
