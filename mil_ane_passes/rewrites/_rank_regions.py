@@ -1,14 +1,57 @@
-"""Regions of values of high rank: whether they are whole."""
+"""Regions of values of high rank: whether they are whole, and how they are built in few axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ..core.query import consumers, flat_inputs, is_symbolic
+from ..core.build import RewriteBuilder
+from ..core.query import consumers, flat_inputs, is_const, is_symbolic
+from ._lowered import Bounds, Build, planned
 
-__all__ = ["numbers", "outside"]
+__all__ = ["in_few_axes", "plans_of"]
+
+
+def plans_of(block: Block, ops: Sequence[Operation], bounds: Bounds) -> list[tuple[Operation, Build]] | str:
+    """How to build each op of a region in few axes, or why the region stays as it is."""
+    reason = outside(block, ops, bounds.rank)
+    if reason:
+        return reason
+    plans: list[tuple[Operation, Build]] = []
+    for op in ops:
+        plan = planned(op, bounds)
+        if isinstance(plan, str):
+            return f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}': {plan}"
+        plans.append((op, plan))
+    return plans
+
+
+def in_few_axes(mb: RewriteBuilder, plans: Sequence[tuple[Operation, Build]], most: int) -> dict[Var, Var]:
+    """The region built with `most` axes at most: which value takes the place of which of those that leave it."""
+    shown: dict[Var, Var] = {}
+    seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+
+    def view(var: Var, shape: Sequence[int] | None) -> Var:
+        held = shown.get(var, var)
+        if shape is None or list(shape) == numbers(held):
+            return held
+        if is_const(held):
+            return mb.reshaped(held, tuple(shape))
+        key = (held, tuple(shape))
+        if key not in seen:
+            seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
+        return seen[key]
+
+    replaced: dict[Var, Var] = {}
+    for op, build in plans:
+        with mb.at(op):
+            for old, new in zip(op.outputs, build(mb, view)):
+                shown[old] = new
+                if old.rank <= most:
+                    shown[old] = replaced[old] = view(new, numbers(old))
+    return replaced
 
 
 def numbers(var: Var) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.build import RewriteBuilder
@@ -13,9 +11,8 @@ from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Mi
 from ..core.examples import program, weight
 from ..core.large import islands
 from ..core.limits import evidence_of, limit
-from ..core.query import is_const
-from ._lowered import MOVES, Bounds, planned
-from ._rank_regions import numbers, outside
+from ._lowered import MOVES, Bounds
+from ._rank_regions import in_few_axes, plans_of
 
 
 class LowerRank(BlockRewrite):
@@ -64,44 +61,16 @@ class LowerRank(BlockRewrite):
             return
         bounds = Bounds(most.most, longest.most, self.max_transposes)
         for ops, var in islands(block, lambda shape: len(shape) > most.most):
-            reason = outside(block, ops, most.most)
-            plans: list[Any] = []
-            for op in ops if not reason else ():
-                plan = planned(op, bounds)
-                if isinstance(plan, str):
-                    reason = f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}': {plan}"
-                    break
-                plans.append(plan)
-            if reason:
-                yield Miss(ops[0], reason)
+            plans = plans_of(block, ops, bounds)
+            if isinstance(plans, str):
+                yield Miss(ops[0], plans)
                 continue
             exact = Exactness.BITWISE if all(op.op_type in MOVES for op in ops) else None
-            yield Hit(ops[0], plans=list(zip(ops, plans)), most=most.most, exactness=exact, covers=ops,
+            yield Hit(ops[0], plans=plans, most=most.most, exactness=exact, covers=ops,
                       note=f"'{var.name}' of rank {var.rank} and {len(ops)} ops in {most.most} axes and fewer")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        shown: dict[Var, Var] = {}
-        seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
-
-        def view(var: Var, shape: Sequence[int] | None) -> Var:
-            held = shown.get(var, var)
-            if shape is None or list(shape) == numbers(held):
-                return held
-            if is_const(held):
-                return mb.reshaped(held, tuple(shape))
-            key = (held, tuple(shape))
-            if key not in seen:
-                seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
-            return seen[key]
-
-        replaced: dict[Var, Var] = {}
-        for op, build in hit.plans:
-            with mb.at(op):
-                for old, new in zip(op.outputs, build(mb, view)):
-                    shown[old] = new
-                    if old.rank <= hit.most:
-                        shown[old] = replaced[old] = view(new, numbers(old))
-        return replaced
+        return in_few_axes(mb, hit.plans, hit.most)
 
     def examples(self) -> Iterable[Example]:
         yield Example("windows", _windows)

@@ -1,0 +1,119 @@
+"""Compute group norms at rank 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ..core.examples import program
+from ..core.large import islands
+from ..core.limits import limit
+from ..core.query import value
+from ._lowered import Bounds
+from ._rank_regions import in_few_axes, plans_of
+
+_RANK = 5
+
+
+class GroupNormRank4(BlockRewrite):
+    """Show the groups of a group norm in four axes: [N, G, C / G, H, W] with two neighbours made one.
+
+    why     Apple's models for Core AI write group norm at rank 4, because at rank 5 it is "not supported" on an ANE of
+            the M4's generation. Against it: Apple's diffusion models for the ANE have torch's GroupNorm, which
+            coremltools writes at rank 5, and single ops of rank 5 are taken on an M4. Nothing is lost either way.
+    when    reduce_mean over the last two axes and more of a value of rank 5 that a reshape made of one of lower rank,
+            with the elementwise ops around it, as far as values of rank 5 reach. At most one dimension is open. The
+            two shortest neighbours that are treated alike become one axis: N and G, or two of C / G, H and W.
+    exact   rounding: the means are over the same numbers.
+    cost    none: the reshapes that were there, to another shape.
+
+    before
+        %0: fp16[2, 2, 4, 4, 8] = reshape(x=%x, shape=[2, 2, 4, 4, -1])
+        %1: fp16[2, 2, 1, 1, 1] = reduce_mean(x=%0, axes=[2, 3, 4], keep_dims=True)
+        %2: fp16[2, 2, 4, 4, 8] = sub(x=%0, y=%1)
+        %3: fp16[2, 2, 4, 4, 8] = square(x=%2)
+        %4: fp16[2, 2, 1, 1, 1] = reduce_mean(x=%3, axes=[2, 3, 4], keep_dims=True)
+        %5: fp16[2, 2, 1, 1, 1] = add(x=%4, y=1.0013580322265625e-05)
+        %6: fp16[2, 2, 1, 1, 1] = sqrt(x=%5)
+        %7: fp16[2, 2, 4, 4, 8] = real_div(x=%2, y=%6)
+        %y: fp16[2, 8, 4, 8] = reshape(x=%7, shape=[2, 8, 4, -1])
+    after
+        %0: fp16[4, 4, 4, 8] = reshape(x=%x, shape=[4, 4, 4, 8])
+        %1: fp16[4, 1, 1, 1] = reduce_mean(x=%0, axes=[1, 2, 3], keep_dims=True)
+        %2: fp16[4, 4, 4, 8] = sub(x=%0, y=%1)
+        %3: fp16[4, 4, 4, 8] = square(x=%2)
+        %4: fp16[4, 1, 1, 1] = reduce_mean(x=%3, axes=[1, 2, 3], keep_dims=True)
+        %5: fp16[4, 1, 1, 1] = add(x=%4, y=1.0013580322265625e-05)
+        %6: fp16[4, 1, 1, 1] = sqrt(x=%5)
+        %7: fp16[4, 4, 4, 8] = real_div(x=%2, y=%6)
+        %y: fp16[2, 8, 4, 8] = reshape(x=%7, shape=[2, 8, 4, 8])
+    """
+
+    code, slug = "ANE282", "group-norm-of-rank-5"
+    stage = "decompose"
+    after = ("lower_rank",)
+    exactness = Exactness.ROUNDING
+    bound = "the means are over the same numbers, which may be added in another order"
+    preset = "full"
+    level, confidence = "note", "low"
+    evidence = (
+        Vendor("group norm at rank 5 is not supported on h16c: reshape to (B * G, C / G, H, W) (Core AI)",
+               source="apple/coreai-models primitives, mask_decoder.py", date="2026"),
+        Vendor("contradicts it: the UNet has torch's GroupNorm and is meant for the ANE", date="2022",
+               source="apple/ml-stable-diffusion python_coreml_stable_diffusion/unet.py"),
+        Community("group norm is lowered at rank 4, [1, G, C / G, H * W] (private route)", date="2026",
+                  source="sbryngelson/ANEForge docs/developer/capabilities-and-targets.md"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        longest = limit("spatial", self.generations)
+        if longest is None or not any(_is_mean(op) for op in block.operations if op.op_type == "reduce_mean"):
+            return
+        for ops, _ in islands(block, lambda shape: len(shape) == _RANK):
+            means = [op for op in ops if _is_mean(op)]
+            if not means:
+                continue
+            plans = plans_of(block, ops, Bounds(_RANK - 1, longest.most, 1))
+            if isinstance(plans, str):
+                yield Miss(means[0], plans)
+                continue
+            shape = "x".join(map(str, means[0].x.shape))
+            yield Hit(means[0], plans=plans, note=f"a group norm of {shape} in four axes")
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        return in_few_axes(mb, hit.plans, _RANK - 1)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("torch's", _norm)
+        yield Example("one image", lambda: _norm((1, 8, 4, 8)))
+        yield Example("a sequence in between", lambda: _norm(between=lambda v: Builder.cumsum(x=v, axis=2, name="c")),
+                      reason="cumsum 'c': cumsum is not known to be the same in fewer axes")
+        yield Example("no norm", lambda: program(
+            lambda x: Builder.reshape(x=Builder.relu(x=Builder.reshape(x=x, shape=[1, 2, 4, 8, 4])), shape=[64, 4]),
+            x=(1, 8, 8, 4)), reason="")
+
+
+def _is_mean(op: Operation) -> bool:
+    """A mean of a group, of what a reshape has cut a value of lower rank into."""
+    if op.op_type != "reduce_mean" or op.x.rank != _RANK:
+        return False
+    axes = {int(axis) % _RANK for axis in value(op.axes, list(range(_RANK)))}
+    made = op.x.op
+    return {3, 4} <= axes and made is not None and made.op_type == "reshape" and made.x.rank < _RANK
+
+
+def _norm(shape: tuple[int, ...] = (2, 8, 4, 8), between: object = None) -> Program:
+    def body(x: Var) -> Var:
+        groups = Builder.reshape(x=x, shape=[shape[0], 2, 4, 4, -1])
+        off = Builder.sub(x=groups, y=Builder.reduce_mean(x=groups, axes=[2, 3, 4], keep_dims=True))
+        off = between(off) if callable(between) else off
+        spread = Builder.sqrt(x=Builder.add(x=Builder.reduce_mean(
+            x=Builder.square(x=off), axes=[2, 3, 4], keep_dims=True), y=np.float16(1e-5)))
+        result: Var = Builder.reshape(x=Builder.real_div(x=off, y=spread), shape=[shape[0], 8, 4, -1], name="y")
+        return result
+
+    return program(body, x=shape)
