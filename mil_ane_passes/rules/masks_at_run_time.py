@@ -11,6 +11,7 @@ from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
 from ._refused import M1_TO_M5, on_m1, on_m4, private, refusal
 
+_MENDS = {"one_hot": "one_hot_compare", "band_part": "constant_band_part"}
 _CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
 
 
@@ -20,14 +21,15 @@ class MasksAtRunTime(Rule):
     why     Core ML on an M4 refuses both, and so does the ANE's compiler on M1 to M5 when asked without Core ML. In
             GPT models on an M1 Pro the band_part of the causal mask was what left the ANE.
     when    Any one_hot, any band_part.
-    cure    A causal mask is a constant: multiply by a triangle of zeros and ones, or select by it. The same bits where
-            the values are finite. one_hot: pass the index in as fp16 (exact up to 2048) and compare it with a constant
-            range; or pass the one-hot row itself.
+    cure    ane::constant_band_part selects by a constant mask: the same bits, whatever lies outside the band.
+            ane::one_hot_compare compares the indices, cast to fp16 at the edge (exact up to 2048), with a constant
+            range; better still, pass the indices in as fp16, or the one-hot rows themselves.
     """
 
     code, slug = "ANE208", "mask-at-run-time"
     roots = tuple(_CURES)
     refuses, confidence = True, "high"
+    mended_by = ("constant_band_part", "one_hot_compare")
     advice = "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot."
     evidence = (
         on_m4("one_hot and band_part are refused; comparisons, select and mul are accepted"),
@@ -37,8 +39,10 @@ class MasksAtRunTime(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         message = 'Unsupported MIL operation "one_hot".' if op.op_type == "one_hot" else None
-        return refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
-                       message=message)
+        hit = refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
+                      message=message)
+        hit.mended_by = _MENDS[op.op_type]
+        return hit
 
     def examples(self) -> Iterable[Example]:
         yield Example("one_hot", lambda: program(

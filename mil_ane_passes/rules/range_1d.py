@@ -18,14 +18,16 @@ class Range1d(Rule):
     why     range_1d runs on the CPU only, and on the GPU neither; so it was reported without the chip's name, measured
             on an M4, and seen on an M1 without Core ML.
     when    Any range_1d, of integers or of fp16, with fixed bounds or computed ones.
-    cure    With fixed bounds a constant holds the same bits. With a bound that is computed, a constant of the longest
-            range, and a mask (a comparison with the bound as fp16) where the shorter one was read.
+    cure    ane::constant_range: with fixed bounds a constant holds the same bits; where the end is the length of an
+            axis, a constant of the longest range is cut to it. With an end that is computed otherwise, the longest
+            range and a mask (a comparison with the bound as fp16) where the shorter one was read.
     """
 
     code, slug = "ANE207", "range-1d"
     roots = ("range_1d",)
     refuses, confidence = True, "high"
-    advice = "Put in a constant: with fixed bounds the same bits, else the longest range and a mask."
+    advice = "Put in a constant: with fixed bounds the same bits, else the longest range, cut to its length."
+    mended_by = ("constant_range",)
     evidence = (
         on_m4("range_1d is refused, and runs on no GPU either"),
         notes("range_1d runs on the CPU only"),

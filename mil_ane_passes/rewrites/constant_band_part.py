@@ -1,0 +1,105 @@
+"""Cut a band out of matrices with a constant mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import is_symbolic, value
+from ._generated import constant, too_large
+
+
+class ConstantBandPart(Rewrite):
+    """Select the band that band_part keeps by a constant mask; the ANE takes no band_part.
+
+    why     band_part is refused, and with it the causal mask of a transformer leaves the ANE. select is accepted.
+    when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
+            is the matrix itself.
+    exact   bitwise: select copies the element or takes 0, so that an infinity or NaN outside the band is 0, as before.
+    cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind.
+
+    before
+        %y: fp16[1, 8, 16] = band_part(x=%x, upper=0)
+    after
+        %y: fp16[1, 8, 16] = select(cond=<bool[8, 16]>, a=%x, b=0.0)
+    """
+
+    code, slug = "ANE245", "band-at-run-time"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("band_part",)
+    evidence = (
+        Measured("band_part is refused; select is accepted", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        Community("band_part is supported nowhere, select everywhere (private route)", chip="M1 to M5",
+                  source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
+        Community("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE",
+                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"),
+    )
+
+    max_bytes: int = 4 << 20
+    "Bytes of one mask, at most."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if types.is_int(op.x.dtype):
+            return Miss(op, "a band of integers, which the ANE does not take either")
+        lower, upper = (int(value(op.inputs[side])) for side in ("lower", "upper"))
+        if lower < 0 and upper < 0:
+            return Hit(op, note="the band is the whole matrix", band=None)
+        rows, columns = op.x.shape[-2:]
+        if is_symbolic(rows) or is_symbolic(columns):
+            return Miss(op, "the size of the matrix is symbolic: no constant mask has it")
+        if int(rows) * int(columns) > self.max_bytes:
+            return Miss(op, too_large(int(rows) * int(columns), self.max_bytes))
+        return Hit(op, note=f"{lower} below and {upper} above the diagonal of {rows} x {columns}",
+                   band=(int(rows), int(columns), lower, upper))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x = hit.op.x
+        if hit.band is None:
+            whole: Var = mb.identity(x=x)
+            return whole
+        mask = constant(mb, ("band", *hit.band), lambda: _inside(*hit.band))
+        kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
+        return kept
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("causal", lambda: _band((1, 8, 16), lower=-1, upper=0))
+        yield Example("above", lambda: _band((4, 6), lower=0, upper=-1))
+        yield Example("a band", lambda: _band((2, 2, 5, 3), lower=1, upper=2))
+        yield Example("all of it", lambda: _band((3, 3)))
+        yield Example("of truth", _of_truth)
+        yield Example("any number of matrices", lambda: _band((None, 3, 4), upper=0))
+        yield Example("integers", lambda: _band((3, 3), dtype=types.int32, upper=0),
+                      reason="a band of integers, which the ANE does not take either")
+        yield Example("any size", lambda: _band((None, 4), upper=0),
+                      reason="the size of the matrix is symbolic: no constant mask has it")
+        yield Example("large", lambda: _band((64, 64), upper=0), options={"max_bytes": 4000},
+                      reason="the constant is 4096 bytes, above max_bytes=4000")
+
+
+def _inside(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
+    """Where i - j is up to `lower` and j - i up to `upper`; a negative one is no bound."""
+    below = np.arange(rows)[:, None] - np.arange(columns)
+    inside: np.ndarray[Any, Any] = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return inside
+
+
+def _band(shape: tuple[int | None, ...], dtype: Any = types.fp16, **band: int) -> Program:
+    return program(lambda x: Builder.band_part(x=x, name="y", **band), dtype=dtype, x=shape)
+
+
+def _of_truth() -> Program:
+    def body(x: Var) -> Var:
+        band = Builder.band_part(x=Builder.greater(x=x, y=np.float16(0)), lower=0, upper=1)
+        result: Var = Builder.cast(x=band, dtype="fp16", name="y")
+        return result
+
+    return program(body, x=(4, 4))

@@ -1,0 +1,79 @@
+"""Put the places of non-zero elements in as a constant where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ._generated import constant, too_large
+
+
+class StaticNonZero(Rewrite):
+    """Fold the non_zero of a value that is known at conversion; of any other nothing can stand for it.
+
+    why     non_zero runs on the CPU only, and what is computed with its rows on the CPU, too.
+    when    The value of x is known. Otherwise the number of rows depends on the data, and every op of the ANE has a
+            shape that is fixed when the model is compiled: select with a mask in place of picking elements out.
+    exact   bitwise.
+    cost    4 bytes an axis for each element that is not zero.
+
+    before
+        %0: int32[3, 2] = non_zero(x=[[0.0, 3.0, 0.0], [1.0, 0.0, 2.0]])
+        %1: fp16[3, 2] = cast(x=%0, dtype=fp16)
+        %2: fp16 = reduce_sum(x=%1)
+        %y: fp16[2, 3] = add(x=%x, y=%2)
+    after
+        %0: fp16[3, 2] = cast(x=[[0, 1], [1, 0], [1, 2]], dtype=fp16)
+        %1: fp16 = reduce_sum(x=%0)
+        %y: fp16[2, 3] = add(x=%x, y=%1)
+    """
+
+    code, slug = "ANE246", "places-at-run-time"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("non_zero",)
+    evidence = (
+        Measured("non_zero is refused, and runs on no GPU either", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        Community("non_zero has no form on any generation: shapes are static (private route)", chip="M1 to M5",
+                  source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
+    )
+
+    max_bytes: int = 1 << 20
+    "Bytes of one constant, at most."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.val is None:
+            return Miss(op, "the number of rows depends on values that only a run knows: select with a mask instead")
+        rows = np.ascontiguousarray(np.argwhere(op.x.val), np.int32)
+        if not rows.size:
+            return Miss(op, "no element is other than 0: a constant of no rows cannot be stored")
+        if rows.nbytes > self.max_bytes:
+            return Miss(op, too_large(rows.nbytes, self.max_bytes))
+        return Hit(op, note=f"{len(rows)} rows are known", rows=rows)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return constant(mb, ("rows", hit.rows.shape, hit.rows.tobytes()), lambda: hit.rows)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("known", lambda: _rows(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
+        yield Example("truth", lambda: _rows(np.array([True, False, True])))
+        yield Example("known at run time only", lambda: program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)),
+                      reason="the number of rows depends on values that only a run knows: select with a mask instead")
+        yield Example("none", lambda: _rows(np.zeros(3, np.float16)),
+                      reason="no element is other than 0: a constant of no rows cannot be stored")
+
+
+def _rows(known: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Program:
+    def body(x: Var) -> Var:
+        total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=known), dtype="fp16"))
+        result: Var = Builder.add(x=x, y=total, name="y")
+        return result
+
+    return program(body, x=(2, 3))

@@ -1,0 +1,200 @@
+"""ANE243 to ANE246: ranges, one-hot vectors, bands and places of non-zero elements, from constants."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
+
+
+def rule(name, **options):
+    return by_name(name).configured(**options)
+
+
+def refused(built, target="m4"):
+    rows = predict(built, [each.configured() for each in all_rules().values()], target=target)[0].rows
+    return [row.op.op_type for row in rows if row.ane == "no"]
+
+
+def misses(name, built, **options):
+    return [near.note for near in find(rule(name, **options), built).near_misses]
+
+
+def flexible(function, passes, shape=(4, 4), low=1, high=64, target=ct.target.iOS17):
+    """`function` as traced and converted for any size from `low` to `high` of both axes."""
+    model = torch.jit.trace(spelt(function).eval(), torch.zeros(shape))
+    inputs = [ct.TensorType(name="x", shape=tuple(ct.RangeDim(low, high) for _ in shape))]
+    return ct.convert(model, inputs=inputs, convert_to="mlprogram", skip_model_load=True,
+                      minimum_deployment_target=target, pass_pipeline=ane.pipeline(passes=passes))._mil_program
+
+
+def drawn(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class TestRange:
+    SPELLINGS = {
+        "added": lambda x: x + torch.arange(x.shape[-1]),
+        "scaled": lambda x: x * (torch.arange(x.shape[1]).float() / 8).unsqueeze(0),
+        "rows": lambda x: x - torch.arange(x.shape[0])[:, None],
+    }
+
+    @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
+    @pytest.mark.parametrize("spelling", SPELLINGS)
+    def test_the_seeds_complaint_torch_arange_at_flexible_shapes(self, spelling, target):
+        function = self.SPELLINGS[spelling]
+        assert "range_1d" in refused(flexible(function, "last_axis_slice", target=target))
+        built = flexible(function, "constant_range{longest=64}", target=target)
+        assert not refused(built) and not {"range_1d", "shape", "gather"} & set(kinds(built))
+        for shape in ((1, 1), (3, 64), (64, 5)):
+            x = drawn(shape)
+            np.testing.assert_allclose(outputs(built, x, "float64"), truth(function, x), rtol=0, atol=1e-12)
+
+    def test_the_seeds_complaint_torch_arange_at_fixed_shapes(self):
+        built = program(lambda x: mb.add(x=x, y=mb.range_1d(start=np.float16(0), end=np.float16(7),
+                                                            step=np.float16(1)), name="y"), x=(2, 7))
+        assert refused(built) == ["range_1d"]
+        assert run(rule("constant_range"), built).fired and not refused(built)
+        x = drawn((2, 7)).astype(np.float16)
+        right = (torch.from_numpy(x) + torch.arange(7).half()).numpy()
+        np.testing.assert_array_equal(only_output(built, x, "float16"), right)
+
+    @pytest.mark.law
+    @given(st.integers(-60, 60), st.integers(-60, 60), st.sampled_from([-3, -1, 1, 2, 7]), st.booleans())
+    def test_law_known_ranges_are_those_of_torch(self, start, end, step, whole):
+        count = len(range(start, end, step))
+        kind = np.int32 if whole else np.float16
+        built = program(lambda x: [mb.relu(x=x), mb.identity(
+            x=mb.range_1d(start=kind(start), end=kind(end), step=kind(step)), name="y")], x=(2,))
+        trace = run(rule("constant_range"), built)
+        assert bool(trace.fired) is (count > 0)
+        if count:
+            found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
+            np.testing.assert_array_equal(found, torch.arange(start, end, step).numpy())
+            assert found.dtype == kind and "range_1d" not in kinds(built)
+
+    def test_what_it_does_not_reach(self):
+        def after(function):
+            def body(x):
+                size = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
+                return [mb.relu(x=x), mb.identity(x=function(size), name="y")]
+
+            return program(body, x=(2, None))
+
+        one = {"start": np.int32(0), "step": np.int32(1)}
+        assert misses("constant_range", after(lambda n: mb.range_1d(end=n, **one)), longest=9) == [
+            "its numbers are read as integers, which the ANE does not take"]
+        assert misses("constant_range", after(lambda n: mb.range_1d(end=mb.add(x=n, y=1), **one)), longest=9) == [
+            "its end is computed, and not the length of an axis"]
+        assert misses("constant_range", after(lambda n: mb.range_1d(
+            start=np.int32(2), end=n, step=np.int32(1))), longest=9) == [
+            "from 2 in steps of 1 to a length known at run time; from 0 by 1 it could be cut from a constant"]
+        assert misses("constant_range", after(lambda n: mb.range_1d(start=n, end=np.int32(9), step=np.int32(1)))) == [
+            "its start or step is known only at run time"]
+
+
+class TestOneHot:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_is_found_as_torch_spells_it(self, way, tmp_path):
+        def function(x):
+            return torch.nn.functional.one_hot(x.argmax(-1), 8).to(x.dtype) * x
+
+        shape = (2, 3, 8)
+        built = converted(function, way, tmp_path, shape=shape, passes="one_hot_compare")
+        assert not kinds(built)["one_hot"]
+        if way != "decomposed":  # there torch compares the indices as integers
+            assert refused(built) == ["reduce_argmax", "cast"]  # what makes the indices, and their cast
+        x = drawn(shape).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(outputs(built, x, "float16"), truth(function, x))
+
+    @pytest.mark.law
+    @given(st.lists(st.integers(1, 4), max_size=4), st.integers(1, 40), st.data())
+    def test_law_any_indices(self, shape, size, data):
+        """Those outside the vector, too: none of its places is hot."""
+        axis = data.draw(st.integers(-len(shape) - 1, len(shape)))
+        on, off = data.draw(st.tuples(st.integers(-9, 9), st.integers(-9, 9)).filter(lambda pair: pair[0] != pair[1]))
+        built = program(lambda ids: mb.one_hot(
+            indices=ids if shape else mb.squeeze(x=ids), one_hot_vector_size=size, axis=axis, name="y",
+            on_value=np.float16(on), off_value=np.float16(off)), dtype=types.int32, ids=tuple(shape) or (1,))
+        assert run(rule("one_hot_compare"), built).fired and not kinds(built)["one_hot"]
+        ids = np.random.default_rng(size).integers(-size, 2 * size, tuple(shape) or (1,)).astype(np.int32)
+        places = torch.from_numpy(ids.reshape(shape).astype(np.int64))
+        inside = (places >= 0) & (places < size)
+        hot = torch.nn.functional.one_hot(places.clamp(0, size - 1), size) * inside[..., None]
+        right = torch.where(hot.bool(), on, off).movedim(-1, axis).numpy()
+        for precision in ("float16", "float64"):
+            np.testing.assert_array_equal(only_output(built, ids, precision), right)
+
+    @pytest.mark.parametrize("index", [-2**31, -1, 0, 2047, 2048, 2049, 70000, 2**31 - 1])
+    def test_fp16_confuses_no_index_with_one_of_2048_places(self, index):
+        built = program(lambda ids: mb.cast(x=mb.one_hot(indices=ids, one_hot_vector_size=2048), dtype="fp16",
+                                            name="y"), dtype=types.int32, ids=(1,))
+        run(rule("one_hot_compare"), built)
+        found = only_output(built, np.array([index], np.int32), "float16")
+        np.testing.assert_array_equal(np.flatnonzero(found), [index] if 0 <= index < 2048 else [])
+
+
+class TestBand:
+    SPELLINGS = {"tril": torch.tril, "triu": torch.triu, "third": lambda x: torch.triu(x, -2).tril(1)}
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("spelling", SPELLINGS)
+    def test_it_is_found_as_torch_spells_it(self, spelling, way, tmp_path):
+        function = self.SPELLINGS[spelling]
+        before = converted(function, way, tmp_path / "before", shape=(2, 6, 5))
+        built = converted(function, way, tmp_path, shape=(2, 6, 5), passes="constant_band_part")
+        assert not kinds(built)["band_part"]
+        if kinds(before)["band_part"]:
+            assert kinds(built)["select"] and not refused(built)
+        x = drawn((2, 6, 5)).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(outputs(built, x, "float16"), truth(function, x))
+
+    @pytest.mark.law
+    @given(st.lists(st.integers(1, 6), min_size=2, max_size=5), st.integers(-1, 6), st.integers(-1, 6))
+    def test_law_any_band_of_anything(self, shape, lower, upper):
+        """An infinity or NaN outside the band is 0."""
+        built = program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=tuple(shape))
+        assert run(rule("constant_band_part"), built).fired and not refused(built)
+        x = np.random.default_rng(0).choice(np.array([1, -0.0, np.inf, np.nan, -7], np.float16), shape)
+        right = torch.from_numpy(x)
+        right = right.triu(-lower) if lower >= 0 else right
+        right = right.tril(upper) if upper >= 0 else right
+        found = only_output(built, x, "float16")
+        np.testing.assert_array_equal(found, right.numpy())
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(right.numpy()))
+
+    def test_masks_are_shared(self):
+        built = program(lambda x, z: [mb.band_part(x=x, lower=-1, upper=0), mb.band_part(x=z, lower=-1, upper=0)],
+                        x=(2, 64, 64), z=(64, 64))
+        run(rule("constant_band_part"), built)
+        selects = [op for op in built.functions["main"].operations if op.op_type == "select"]
+        assert len(selects) == 2 and len({op.cond for op in selects}) == 1
+
+
+class TestNonZero:
+    def test_what_is_known_is_folded(self):
+        known = np.array([[0, -1, np.nan], [2, 0, 0]], np.float16)
+        built = program(lambda x: [mb.relu(x=x), mb.identity(x=mb.non_zero(x=known), name="y")], x=(2,))
+        assert run(rule("static_non_zero"), built).fired and not kinds(built)["non_zero"]
+        found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
+        np.testing.assert_array_equal(found, torch.nonzero(torch.from_numpy(known)).numpy())
+
+    def test_what_a_run_decides_is_left(self):
+        built = flexible(lambda x: torch.nonzero(x).float(), "static_non_zero")
+        assert kinds(built)["non_zero"] == 1
+        assert misses("static_non_zero", built) == [
+            "the number of rows depends on values that only a run knows: select with a mask instead"]
