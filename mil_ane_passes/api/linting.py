@@ -61,7 +61,7 @@ def _lint(
         if told is not None:
             found += contradictions(told)
             believe(plan, told)
-        report = LintReport.of(source.name, target, plan, mended(found), {*names, MeasuredOtherwise.name})
+        report = LintReport.of(source.name, target, plan, mended(found, names), {*names, MeasuredOtherwise.name})
         report.measured = told
         report.left_out = {} if source.package is None else source.package.members.others
         return report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coremltools.converters.mil.mil import Operation
 
@@ -22,10 +22,10 @@ def cures(rules: Iterable[Rule]) -> set[str]:
     return {name for rule in rules for name in rule.mended_by if name in known}
 
 
-def mended(found: Sequence[Found]) -> list[Found]:
+def mended(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
     """`found` without the hits of rewrites where a finding that they mend is: that finding names the rewrite instead.
 
-    Where each rewrite that was asked leaves the place alone, the finding has the reason of the first.
+    Findings count that are `reported`, by the names of their rules. Where each rewrite that was asked leaves the place alone, the finding has the reason of the first.
     """
     helpers = cures(item.rule for item in found)
     answers: dict[Operation, dict[str, Hit | Miss]] = defaultdict(dict)
@@ -34,7 +34,7 @@ def mended(found: Sequence[Found]) -> list[Found]:
             answers[item.answer.op][item.rule.name] = item.answer
     said: set[tuple[str, Operation]] = set()
     for item in found:
-        if isinstance(item.answer, Hit) and item.rule.mended_by and not item.answer.mended_by:
+        if item.rule.name in reported and isinstance(item.answer, Hit) and not item.answer.mended_by:
             said |= _told(item.rule, item.answer, answers)
     return [item for item in found if not (isinstance(item.answer, Hit) and isinstance(item.rule, Rewrite)
                                            and (item.rule.name, item.answer.op) in said)]
