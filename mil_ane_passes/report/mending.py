@@ -25,7 +25,8 @@ def cures(rules: Iterable[Rule]) -> set[str]:
 def mended(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
     """`found` without the hits of rewrites where a finding that they mend is: that finding names the rewrite instead.
 
-    Findings count that are `reported`, by the names of their rules. Where each rewrite that was asked leaves the place alone, the finding has the reason of the first.
+    Findings count that are `reported`, by the names of their rules. Where each rewrite that was asked leaves the place
+    alone, the finding has the reason of the first.
     """
     helpers = cures(item.rule for item in found)
     answers: dict[Operation, dict[str, Hit | Miss]] = defaultdict(dict)

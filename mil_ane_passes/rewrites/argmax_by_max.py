@@ -1,0 +1,122 @@
+"""Find the place of the largest element with comparisons in fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import consumers, is_symbolic, value
+
+_MOST = 1024
+"Twice as much is the largest whole number up to which all are fp16 numbers."
+_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
+
+
+class ArgmaxByMax(Rewrite):
+    """Find the place of the largest (smallest) element with comparisons in fp16, where the place is used as fp16.
+
+    why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is refused, too.
+            In a model that goes on computing with the place both are on the CPU, in its middle.
+    when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements, which nobody reads but
+            such casts. A place that the model returns in int32 needs a cast that is refused as well: it is left alone.
+    exact   bitwise, the first place of all that are as large: the least of i - n at a NaN (which counts as the
+            largest, and as the smallest, as in PyTorch), i where x is reduce_max(x), and n elsewhere, i counting the
+            elements from 0 to n - 1; and n more where that is negative. All are whole numbers of at most 2048.
+    cost    seven elementwise ops on x, five on the result and two reductions, for a reduction and a cast.
+
+    before
+        %0: int32[3] = reduce_argmax(x=%x)
+        %y: fp16[3] = cast(x=%0, dtype=fp16)
+    after
+        %0: fp16[3, 1] = reduce_max(x=%x, axes=[1], keep_dims=True)
+        %1: bool[3, 6] = equal(x=%x, y=%0)
+        %2: fp16[3, 6] = cast(x=%1, dtype=fp16)
+        %3: fp16[3, 6] = mul(x=%2, y=[[-6.0, -5.0, -4.0, -3.0, -2.0, -1.0]])
+        %4: bool[3, 6] = not_equal(x=%x, y=%x)
+        %5: fp16[3, 6] = cast(x=%4, dtype=fp16)
+        %6: fp16[3, 6] = mul(x=%5, y=[[-12.0, -11.0, -10.0, -9.0, -8.0, -7.0]])
+        %7: fp16[3, 6] = add(x=%3, y=%6)
+        %8: fp16[3] = reduce_min(x=%7, axes=[1])
+        %9: fp16[3] = add(x=%8, y=6.0)
+        %10: bool[3] = less(x=%9, y=0.0)
+        %11: fp16[3] = cast(x=%10, dtype=fp16)
+        %12: fp16[3] = mul(x=%11, y=6.0)
+        %y: fp16[3] = add(x=%9, y=%12)
+    """
+
+    code, slug = "ANE290", "place-of-the-largest"
+    stage = "decompose"
+    preset = "full"
+    roots = ("cast",)
+    evidence = (
+        Measured("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select are accepted",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch", chip="M4",
+                 os="macOS 27.0.1", date="2026"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        found = op.x.op
+        if found is None or found.op_type not in _REDUCTIONS or not types.is_float(op.outputs[0].dtype):
+            return Miss(op, "no cast of a place to floating point", near=False)
+        axis = value(found.axis, -1)
+        extent = found.x.shape[axis] if found.x.rank else 1
+        if not types.is_float(found.x.dtype):
+            return Miss(op, "the place of an integer", near=False)
+        if is_symbolic(extent):
+            return Miss(op, "the place among elements whose number is known only at run time")
+        if not 0 < extent <= _MOST:
+            return Miss(op, f"the place among {extent} elements: with more than {_MOST} not every number is exact in "
+                            "fp16")
+        if found.outputs[0].consuming_blocks or not all(map(_to_float, consumers(found.outputs[0]))):
+            return Miss(op, "the int32 place is read as such, too")
+        return Hit(op, note=f"the place among {extent} elements without int32", found=found, extent=int(extent),
+                   axis=axis % found.x.rank)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x, axis, extent = hit.found.x, hit.axis, hit.extent
+        kind = types.builtin_to_string(hit.op.outputs[0].dtype)
+        number = types.nptype_from_builtin(hit.op.outputs[0].dtype)
+        places = np.arange(extent, dtype=number).reshape([-1 if each == axis else 1 for each in range(x.rank)])
+
+        def chosen(at: Var, less: int) -> Var:
+            """`places` less so many where `at`, elsewhere 0."""
+            counted = mb.once(("places", extent, x.rank, axis, less, kind), lambda: mb.const(val=places - number(less)))
+            return mb.mul(x=mb.cast(x=at, dtype=kind), y=counted)
+
+        most = getattr(mb, _REDUCTIONS[hit.found.op_type])(x=x, axes=[axis], keep_dims=True)
+        key = mb.add(x=chosen(mb.equal(x=x, y=most), extent), y=chosen(mb.not_equal(x=x, y=x), 2 * extent))
+        keep = value(hit.found.keep_dims, False)
+        least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=number(extent))
+        below = mb.cast(x=mb.less(x=least, y=number(0)), dtype=kind)
+        built: Var = mb.add(x=least, y=mb.mul(x=below, y=number(extent)))
+        return built
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("largest", lambda: _placed("reduce_argmax"))
+        yield Example("smallest", lambda: _placed("reduce_argmin", axis=0, keep_dims=True))
+        yield Example("in the middle", lambda: _placed("reduce_argmax", axis=1, shape=(2, 5, 3)))
+        yield Example("read as int32", lambda: _placed("reduce_argmax", shown=True),
+                      reason="the int32 place is read as such, too")
+        yield Example("many", lambda: _placed("reduce_argmax", shape=(1, 3000)),
+                      reason="the place among 3000 elements: with more than 1024 not every number is exact in fp16")
+        yield Example("flexible", lambda: _placed("reduce_argmax", shape=(2, None)),
+                      reason="the place among elements whose number is known only at run time")
+
+
+def _to_float(op: Operation) -> bool:
+    return op.op_type == "cast" and types.is_float(op.outputs[0].dtype)
+
+
+def _placed(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False) -> Program:
+    def body(x: Var) -> list[Var]:
+        place = getattr(Builder, kind)(x=x, axis=axis, keep_dims=keep_dims, name="z")
+        result = [Builder.cast(x=place, dtype="fp16", name="y")]
+        return [*result, place] if shown else result
+
+    return program(body, x=shape)

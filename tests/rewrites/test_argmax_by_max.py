@@ -1,0 +1,78 @@
+"""ANE290: the place that PyTorch's argmax and argmin give, in fp16."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+
+
+def rewritten(built):
+    return run(by_name("argmax_by_max").configured(), built)
+
+
+def placed(kind, shape, axis, keep_dims=False):
+    return program(lambda x: mb.cast(x=getattr(mb, f"reduce_{kind}")(x=x, axis=axis, keep_dims=keep_dims), dtype="fp16",
+                                     name="y"), x=shape)
+
+
+class Pointed(torch.nn.Module):
+    """Goes on computing with the place of the largest."""
+
+    def forward(self, x):
+        return x.argmax(-1).to(x.dtype) * 0.5 + x.mean(-1)
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
+def test_a_place_that_torch_goes_on_computing_with(tmp_path, target):
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
+    model = ct.convert(torch.jit.trace(Pointed(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
+                       minimum_deployment_target=target, skip_model_load=True)
+    model.save(str(tmp_path / "in.mlpackage"))
+    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
+    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
+    before, after = report.predicted
+    assert before.refused == 2 and after.refused == 0
+    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
+    np.testing.assert_allclose(found, Pointed()(x.double()).numpy(), atol=1e-6)
+
+
+@st.composite
+def draws(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
+    values = [-np.inf, np.inf, np.nan, 0.0, -0.0, 1.0, -1.0, 65504.0, 6e-8]
+    given_values = draw(st.lists(st.sampled_from(values), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
+    return (draw(st.sampled_from(["argmax", "argmin"])), shape, draw(st.integers(-len(shape), len(shape) - 1)),
+            draw(st.booleans()), np.array(given_values, np.float16).reshape(shape))
+
+
+@pytest.mark.law
+@given(draws())
+def test_the_first_of_the_largest_ties_infinities_and_nan(drawn):
+    kind, shape, axis, keep_dims, x = drawn
+    built = placed(kind, shape, axis, keep_dims)
+    assert rewritten(built).fired and not {"reduce_argmax", "reduce_argmin"} & set(kinds(built))
+    expected = getattr(np, kind)(x, axis=axis, keepdims=keep_dims)  # the first one, and a NaN before all others
+    for precision in ("float64", "float16"):
+        np.testing.assert_array_equal(Runtime(built, precision=precision)({"x": x})["y"], expected)
+
+
+def test_every_place_of_as_many_as_are_taken():
+    built = placed("argmax", (1024, 1024), -1)
+    assert rewritten(built).fired
+    for x in (np.eye(1024), np.where(np.eye(1024) > 0, np.nan, 1.0)):
+        found = Runtime(built, precision="float16")({"x": x.astype(np.float16)})["y"]
+        np.testing.assert_array_equal(found, np.arange(1024))
+    assert [miss.note for miss in rewritten(placed("argmin", (2, 1025), 1)).near_misses] == [
+        "the place among 1025 elements: with more than 1024 not every number is exact in fp16"]
