@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
 from ..core.query import is_opaque, itemsize, kind_of
 
-__all__ = ["known", "settled"]
+__all__ = ["held_bytes", "known", "settled"]
 
 _MOVES = frozenset({
     "broadcast_to", "concat", "expand_dims", "fill", "fill_like", "gather", "gather_along_axis", "gather_nd",
@@ -39,13 +39,14 @@ def settled(op: Operation, most: int) -> bool:
     """
     if op.op_type.startswith(_NEVER) or op.blocks or is_opaque(op) or not op.outputs:
         return False
-    for var in op.outputs:
-        shape = kind_of(var).shape
-        if shape is None or int(np.prod(shape, dtype=np.int64)) * itemsize(var) > most:
-            return False
-        if known(var) is None:
-            return False
+    if any(kind_of(var).shape is None or known(var) is None for var in op.outputs) or held_bytes(op) > most:
+        return False
     return not any(types.is_float(var.dtype) for var in op.outputs) or op.op_type in _MOVES or _exact_cast(op)
+
+
+def held_bytes(op: Operation) -> int:
+    """Bytes of what `op` makes, where its sizes are fixed."""
+    return sum(int(np.prod(kind_of(var).shape or (), dtype=np.int64)) * itemsize(var) for var in op.outputs)
 
 
 def _exact_cast(op: Operation) -> bool:

@@ -29,6 +29,7 @@ class DataDependentShape(Rule):
     code, slug = "ANE210", "data-dependent-shape"
     roots = ("non_zero", *_SHAPES)
     refuses, confidence = True, "high"
+    mended_by = ("fold_constants",)
     advice = "Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements."
     no_rewrite = "The ANE runs fixed shapes only, and here the data say how large a result is."
     evidence = (

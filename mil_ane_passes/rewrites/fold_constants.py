@@ -1,0 +1,124 @@
+"""Put in as a constant what is known when the model is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.examples import program
+from ..core.query import consumers, flat_inputs, kind_of
+from ._settled import held_bytes, settled
+
+_TINY = 4096
+"Bytes that a constant may have although it is larger than what it is made of."
+
+
+class FoldConstants(BlockRewrite):
+    """Replace index and shape arithmetic whose result is known by the result.
+
+    why     The ANE takes no int32: each op on it runs on the CPU. Sizes read from a shape that is fixed, counters that
+            were written out and indices made of constants are known when the model is made.
+    when    Ops whose result coremltools works out from constants and fixed shapes: integers, truth values, and floats
+            that are only moved, or integers that a float holds. Floats are not computed with. Not weights: nothing that
+            is compressed is unpacked, nothing of more than `max_bytes` is made, and nothing larger than what it is made
+            of but up to 4096 bytes. An op that makes an output of the model stays.
+    exact   bitwise: integers have one result.
+    cost    The bytes of the constants; ops that only they needed go.
+
+    before
+        %0: int32[3] = shape(x=%x)
+        %1: int32[1] = slice_by_index(x=%0, begin=[0], end=[1])
+        %2: int32[2] = concat(values=(%1, [-1]), axis=0)
+        %y: fp16[2, 12] = reshape(x=%x, shape=%2)
+    after
+        %y: fp16[2, 12] = reshape(x=%x, shape=[2, -1])
+    """
+
+    code, slug = "ANE258", "known-at-conversion"
+    stage = "structure"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    evidence = (
+        Measured("any arithmetic on int32 is refused", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        Community("layers whose shapes are dynamic do not run on the ANE",
+                  source="eiln, coreml102: Model Surgery Tips"),
+    )
+
+    max_bytes: int = 65536
+    "The most bytes of one constant that is made."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        folded: set[Operation] = set()
+        for op in block.operations:
+            if op.op_type != "const" and all(var._sym_val is not None for var in op.outputs) and _inner(op):
+                if settled(op, self.max_bytes) and held_bytes(op) <= max(_TINY, sum(map(_size, flat_inputs(op)))):
+                    folded.add(op)
+                elif settled(op, 1 << 40):
+                    yield Miss(op, f"its value has {held_bytes(op)} bytes, more than it is made of or than "
+                                   f"{self.max_bytes} (max_bytes)")
+        for op in folded and block.operations:
+            if op in folded and any(_read(var, folded) for var in op.outputs):
+                yield Hit(op, note=f"{op.op_type} of what is known")
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        return {var: _const(mb, var) for var in hit.op.outputs}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a size from a shape", _flattened)
+        yield Example("indices", lambda: program(lambda x: Builder.gather(x=x, axis=1, indices=Builder.add(
+            x=np.array([0, 1], np.int32), y=np.int32(1)), name="y"), x=(2, 3)))
+        yield Example("mask", lambda: program(lambda x: Builder.select(cond=Builder.less(
+            x=np.arange(8, dtype=np.int32), y=np.int32(2)), a=x, b=np.float16(0), name="y"), x=(2, 8)))
+        yield Example("positions", lambda: program(lambda x: Builder.mul(x=x, y=Builder.cast(
+            x=Builder.mul(x=np.arange(8, dtype=np.int32), y=np.int32(7)), dtype="fp16"), name="y"), x=(2, 8)))
+        yield Example("parts", lambda: program(lambda x: [Builder.add(x=x, y=part) for part in Builder.split(
+            x=np.arange(16, dtype=np.float16).reshape(1, 16), num_splits=2, axis=1)], x=(2, 8)))
+        yield Example("large", lambda: program(lambda x: Builder.add(x=x, y=Builder.fill(
+            shape=[64, 64], value=np.float16(2)), name="y"), x=(64, 64)),
+            reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)")
+        yield Example("computed floats", lambda: program(lambda x: Builder.add(
+            x=x, y=Builder.exp(x=np.ones(3, np.float16)), name="y"), x=(2, 3)), reason="")
+        yield Example("flexible", lambda: program(lambda x: Builder.cast(
+            x=Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0), dtype="fp16", name="y"),
+            x=(None, 3)), reason="")
+
+
+def _inner(op: Operation) -> bool:
+    """Whether nothing that `op` makes is an output of the model."""
+    return not any(isinstance(block, Function) for var in op.outputs for block in var.consuming_blocks)
+
+
+def _read(var: Var, folded: set[Operation]) -> bool:
+    return bool(var.consuming_blocks) or any(reader not in folded for reader in consumers(var))
+
+
+def _size(var: Var) -> int:
+    """Bytes of a value; nothing for lists, texts and what is flexible."""
+    kind = kind_of(var) if types.is_tensor(var.sym_type) else None
+    if kind is None or kind.shape is None:
+        return 0
+    return int(np.prod(kind.shape, dtype=np.int64)) * int(np.dtype(types.nptype_from_builtin(kind.dtype)).itemsize)
+
+
+def _const(mb: RewriteBuilder, var: Var) -> Var:
+    value = np.asarray(var.val)
+    made: Var = mb.once(("known", var.dtype, var.rank, value.shape, value.tobytes()),
+                        lambda: mb.const(val=var.val, name=f"{var.name}_known"))
+    return made
+
+
+def _flattened() -> Program:
+    def body(x: Var) -> Var:
+        size = Builder.shape(x=x)
+        rows = Builder.slice_by_index(x=size, begin=[0], end=[1])
+        result: Var = Builder.reshape(x=x, shape=Builder.concat(values=[rows, np.array([-1], np.int32)], axis=0),
+                                      name="y")
+        return result
+
+    return program(body, opset=ct.target.iOS16, x=(2, 3, 4))
