@@ -18,12 +18,13 @@ class Modulo(Rule):
     why     Core ML on an M4 refuses it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
     when    Any mod of numbers. floor_div is taken on an M4.
     cure    x - y * floor(x / y): the same in exact arithmetic; in fp16 a quotient that rounds up to a whole number
-            gives a remainder that is off by y.
+            gives a remainder that is off by y. `ane::modulo_by_floor` takes a constant y in pieces: the same bits.
     """
 
     code, slug = "ANE203", "modulo"
     roots = ("mod",)
     refuses, confidence = True, "high"
+    mended_by = ("modulo_by_floor",)
     advice = "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y."
     evidence = (
         on_m4("mod is refused; floor_div, floor, mul and sub are accepted"),

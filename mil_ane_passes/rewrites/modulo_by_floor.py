@@ -1,0 +1,110 @@
+"""Take remainders by a constant with floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ._remainders import LEAST, MOST, by_fraction, by_whole, remainder, steps_for
+from ._said import on_m4, private
+
+_WHOLE = tuple(2.0**exponent for exponent in range(6))
+_FRACTIONS = tuple(2.0**-exponent for exponent in range(1, 15))
+
+
+class ModuloByFloor(Rewrite):
+    """Take the remainder by a constant by multiplying, floor and subtracting, without a rounding on the way.
+
+    why     Core ML on an M4 refuses mod, and so does the ANE's compiler on M1 to M5 when asked without Core ML. floor,
+            mul, sub and select are taken. x - y floor(x / y) alone is not the same in fp16: it is off by what the
+            product is rounded, and by y where x / y rounds to a whole number.
+    when    mod of fp16 values by one constant number between 2^-14 and 2^14. PyTorch's remainder is converted as
+            floor_div, mul and sub and not seen here.
+    exact   bitwise, for every fp16 number: a power of two up to 32 divides exactly; other divisors are cut into pieces
+            of few bits, times which the whole quotient is an fp16 number, and larger quotients are taken in steps. The
+            result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The algebra holds
+            where every op rounds to fp16, or keeps more.
+    cost    two ops by 1, five by 2 to 32, six by 1/2, 1/4, ...; else 11 to 40: 18 by 3 or 10, 26 by 2 pi, 37 by 0.1.
+            With `periods=30` these are 11, 13 and 13.
+
+    before
+        %y: fp16[2, 8] = mod(x=%x, y=1.0)
+    after
+        %0: fp16[2, 8] = floor(x=%x)
+        %y: fp16[2, 8] = sub(x=%x, y=%0)
+    """
+
+    code, slug = "ANE248", "modulo-off-the-ane"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("mod",)
+    evidence = (
+        on_m4("mod is refused; floor, round, mul, sub, select and comparisons are accepted"),
+        private("mod has no form on any generation"),
+    )
+
+    periods: int = 0
+    "How many times the divisor goes into the largest |x|, where that is known: beyond, results are wrong. 0: any x."
+    max_steps: int = 40
+    "Ops up to which a remainder is written out."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.outputs[0].dtype):
+            return Miss(op, "computes on integers", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        if op.y.val is None:
+            return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+        held = np.asarray(op.y.val)
+        if held.size == 0 or np.ptp(held) != 0 or op.outputs[0].shape != op.x.shape:
+            return Miss(op, "the divisor is not one number for all of x")
+        divisor = float(held.flat[0])
+        size = abs(divisor)
+        if not LEAST <= size <= MOST:
+            return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
+        steps = [] if size in (*_WHOLE, *_FRACTIONS) else steps_for(size, self.periods)
+        ops = (sum(step.ops for step in steps) + 4) if steps else 6
+        if ops > self.max_steps:
+            return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
+        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x, size = hit.op.x, abs(hit.divisor)
+        if hit.divisor < 0:  # x mod -d is -(-x mod d)
+            x = mb.mul(x=x, y=np.float16(-1))
+        rest = (remainder(mb, x, hit.steps) if hit.steps else by_whole(mb, x, size) if size >= 1
+                else by_fraction(mb, x, size))
+        return rest if hit.divisor > 0 else mb.mul(x=rest, y=np.float16(-1))
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("by 1", lambda: _mod(1))
+        yield Example("by 4, for iOS15", lambda: _mod(4, opset=ct.target.iOS15), scale=10.0)
+        yield Example("by a quarter", lambda: _mod(0.25))
+        yield Example("by a turn", lambda: _mod(2 * math.pi), scale=10.0)
+        yield Example("by 360", lambda: _mod(360), scale=1000.0)
+        yield Example("by a negative number", lambda: _mod(-3), scale=10.0)
+        yield Example("by a negative power of two", lambda: _mod(-2), scale=10.0)
+        yield Example("three periods", lambda: _mod(2 * math.pi), options={"periods": 3}, scale=5.0, within=18.8)
+        yield Example("a constant of many equal numbers", lambda: _mod(np.full((1, 8), 10)), scale=30.0)
+        yield Example("by 0", lambda: _mod(0), reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
+        yield Example("by several", lambda: _mod(np.arange(1, 9)), reason="the divisor is not one number for all of x")
+        yield Example("at run time", lambda: program(
+            lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)),
+            reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+        yield Example("many steps", lambda: _mod(0.1), options={"max_steps": 24},
+                      reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
+        yield Example("integers", lambda: program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
+                                                  dtype=types.int32, x=(2, 3)), reason="computes on integers")
+
+
+def _mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:
+    return program(lambda x: Builder.mod(x=x, y=np.float16(divisor), name="y"), opset=opset, x=(2, 8))
