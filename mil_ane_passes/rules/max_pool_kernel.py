@@ -23,13 +23,13 @@ class MaxPoolKernel(Rule):
             message allows, 1-D and 3-D max pools, and what is only known by the private route.
     cure    max_pool: ane::chain_max_pool takes it in steps, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the
             real one (the same numbers).
-            avg_pool over the whole: reduce_mean over the last two axes.
+            avg_pool: ane::chain_avg_pool makes a reduce_mean of it, or the mean of smaller ones.
     """
 
     code, slug = "ANE222", "pool-window"
     roots = ("max_pool", "avg_pool", "l2_pool")
     refuses, confidence = True, "high"
-    mended_by = ("chain_max_pool",)
+    mended_by = ("chain_max_pool", "chain_avg_pool")
     advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); a mean over all is a reduce_mean."
     evidence = (
         *evidence_of("max-pool-width"),

@@ -1,0 +1,129 @@
+"""Form the means of large windows from smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.limits import evidence_of
+from ..core.query import value
+from . import _windows as windows
+from ._mean_windows import Axis, axis_of, built
+
+
+class ChainAvgPool(Rewrite):
+    """Run an avg_pool whose window is too large as a reduce_mean, or as the mean of smaller pools.
+
+    why     By a private route no pool takes a window with a side over 31, and iPhones of 2020 refused 14 and strides
+            over 2. Up to 14x14 an M4 was seen to take; what lies between was not tried.
+    when    A window that is too large for a chip looked at. What only chips up to A13 refuse is left alone unless no
+            other chip is looked at. On an axis that one window covers it is a reduce_mean (l2_pool: reduce_l2_norm, if
+            it covers all). On others that are refused, one after the other: strided windows are laid side by side and
+            averaged; with K = n * k the n means of k elements are averaged; a refused stride keeps each s-th.
+    exact   rounding: the mean of as many means is the mean of all, and each is rounded. Nothing is divided by a
+            constant. A mean that leaves out padding, or ends early by ceil_mode, is refused on such an axis.
+    cost    Windows hold the input ceil(K / s) times, parts read it n times.
+
+    before
+        %y: fp16[1, 2, 1, 1] = avg_pool(x=%x, kernel_sizes=[40, 8], pad_type=valid)
+    after
+        %y: fp16[1, 2, 1, 1] = reduce_mean(x=%x, axes=[2, 3], keep_dims=True)
+    """
+
+    code, slug = "ANE275", "large-avg-pool"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of each mean of a part, and of the mean over one axis before the next"
+    preset = "full"
+    roots = ("avg_pool", "l2_pool")
+    evidence = (
+        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
+                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+        *evidence_of("pool-kernel", "pool-stride"),
+    )
+
+    always: bool = False
+    "Change what only chips up to A13 refuse as well, whatever the target."
+    max_copies: int = 8
+    "The most parts of one window, and the most times that the input is held."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        looked_at = self.generations
+        large = windows.too_large(op, looked_at, self.always)
+        if large is None:
+            return Miss(op, "fits", near=False)
+        if not large:
+            return Miss(op, f"refused by {windows.old_chips()} only; name one of them as the target")
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        pads = windows.pads_of(op)
+        if isinstance(pads, str):
+            return Miss(op, pads)
+        skipped = op.op_type == "avg_pool" and value(op.exclude_padding_from_average, False)
+        whole = [at for at in windows.whole(op, pads) if skipped or op.op_type == "l2_pool" or not any(pads[at - 2])]
+        if op.op_type == "l2_pool" and len(whole) < len(pads):
+            return Miss(op, "an l2_pool of more than one window: its parts would have to be squared again")
+        axes: list[Axis] = []
+        most = windows.largest(op, looked_at, self.always)
+        for at, size in enumerate(value(op.kernel_sizes), 2):
+            fine = windows.fine_steps(op, looked_at, self.always) or value(op.strides, [1] * 3)[at - 2] <= 2
+            if at not in whole and (size > most[at - 2] or not fine):
+                found = axis_of(op, at, pads[at - 2], most[at - 2], fine, self.max_copies)
+                if isinstance(found, str):
+                    return Miss(op, found)
+                axes.append(found)
+        how = ([f"a reduction over axes {', '.join(map(str, whole))}"] if whole else []) + [str(axis) for axis in axes]
+        return Hit(op, note=f"{large}: {', '.join(how)}", whole=whole, axes=axes, pads=pads)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, done = hit.op, [*hit.whole, *(axis.at for axis in hit.axes)]
+        x: Var = op.x
+        if hit.whole:
+            reduce = mb.reduce_mean if op.op_type == "avg_pool" else mb.reduce_l2_norm
+            x = reduce(x=x, axes=hit.whole, keep_dims=True)
+        for axis in hit.axes:
+            x = built(mb, x, axis)
+        left = [at for at in range(2, x.rank) if at not in done]
+        if any(value(parameter, [1] * 3)[at - 2] > 1 for at in left for parameter in (op.kernel_sizes, op.strides)):
+            x = mb.avg_pool(x=x, **_rest(op, done))
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("all", lambda: _pool([40, 8], shape=(1, 2, 40, 8)))
+        yield Example("windows", lambda: _pool([2, 40], strides=[2, 40], shape=(1, 2, 6, 85), pad_type="same"))
+        yield Example("overlapping windows", lambda: _pool([40], strides=[16], pad_type="same", shape=(1, 2, 90)))
+        yield Example("parts", lambda: _pool([2, 36], pad_type="same", shape=(2, 2, 6, 50)))
+        yield Example("both axes", lambda: _pool([34, 35], strides=[17, 1], pad_type="same", shape=(1, 2, 60, 40)))
+        yield Example("a long stride", lambda: _pool([3, 2], strides=[1, 3], shape=(1, 2, 4, 12)),
+                      options={"always": True})
+        yield Example("fits", lambda: _pool([13, 13]), reason="fits")
+        yield Example("a prime", lambda: _pool([1, 37]),
+                      reason="window 37 has no 8 equal parts of at most 31")
+        yield Example("padding left out", lambda: _pool([1, 36], pad_type="same", exclude_padding_from_average=True),
+                      reason="padding is left out of the average, so what sums are divided by differs from place to "
+                             "place")
+        yield Example("old chips only", lambda: _pool([4, 4], strides=[4, 4]),
+                      reason="refused by A12 and A13 only; name one of them as the target")
+        yield Example("fp32", lambda: _pool([40, 40], dtype=types.fp32),
+                      reason="computed in fp32, which the ANE does not take")
+
+
+def _rest(op: Operation, done: list[int]) -> dict[str, Any]:
+    """The inputs of `op` but x, for the axes that are not done."""
+    kept = {name: value(var) for name, var in op.inputs.items() if name != "x" and var is not None}
+    for name in ("kernel_sizes", "strides", "pad"):
+        each = 2 if name == "pad" else 1
+        for at in done if name in kept else []:
+            kept[name][each * (at - 2):each * (at - 1)] = [0, 0] if each == 2 else [1]
+    return kept
+
+
+def _pool(sizes: list[int], *, shape: tuple[int | None, ...] = (1, 2, 45, 45), strides: list[int] | None = None,
+          pad_type: str = "valid", dtype: Any = types.fp16, **parameters: Any) -> Program:
+    return program(lambda x: Builder.avg_pool(x=x, kernel_sizes=sizes, strides=strides or [1] * len(sizes),
+                                              pad_type=pad_type, name="y", **parameters), dtype=dtype, x=shape)
