@@ -31,6 +31,7 @@ class TextureOps(Rule):
     roots = ("affine", "resample", "pad")
     targets = Gate(last="m1")
     refuses, confidence = True, "medium"
+    mended_by = ("sliced_pad",)
     advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
     no_rewrite = "Sampling at places that are computed needs a gather, which is refused as well."
     evidence = (

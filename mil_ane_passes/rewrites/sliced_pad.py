@@ -1,0 +1,107 @@
+"""Build reflecting pads of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.query import is_symbolic, value
+from ..core.targets import Gate
+from ._old import taken
+from ._said import on_m4, private
+from ._slabs import amounts
+
+
+class SlicedPad(Rewrite):
+    """Join a value with its own reversed edges, where the ANE has no reflecting pad.
+
+    why     By a private route reflecting pads are native from M2 on and done by other means on M1. Through Core ML only
+            an M4 was measured, which takes them: there, and where one is looked at, nothing is changed.
+    when    pad with mode reflect and known amounts, in fp16, along axes of known length. Targets up to M1, unless
+            `always`. Replicating pads nobody says to be refused. PyTorch's decomposed export holds a gather instead.
+    exact   bitwise: elements are moved, none is computed with.
+    cost    a concat of the whole for each axis that is padded, slices and reversals of the edges.
+
+    before
+        %y: fp16[1, 2, 6] = pad(x=%x, pad=[1, 1], mode=reflect)
+    after
+        %0: fp16[1, 2, 1] = slice_by_index(x=%x, begin=[0, 0, 1], end=[0, 0, 2], end_mask=[True, True, False])
+        %1: fp16[1, 2, 1] = slice_by_index(x=%x, begin=[0, 0, 2], end=[0, 0, 3], end_mask=[True, True, False])
+        %y: fp16[1, 2, 6] = concat(values=(%0, %x, %1), axis=2)
+    """
+
+    code, slug = "ANE283", "reflecting-pad-before-m2"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("pad",)
+    targets = Gate(last="m1")
+    evidence = (
+        private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
+        on_m4("at odds with it for M4: reflecting and replicating pads are accepted"),
+        Community("reverse is native on M1 (private route)", source="sbryngelson/ANEForge docs/op-catalog.md",
+                  chip="M1", date="2026"),
+    )
+
+    always: bool = False
+    "Whether to fire although a chip is looked at that takes such pads."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        mode = value(op.mode, "constant")
+        if mode != "reflect":
+            return Miss(op, f"pads with mode {mode}", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        back = taken(self, op, self.always)
+        if back is not None:
+            return back
+        padded = amounts(op)
+        if padded is None:
+            return Miss(op, "how much is padded is known only at run time")
+        if any(is_symbolic(op.x.shape[axis]) for axis in padded):
+            return Miss(op, "the length of an axis is known only at run time")
+        return Hit(op, note=f"reflects along {len(padded)} axes: slices, reversed and joined", padded=padded)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x: Var = hit.op.x
+        for axis, (before, behind) in hit.padded.items():
+            end = int(x.shape[axis]) - 1
+            edges = _edge(mb, x, axis, 1, before), _edge(mb, x, axis, end - behind, behind)
+            x = mb.concat(values=[*edges[0], x, *edges[1]], axis=axis)
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("one row", lambda: _pad((1, 2, 4), [1, 1]), options=anyway)
+        yield Example("an image", lambda: _pad((1, 2, 5, 6), [2, 1, 3, 3]), options=anyway)
+        yield Example("one side, for iOS15", lambda: _pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway)
+        yield Example("nothing", lambda: _pad((2, 5), [0, 0]), options=anyway)
+        yield Example("taken", lambda: _pad((2, 5), [1, 1]),
+                      reason="taken on M4: name an older target, or set always=true")
+        yield Example("flexible", lambda: _pad((2, None), [1, 1]), options=anyway,
+                      reason="the length of an axis is known only at run time")
+        yield Example("replicate", lambda: _pad((2, 5), [1, 1], mode="replicate"), options=anyway,
+                      reason="pads with mode replicate")
+        yield Example("fp32", lambda: _pad((2, 5), [1, 1], dtype=types.fp32), options=anyway,
+                      reason="computed in fp32, which the ANE does not take")
+
+
+def _edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
+    """`count` elements of `x` along `axis`, the last one first."""
+    if not count:
+        return []
+    at = [number == axis for number in range(x.rank)]
+    edge = mb.slice_by_index(x=x, begin=[begin * here for here in at], end=[(begin + count) * here for here in at],
+                             end_mask=[not here for here in at])
+    return [edge if count == 1 else mb.reverse(x=edge, axes=[axis])]
+
+
+def _pad(shape: tuple[int | None, ...], pad: list[int], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
+         mode: str = "reflect") -> Program:
+    return program(lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), opset=opset, dtype=dtype, x=shape)

@@ -1,0 +1,150 @@
+"""Enlarge images in steps of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program
+from ..core.limits import evidence_of, limit
+from ..core.query import is_symbolic, value
+from ..core.targets import Gate
+from ._old import taken
+from ._said import on_m4
+
+_NEAREST = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
+_LINEAR = ("upsample_bilinear", "resize_bilinear")
+
+
+class SplitUpsampling(Rewrite):
+    """Enlarge by nearest neighbours in steps of two, and by stacked copies where the factor is odd.
+
+    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
+            M4 takes all modes and factors: there, and where a newer chip is looked at, nothing is changed.
+    when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
+            whole factors, one of them above 2. Targets up to A13, unless `always`.
+    exact   bitwise: each element is copied. For a whole factor f output i is element floor(i / f), with and without
+            half-pixel centres; floors of twos are chained, and f copies stacked behind each element are in that order.
+            Linear interpolation is no such chain: twice by 2 is not once by 4, so it is left alone. As a depthwise
+            conv_transpose it would need its own weights and rounds otherwise; that old chips take that nobody measured.
+    cost    the images of the steps between: a third of the last one's bytes. An odd factor stacks copies in one more
+            dimension, along the width in rows as short as the factor.
+
+    before
+        %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%x, scale_factor_height=4, scale_factor_width=4)
+    after
+        %0: fp16[1, 2, 8, 8] = upsample_nearest_neighbor(x=%x, scale_factor_height=2, scale_factor_width=2)
+        %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%0, scale_factor_height=2, scale_factor_width=2)
+    """
+
+    code, slug = "ANE253", "upsampling-by-more-than-two"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = (*_NEAREST, *_LINEAR, "resize")
+    targets = Gate(last="a13")
+    evidence = (
+        *evidence_of("upsampling"),
+        Community("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed",
+                  source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
+    )
+
+    always: bool = False
+    "Whether to fire although a chip is looked at that takes all factors."
+    max_parts: int = 16
+    "Copies of the image that an odd factor may stack."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        factors = _factors(op)
+        if factors is None:
+            return Miss(op, "sizes that are known only at run time", near=False)
+        shown = " x ".join(f"{factor:g}" for factor in factors)
+        bound = limit("upsampling", self.generations)
+        most = bound.most if bound else 2
+        if all(factor in (1, most) for factor in factors) or max(factors) < 1:
+            return Miss(op, f"by {shown}", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
+        back = taken(self, op, self.always)
+        if back is not None:
+            return back
+        if op.op_type in _LINEAR or (op.op_type == "resize" and value(op.interpolation_mode) != "NEAREST_NEIGHBOR"):
+            return Miss(op, f"linear interpolation by {shown}: twice by 2 is not once by 4")
+        if any(factor != int(factor) for factor in factors) or not _plain(op, factors):
+            return Miss(op, f"by {shown}, and which elements are repeated how often is not the same for all")
+        whole = [int(factor) for factor in factors]
+        odd = [factor // (factor & -factor) for factor in whole]
+        if max(odd) > 1 and (op.x.rank > 4 or sum(map(is_symbolic, op.x.shape)) > 1):
+            return Miss(op, f"by {shown}: copies have no dimension left to be stacked in")
+        if max(odd) > self.max_parts:
+            return Miss(op, f"by {shown}: {max(odd)} copies, max_parts={self.max_parts}")
+        return Hit(op, note=f"by {shown}, in steps of 2", odd=odd, twos=[f // o for f, o in zip(whole, odd)])
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x = hit.op.x
+        for axis, copies in zip((x.rank - 2, x.rank - 1), hit.odd):
+            if copies > 1:
+                x = _repeated(mb, x, axis, copies)
+        height, width = hit.twos
+        while max(height, width) > 1:
+            x = mb.upsample_nearest_neighbor(x=x, scale_factor_height=min(height, 2), scale_factor_width=min(width, 2))
+            height, width = max(height // 2, 1), max(width // 2, 1)
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("by 4", lambda: _up(4, 4), options=anyway)
+        yield Example("by 8 and 1", lambda: _up(8, 1), options=anyway)
+        yield Example("by 3 and 6, for iOS15", lambda: _up(3.0, 6.0, opset=ct.target.iOS15), options=anyway)
+        yield Example("to a size", lambda: program(lambda x: Builder.resize_nearest_neighbor(
+            x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4)), options=anyway)
+        yield Example("resize", lambda: _resize("NEAREST_NEIGHBOR"), options=anyway)
+        yield Example("linear", lambda: _resize("LINEAR"), options=anyway,
+                      reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
+        yield Example("taken", lambda: _up(4, 4), reason="taken on M4: name an older target, or set always=true")
+        yield Example("by 1.5", lambda: _up(1.5, 4.0), options=anyway,
+                      reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
+        yield Example("by 2", lambda: _up(2, 2), options=anyway, reason="by 2 x 2")
+
+
+def _factors(op: Operation) -> list[float] | None:
+    """By how much height and width grow; None where that is known only at run time."""
+    extents = [*op.x.shape[-2:], *op.outputs[0].shape[-2:]]
+    if any(map(is_symbolic, extents)):
+        return None
+    return [int(extents[axis + 2]) / int(extents[axis]) for axis in range(2)]
+
+
+def _plain(op: Operation, factors: list[float]) -> bool:
+    """Whether the factors are what the op says, not what is left of a fraction, and nothing else is resized."""
+    if op.op_type == "upsample_nearest_neighbor":
+        return [float(value(op.scale_factor_height, 1)), float(value(op.scale_factor_width, 1))] == factors
+    if op.op_type == "resize":
+        return bool(value(op.sampling_mode) == "DEFAULT" and op.x.shape[:-2] == op.outputs[0].shape[:-2])
+    return True
+
+
+def _repeated(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
+    """`x` with each element of `axis` `times` times in a row."""
+    stacked = mb.stack(values=[x] * times, axis=axis + 1)
+    shape = [-1 if is_symbolic(extent) else int(extent) * (times if number == axis else 1)
+             for number, extent in enumerate(x.shape)]
+    merged: Var = mb.reshape(x=stacked, shape=shape)
+    return merged
+
+
+def _up(height: float, width: float, opset: Any = ct.target.iOS17) -> Program:
+    return program(lambda x: Builder.upsample_nearest_neighbor(
+        x=x, scale_factor_height=height, scale_factor_width=width, name="y"), opset=opset, x=(1, 2, 4, 4))
+
+
+def _resize(mode: str) -> Program:
+    return program(lambda x: Builder.resize(x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode,
+                                            name="y"), x=(1, 2, 2, 4))
