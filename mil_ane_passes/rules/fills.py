@@ -18,14 +18,16 @@ class Fills(Rule):
     why     fill and fill_like were reported on the CPU only, chip not stated. Sources disagree: the ANE's compiler
             takes both when asked without Core ML, and on an M4 fill_like is accepted; fill was not tried there.
     when    Any fill; any fill_like on generations before the M4.
-    cure    Where the shape is fixed, a constant in its place, of one element where what reads it broadcasts: the same
-            bits. coremltools' const_elimination does that when the shape is known at conversion.
+    cure    ane::constant_fill: a constant, of one element where what reads it broadcasts, and for a size known at run
+            time zeros of that size and the number: the same bits. coremltools' const_elimination folds a fill whose
+            shape is known at conversion, a fill_like never.
     """
 
     code, slug = "ANE206", "fill"
     roots = ("fill", "fill_like")
     refuses, confidence = True, "low"
     advice = "Put a constant in its place, of one element where its reader broadcasts: the same bits."
+    mended_by = ("constant_fill",)
     evidence = (
         notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
         on_m4("at odds with it: fill_like is accepted", rows=True),

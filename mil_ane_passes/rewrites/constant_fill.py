@@ -1,0 +1,143 @@
+"""Put a constant in the place of a tensor that is filled with one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.examples import program
+from ..rules._refused import BEFORE_M4
+from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
+from ._generated import Size, too_large
+
+
+class ConstantFill(BlockRewrite):
+    """Replace fill and fill_like by a constant: of one element where its readers broadcast, else of the full size.
+
+    why     fill and fill_like were reported on the CPU only, and the sizes of a fill that are computed from shapes are
+            integers, which are there for certain. An M4 takes fill_like; of fill nothing is known there.
+    when    Every reader is elementwise and has its shape from its other operand: one element, whatever the size. A
+            known size: a constant. A fill of a size that other values have (fp16, fp32 or bool, in sizes taken from
+            their shapes): a slice of such a value compared with itself, which is greater nowhere, cast to zeros, and
+            the number added. fill_like of a size known at run time, which an M4 takes, gets that with always=true, or
+            when only older chips are the target.
+    exact   bitwise, whatever the value holds that the size is from: infinities and NaN are not greater than themselves.
+    cost    less than before with one element; the constant's bytes, up to max_bytes; at run time four ops on a slice
+            of each axis of such a size, and one that writes what the fill wrote.
+
+    before
+        %0: fp16[2, s0] = fill_like(ref_tensor=%x, value=0.5)
+        %y: fp16[2, s0] = add(x=%x, y=%0)
+    after
+        %y: fp16[2, s0] = add(x=%x, y=[[0.5]])
+    """
+
+    code, slug = "ANE242", "filled-at-run-time"
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = FILLS
+    evidence = (
+        Community("fill and fill_like run on the CPU only, with fixed shapes, too",
+                  source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d"),
+        Measured("at odds with it: fill_like is accepted", chip="M4", os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        Community("at odds with it: fill and fill_like make constants on every generation (private route)",
+                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1 to M5", date="2026"),
+    )
+
+    max_bytes: int = 1 << 20
+    "Bytes of one constant, at most."
+    always: bool = False
+    "Whether fill_like is replaced for chips that take it, too."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type in FILLS:
+                yield self._one(op)
+
+    def _one(self, op: Operation) -> Hit | Miss:
+        older = [BEFORE_M4.admits(generation) for generation in self.generations]
+        if op.op_type == "fill_like" and not any(older) and not self.always:
+            return Miss(op, "fill_like is accepted on M4", near=False)
+        made = op.outputs[0]
+        if op.value.val is None or any(extent == 0 for extent in made.shape):
+            return Miss(op, "its number or its elements are none", near=False)
+        dims = dimensions(op)
+        number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(made.dtype))[()]
+        facts: dict[str, Any] = {"dims": dims, "number": number}
+        if all_broadcast(op, dims):
+            return Hit(op, note="one element, which its readers broadcast", one=True, **facts)
+        nbytes = base_bytes(dims, number)
+        if nbytes > self.max_bytes:
+            return Miss(op, too_large(nbytes, self.max_bytes))
+        if all(isinstance(extent, int) for extent in dims):
+            return Hit(op, note=f"a constant of {nbytes} bytes", one=False, **facts)
+        reason = self._cannot_spread(op, dims, all(older))
+        return Miss(op, reason) if reason else Hit(op, note="zeros of a size known at run time, and the number",
+                                                   one=False, **facts)
+
+    def _cannot_spread(self, op: Operation, dims: list[int | Size | None], older: bool) -> str:
+        """Why a fill of a size known at run time is left alone."""
+        if None in dims:
+            return "its shape is computed, and not from the extents of other values"
+        if types.is_int(op.outputs[0].dtype):
+            return "integers of a size known at run time, which the ANE does not take"
+        if any(isinstance(size, Size) and not types.is_float(size.var.dtype) for size in dims):
+            return "its size is that of a value that is no floating-point numbers"
+        if op.op_type == "fill_like" and not older and not self.always:
+            return "taken on M4; name an older target, or always=true"
+        return ""
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        if hit.one:
+            return broadcast(mb, hit.op, hit.number)
+        made = hit.op.outputs[0]
+        if not all(isinstance(extent, int) for extent in hit.dims):
+            return {made: spread(mb, hit.dims, hit.number)}
+        held = full(mb, tuple(hit.dims), hit.number)
+        return {made: mb.identity(x=held) if made.consuming_blocks else held}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("added", _added)
+        yield Example("read as it is", lambda: program(
+            lambda x: _turned(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)))
+        yield Example("as large as another", lambda: program(
+            lambda x: _turned(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3)))
+        yield Example("rows of another", _rows)
+        yield Example("as large as another at run time", _alike, options={"always": True})
+        yield Example("taken on M4", _alike, reason="taken on M4; name an older target, or always=true")
+        yield Example("large", lambda: program(
+            lambda x: _turned(x, Builder.fill(shape=[2, 64], value=np.float16(1))), x=(2, 3)),
+            options={"max_bytes": 200}, reason="the constant is 256 bytes, above max_bytes=200")
+        yield Example("constant", lambda: program(lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)),
+                      reason="")
+
+
+def _added() -> Program:
+    return program(
+        lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"), x=(2, None))
+
+
+def _turned(x: Var, filled: Var) -> list[Var]:
+    return [Builder.relu(x=x), Builder.transpose(x=filled, perm=[1, 0], name="y")]
+
+
+def _alike() -> Program:
+    return program(lambda x: [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")],
+                   x=(2, None))
+
+
+def _rows() -> Program:
+    """What torch.full((x.shape[0], 3), -1) becomes."""
+    def body(x: Var) -> list[Var]:
+        rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
+        shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)
+        return [Builder.relu(x=x), Builder.fill(shape=shape, value=np.float16(-1), name="y")]
+
+    return program(body, x=(None, 4))
