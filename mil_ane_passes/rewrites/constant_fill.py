@@ -11,9 +11,11 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
 from ..core.examples import program
-from ..rules._refused import BEFORE_M4
+from ..core.targets import Gate
 from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
 from ._generated import Size, too_large
+
+_BEFORE_M4 = Gate(last="m3")
 
 
 class ConstantFill(BlockRewrite):
@@ -62,7 +64,7 @@ class ConstantFill(BlockRewrite):
                 yield self._one(op)
 
     def _one(self, op: Operation) -> Hit | Miss:
-        older = [BEFORE_M4.admits(generation) for generation in self.generations]
+        older = [_BEFORE_M4.admits(generation) for generation in self.generations]
         if op.op_type == "fill_like" and not any(older) and not self.always:
             return Miss(op, "fill_like is accepted on M4", near=False)
         made = op.outputs[0]
