@@ -36,6 +36,7 @@ def examples() -> Iterable[Example]:
     yield Example("a row may grow", lambda: _chain(20), options={"min_gain": -1.0})
     yield Example("two regions around a softmax", lambda: _between(
         lambda v: Builder.tanh(x=Builder.exp(x=Builder.softmax(x=v, axis=-1)))), options={"min_ops": 1})
+    yield Example("a region behind another", lambda: _scores(behind=True), options={"multiple": 32, "min_ops": 1})
     yield Example("read as it is, too", _squared, options={"min_ops": 1, "multiple": 32})
     yield Example("a multiple already", lambda: _chain(128), reason="")
     yield Example("a row would grow", lambda: _chain(20),
@@ -78,12 +79,13 @@ def _perceptron() -> Program:
     return program(body, x=(2, 3, 8))
 
 
-def _scores() -> Program:
+def _scores(behind: bool = False) -> Program:
     def body(q: Var, k: Var) -> Var:
         queries = Builder.tanh(x=Builder.sin(x=q))
         keys = Builder.add(x=Builder.tanh(x=k), y=weight(8))
         scores = Builder.matmul(x=queries, y=keys, transpose_y=True)
-        return Builder.softmax(x=scores, axis=-1, name="y")
+        found = Builder.sin(x=Builder.tanh(x=Builder.sin(x=scores))) if behind else scores
+        return Builder.softmax(x=found, axis=-1, name="y")
 
     return program(body, q=(2, 3, 8), k=(2, 7, 8))
 

@@ -45,11 +45,12 @@ def product_step(op: Operation, rows: Rows, reaches: Mapping[Var, float]) -> Ste
     axes = {axis: wide for axis, wide in ((-3 - columns_at, inner), (columns_at, columns)) if wide is not None}
 
     def build(mb: Any, wide: Callable[[Var], Var]) -> Any:
-        changed: dict[str, Any] = {"x": wide(x)} if inner is not None else {}
-        factor = y if not runtime else wide(y)
+        changed: dict[str, Any] = {"x": wide(op.x)} if inner is not None else {}
+        name = "weight" if op.op_type == "linear" else "y"
         if is_const(y):
-            factor = rows.widened(mb, y, axes)
-        changed["weight" if op.op_type == "linear" else "y"] = factor
+            changed[name] = rows.widened(mb, y, axes)
+        elif runtime:
+            changed[name] = wide(op.inputs[name])
         bias = op.inputs.get("bias")
         if bias is not None and columns is not None:
             changed["bias"] = rows.widened(mb, bias, {-1: columns})

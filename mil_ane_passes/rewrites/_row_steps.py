@@ -141,7 +141,7 @@ def _together(op: Operation, given: dict[str, _Operand | None], reach: float, ro
         changed = {}
         for name, each in operands.items():
             if each.taken:
-                changed[name] = wide(each.var)
+                changed[name] = wide(op.inputs[name])
             elif each.wide is not None:
                 changed[name] = rows.widened(mb, each.var, {-1: each.wide}, each.fill)
         return same_op(mb, op, **changed)

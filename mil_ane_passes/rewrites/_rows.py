@@ -25,9 +25,10 @@ class Step:
     """How one op does on padded rows.
 
     `takes` are the values it reads padded, `gives` those it makes padded, `keeps` those it reads as they are although
-    they are rows as well. `reach` is the largest magnitude of what it
-    leaves in the padding: 0 for zeros, `FAR` where that is not known to be finite. `build` makes the op; `constants`
-    are the bytes of consts it needs padded. `exact`: no sum is formed, so not even an order of roundings changes.
+    they are rows as well. `reach` is the largest magnitude of what it leaves in the padding: 0 for zeros, `FAR` where
+    that is not known to be finite. `build` makes the op, of what it reads by then: another region may have put a value
+    in the place of one named here. `constants` are the bytes of consts it needs padded. `exact`: no sum is formed, so
+    not even an order of roundings changes.
     """
 
     takes: tuple[Var, ...]

@@ -203,7 +203,7 @@ def linked(values, link, width):
     if kind == "matmul":
         narrow = {"inner": 64, "columns": width}.get(link[1], width)
         if link[1] == "square":
-            return mb.matmul(x=mb.matmul(x=x, y=values[0], transpose_y=True), y=x)
+            return mb.matmul(x=mb.tanh(x=mb.matmul(x=x, y=mb.relu(x=x), transpose_y=True)), y=x)
         found = mb.matmul(x=x, y=weight(width, narrow))
         return mb.matmul(x=found, y=weight(narrow, width)) if link[1] != "columns" else found
     if kind == "turn":
