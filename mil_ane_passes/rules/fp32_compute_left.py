@@ -30,12 +30,13 @@ class Fp32ComputeLeft(BlockRule):
             first op, with the number of ops. Constants and casts are no ops here, so the casts at the border of a
             model with fp32 inputs and outputs are no finding.
     cure    ane::fp16_compute turns the ops to fp16, keeps in fp32 those that lose more than asked on your feeds, and
-            lists them. With coremltools: convert with compute_precision FLOAT16, and look at what op_selector excludes.
+            lists them; what is only moved ane::fp32_island moves in fp16, the same bits. With coremltools: convert
+            with compute_precision FLOAT16, and look at what op_selector excludes.
     """
 
     code, slug = "ANE502", "fp32-compute-left"
     refuses, confidence = True, "high"
-    mended_by = ("fp16_compute",)
+    mended_by = ("fp16_compute", "fp32_island")
     evidence = (
         Vendor("the ANE does not support FLOAT32", date="2022-12",
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),

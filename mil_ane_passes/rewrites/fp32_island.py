@@ -1,0 +1,118 @@
+"""Move what is only moved in fp32 in fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ..core.again import detached, infer
+from ..core.build import RewriteBuilder
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.examples import program
+from ..core.query import consumers, flat_inputs
+from ._fp32_moves import half, join, judged, moves, to_fp16
+from ._inline import bindings
+
+
+class Fp32Island(BlockRewrite):
+    """Cast before what is only moved in fp32, not behind it: a rounding is the same wherever it is made.
+
+    why     The ANE has no fp32: every op that reads or makes it runs on the CPU or the GPU. Where a model takes fp32
+            inputs, or was kept in fp32 in part, reshapes, slices and concats stand before the cast to fp16.
+    when    Ops that only move elements, in fp32, all of whose results end in casts to fp16: they move fp16 instead, and
+            what they read is cast. A cast from fp16 to fp32 before them goes. Not where more elements would be cast
+            than are now: a slice of a large input stays. What is computed in fp32 is ane::fp16_compute's.
+    exact   bitwise: each element is rounded once, as before.
+    cost    none: half the bytes are moved.
+
+    before
+        %0: fp32[1, 2, 8] = expand_dims(x=%x, axes=[0])
+        %1: fp32[2, 1, 8] = transpose(x=%0, perm=[1, 0, 2])
+        %2: fp16[2, 1, 8] = cast(x=%1, dtype=fp16)
+        %tanh_0: fp16[2, 1, 8] = tanh(x=%2)
+    after
+        %0: fp16[2, 8] = cast(x=%x, dtype=fp16)
+        %1: fp16[1, 2, 8] = expand_dims(x=%0, axes=[0])
+        %2: fp16[2, 1, 8] = transpose(x=%1, perm=[1, 0, 2])
+        %tanh_0: fp16[2, 1, 8] = tanh(x=%2)
+    """
+
+    code, slug = "ANE262", "fp32-moves"
+    stage = "precision"
+    after = ("fp16_compute",)
+    exactness = Exactness.BITWISE
+    preset = "full"
+    evidence = (
+        Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
+               source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
+        Measured("fp32 model inputs get a cast to fp16, and the rest runs on the ANE",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
+                 os="macOS 27.0.1", date="2026"),
+        Community("fp32, int32 and bf16 are not implemented (private route)",
+                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        ends: dict[Operation, bool] = {}
+        for op in reversed(block.operations):
+            if moves(op):
+                readers = [reader for var in op.outputs for reader in consumers(var)]
+                ends[op] = bool(readers) and not any(var.consuming_blocks for var in op.outputs) and all(
+                    to_fp16(reader) or ends.get(reader, False) for reader in readers)
+        islands: dict[Operation, list[Operation]] = {}
+        order = {op: place for place, op in enumerate(block.operations) if ends.get(op)} if any(ends.values()) else {}
+        for op in order:
+            islands[op] = [op]
+            for var in flat_inputs(op):
+                if var.op in islands and islands[var.op] is not islands[op]:
+                    join(islands, var.op, op)
+        for members in {id(each): each for each in islands.values()}.values():
+            yield judged(members, order)
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        halves, replaced = dict[Var, Var](), dict[Var, Var]()
+        for op in hit.members:
+            for var in flat_inputs(op):
+                if var.dtype == types.fp32 and var not in halves:
+                    halves[var] = half(mb, var)
+            with mb.at(op):
+                made = mb.insert(infer(detached(op, bindings(op, halves)), op))
+            halves.update(zip(op.outputs, made))
+            for var in op.outputs:
+                replaced.update({reader.outputs[0]: halves[var] for reader in consumers(var) if to_fp16(reader)})
+        return replaced
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("turned before it is cast", lambda: _moved(lambda x: Builder.transpose(
+            x=Builder.expand_dims(x=x, axes=[0]), perm=[1, 0, 2])))
+        yield Example("split", lambda: _moved(lambda x: Builder.split(x=x, num_splits=2, axis=1)))
+        yield Example("between two casts", _between)
+        yield Example("with a constant", lambda: _moved(lambda x: Builder.concat(
+            values=[x, np.ones((1, 8), np.float32)], axis=0)))
+        yield Example("a part of it", lambda: _moved(lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3])),
+                      reason="16 elements would be cast, 6 are now")
+        yield Example("computed", lambda: _moved(lambda x: Builder.exp(x=x)), reason="")
+        yield Example("read in fp32", lambda: program(lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
+                                                      dtype=types.fp32, x=(2, 8)), reason="")
+
+
+def _moved(move: Any) -> Program:
+    def body(x: Var) -> list[Var]:
+        made = move(x)
+        parts = made if isinstance(made, (list, tuple)) else [made]
+        return [Builder.tanh(x=Builder.cast(x=part, dtype="fp16")) for part in parts]
+
+    return program(body, dtype=types.fp32, x=(2, 8))
+
+
+def _between() -> Program:
+    def body(x: Var) -> Var:
+        wide = Builder.cast(x=Builder.tanh(x=x), dtype="fp32")
+        turned = Builder.transpose(x=wide, perm=[1, 0])
+        result: Var = Builder.cast(x=Builder.concat(values=[turned, turned], axis=1), dtype="fp16", name="y")
+        return result
+
+    return program(body, x=(2, 8))
