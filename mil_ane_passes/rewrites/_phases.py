@@ -15,7 +15,10 @@ from ..core.build import RewriteBuilder
 from ..core.query import is_compressed, is_const, is_symbolic, value
 from ._readers import read_alike
 
-__all__ = ["awkward_axes", "cannot_pack", "explicit_pads", "input_phases", "settings", "weight_phases"]
+__all__ = [
+    "awkward_axes", "batch_of_phases", "cannot_pack", "explicit_pads", "input_phases", "phases_of_batch", "settings",
+    "weight_phases",
+]
 
 
 def awkward_axes(op: Operation) -> list[int]:
@@ -144,4 +147,26 @@ def _one_axis(mb: RewriteBuilder, x: Var, at: int, stride: int, phases: int) -> 
         laid = mb.slice_by_index(x=laid, begin=[0] * laid.rank, end=ends, end_mask=[end == 0 for end in ends])
     moved = mb.transpose(x=laid, perm=order)
     joined: Var = mb.reshape(x=moved, shape=[shape[0], shape[1] * phases, *shape[2:at], apart[at], *shape[at + 1:]])
+    return joined
+
+
+def _shape(x: Var) -> list[int]:
+    return [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]
+
+
+def batch_of_phases(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """[N, C, ..., L, ...] as [N * step, C, ..., L / step, ...]: the phases of an axis as batch."""
+    shape = _shape(x)
+    x = mb.reshape(x=x, shape=[*shape[:at], shape[at] // step, step, *shape[at + 1:]])
+    x = mb.transpose(x=x, perm=[0, at + 1, *(axis for axis in range(1, x.rank) if axis != at + 1)])
+    joined: Var = mb.reshape(x=x, shape=[max(-1, shape[0] * step), *shape[1:at], shape[at] // step, *shape[at + 1:]])
+    return joined
+
+
+def phases_of_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """The phases back in their places: the opposite."""
+    shape = _shape(x)
+    x = mb.reshape(x=x, shape=[shape[0] // step if shape[0] > 0 else -1, step, *shape[1:]])
+    x = mb.transpose(x=x, perm=[0, *range(2, at + 2), 1, *range(at + 2, x.rank)])
+    joined: Var = mb.reshape(x=x, shape=[*_shape(x)[:at], shape[at] * step, *shape[at + 1:]])
     return joined

@@ -22,7 +22,7 @@ from ..core.build import RewriteBuilder
 from ..core.query import is_symbolic, value
 from ._lift import same_op
 
-__all__ = ["SLOW", "Plan", "Sizes", "plan_of", "sizes_of"]
+__all__ = ["SLOW", "Plan", "Sizes", "fitted_to", "neutral", "plan_of", "sizes_of"]
 
 SLOW = range(14, 17)
 "Square kernels that are taken, after minutes: 13 compiles in seconds, 17 is refused."
@@ -132,7 +132,7 @@ def _pieces(size: int, most: int) -> tuple[tuple[int, int], ...]:
 def _framed(mb: RewriteBuilder, op: Operation, sizes: Sizes, axes: tuple[int, ...]) -> Var:
     """Windows as channels on `axes`, then a conv whose kernel is 1 there."""
     rows = {axis: sizes.counts[axis] + -(-sizes.kernel[axis] // sizes.strides[axis]) - 1 for axis in axes}
-    fitted = _fitted(mb, op.x, {axis: (sizes.pads[axis][0], rows[axis] * sizes.strides[axis]) for axis in axes})
+    fitted = fitted_to(mb, op.x, {axis: (sizes.pads[axis][0], rows[axis] * sizes.strides[axis]) for axis in axes})
     shape = [-1 if is_symbolic(extent) else int(extent) for extent in fitted.shape]
     dims: list[list[int]] = [[-1 if -1 in shape[:2] else shape[0] * shape[1]], *([extent] for extent in shape[2:])]
     x, shown = fitted, [*shape]
@@ -152,10 +152,10 @@ def _framed(mb: RewriteBuilder, op: Operation, sizes: Sizes, axes: tuple[int, ..
     x = mb.transpose(x=x, perm=[0, *inside, *(at for at in range(1, len(flat)) if at not in inside)])
     taps = math.prod(sizes.kernel[axis] for axis in axes)
     x = mb.reshape(x=x, shape=[shape[0], shape[1] * taps, *(dim[0] for dim in dims[1:])])
-    return same_op(mb, op, x=x, weight=_frame_weight(mb, op, sizes, axes, taps), **_neutral(sizes, axes))
+    return same_op(mb, op, x=x, weight=_frame_weight(mb, op, sizes, axes, taps), **neutral(sizes, axes))
 
 
-def _neutral(sizes: Sizes, axes: tuple[int, ...], pads: bool = True) -> dict[str, Any]:
+def neutral(sizes: Sizes, axes: tuple[int, ...], pads: bool = True) -> dict[str, Any]:
     """Stride, dilation and padding without those of `axes`."""
     left = [(0, 0) if axis in axes else pair for axis, pair in enumerate(sizes.pads)]
     padded = {"pad_type": "custom", "pad": [amount for pair in left for amount in pair]}
@@ -187,7 +187,7 @@ def _windows(mb: RewriteBuilder, x: Var, at: int, count: int, kernel: int, strid
     return joined
 
 
-def _fitted(mb: RewriteBuilder, x: Var, wanted: dict[int, tuple[int, int]]) -> Var:
+def fitted_to(mb: RewriteBuilder, x: Var, wanted: dict[int, tuple[int, int]]) -> Var:
     """`x` with zeros before and behind, or cut, so that spatial axes have the (before, length) that is wanted."""
     before, more = [0] * x.rank, [0] * x.rank
     for axis, (zeros, length) in wanted.items():
@@ -223,7 +223,7 @@ def _folded(mb: RewriteBuilder, op: Operation, sizes: Sizes, q: int, p: int) -> 
     """A 1-D conv as a 2-D one over rows of p elements, each with the p - 1 that follow it."""
     (count,) = sizes.counts
     rows = -(-count // p)
-    x = _fitted(mb, op.x, {0: (sizes.pads[0][0], (rows + q) * p)})
+    x = fitted_to(mb, op.x, {0: (sizes.pads[0][0], (rows + q) * p)})
     shape = [-1 if is_symbolic(extent) else int(extent) for extent in x.shape[:2]]
     apart = mb.reshape(x=x, shape=[*shape, rows + q, p])
     own = mb.slice_by_index(x=apart, begin=[0] * 4, end=[0, 0, rows + q - 1, 0], end_mask=[True, True, False, True])
@@ -243,7 +243,7 @@ def _added(mb: RewriteBuilder, op: Operation, sizes: Sizes, pieces: tuple[tuple[
     before, behind = ([0, 0, *(pair[side] if axis in cut else 0 for axis, pair in enumerate(sizes.pads))]
                       for side in (0, 1))
     x = _zeros_around(mb, op.x, before, behind)
-    settings = {**_neutral(sizes, cut), "strides": sizes.strides, "dilations": sizes.dilations}
+    settings = {**neutral(sizes, cut), "strides": sizes.strides, "dilations": sizes.dilations}
     total: Var | None = None
     for piece in itertools.product(*pieces):
         starts = [start * step for (start, _), step in zip(piece, sizes.dilations)]

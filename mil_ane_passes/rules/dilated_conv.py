@@ -24,14 +24,15 @@ class DilatedConv(Rule):
             year counts a pool's kernel with its dilation: (dilated)kernel width = 28 > 13. An M4 accepts a 3x3 kernel
             with dilation 2, and a vocoder's dilated convs are reported on an M2 up to a width of 16384.
     when    Any dilation of a kernel longer than 1, on chips up to A13. It is not certain.
-    cure    Split the input into its phases (space_to_batch), run the conv undilated, and interleave (the same sums);
-            for small kernels one with zeros between its taps, up to a width of 13 (the same sums).
+    cure    ane::undilate_conv splits the input into its phases, runs the conv undilated, and interleaves (the same
+            sums); for small kernels one with zeros between its taps would do, up to a width of 13.
     """
 
     code, slug = "ANE228", "dilated-conv"
     roots = ("conv",)
     targets = Gate(last="a13")
     refuses, confidence = True, "low"
+    mended_by = ("undilate_conv",)
     advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
     evidence = (
         Community("dilated convolutions are among the layers known not to work; some of the list is guessed",
