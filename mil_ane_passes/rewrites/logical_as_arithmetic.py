@@ -1,0 +1,85 @@
+"""Compute with masks as numbers of 0 and 1 where logical ops are not known to be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Example, Hit, Measured, Miss, Rewrite
+from ..core.examples import program
+from ..rules._refused import M4, admits
+
+_FORMS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
+
+
+class LogicalAsArithmetic(Rewrite):
+    """Compute with masks as numbers of 0 and 1 where logical ops are not known to be taken.
+
+    why     Sources contradict each other: Core ML accepts logical_and on an M4; by a private route logical_and,
+            logical_or and logical_xor are taken on no chip. What is left is taken by all accounts.
+    when    logical_or and logical_xor; logical_and when M4 is not among the chips that are looked at.
+    exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
+            result is true where that is not 0.
+    cost    two casts, one op (xor: two) and a comparison for one op on bools of half the size.
+
+    before
+        %0: bool[2, 3] = greater(x=%x, y=0.0)
+        %1: bool[2, 3] = greater(x=%z, y=0.0)
+        %2: bool[2, 3] = logical_or(x=%0, y=%1)
+        %y: fp16[2, 3] = cast(x=%2, dtype=fp16)
+    after
+        %0: bool[2, 3] = greater(x=%x, y=0.0)
+        %1: bool[2, 3] = greater(x=%z, y=0.0)
+        %2: fp16[2, 3] = cast(x=%0, dtype=fp16)
+        %3: fp16[2, 3] = cast(x=%1, dtype=fp16)
+        %4: fp16[2, 3] = maximum(x=%2, y=%3)
+        %5: bool[2, 3] = not_equal(x=%4, y=0.0)
+        %y: fp16[2, 3] = cast(x=%5, dtype=fp16)
+    """
+
+    code, slug = "ANE289", "mask-arithmetic"
+    stage = "decompose"
+    preset = "full"
+    roots = tuple(_FORMS)
+    evidence = (
+        Measured("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too", chip="M4",
+                 os="macOS 27.0.1", date="2026",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        Community("logical_and, logical_or and logical_xor are supported nowhere (private route)", chip="M1 to M5",
+                  date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "logical_and" and admits(M4, tuple(self.generations)):
+            return Miss(op, "logical_and is accepted on M4; name another target")
+        return Hit(op, note=f"{op.op_type} as {_FORMS[op.op_type]} of 0 and 1")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op = hit.op
+
+        def number(var: Var) -> Var:
+            made: Var = mb.once(("number", var), lambda: mb.cast(x=var, dtype="fp16"))
+            return made
+
+        result = getattr(mb, _FORMS[op.op_type])(x=number(op.x), y=number(op.y))
+        if op.op_type == "logical_xor":
+            result = mb.mul(x=result, y=result)
+        built: Var = mb.not_equal(x=result, y=np.float16(0))
+        return built
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("or", lambda: _masks("logical_or"))
+        yield Example("xor", lambda: _masks("logical_xor"))
+        yield Example("and", lambda: _masks("logical_and"), reason="logical_and is accepted on M4; name another target")
+
+
+def _masks(kind: str) -> Program:
+    def body(x: Var, z: Var) -> Var:
+        both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
+        result: Var = Builder.cast(x=both, dtype="fp16", name="y")
+        return result
+
+    return program(body, x=(2, 3), z=(2, 3))
