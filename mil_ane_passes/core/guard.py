@@ -6,7 +6,8 @@ Guarded is what a preset brings for the sake of place and speed. Never undone ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Program
@@ -48,7 +49,7 @@ def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard |
     """`run(rules, program)`, without those rules that `guard` does not let stand; `program` is changed in place.
 
     It costs a second structure of the program (no weights) and a prediction before and after; where something is to be
-    undone, one more run and prediction for each rule that fired, at most twice.
+    undone, one more run and prediction for each rule that fires, and for each that is undone.
     """
     if guard is None or not any(map(watched, rules)):
         return run(rules, program)
@@ -57,35 +58,36 @@ def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard |
     names = {rule.name for rule in rules if watched(rule)}
     if not any(trace.fired and trace.rule in names for trace in traces):
         return traces
-    why, again = settled(rules, original, program, run, guard)
-    places = {trace.rule: len(trace.fired) for trace in traces}
-    return [*(again or traces), *(PassTrace(name, undone=reason, places=places[name]) for name, reason in why.items())]
+    undone, again = settled(rules, original, program, run, guard)
+    return [*(again or traces), *undone]
 
 
 def settled(
     rules: Sequence[Rewrite], original: Program, program: Program, run: Run, guard: Guard,
-) -> tuple[dict[str, str], list[PassTrace] | None]:
+) -> tuple[list[PassTrace], list[PassTrace] | None]:
     """Leave out of `program`, which `rules` made of `original`, what `guard` does not let stand.
 
-    Returns the names of the rules that are left out with the reasons, and the traces of the others, run once more; None
-    where nothing is left out.
+    Returns a trace of each rule that is left out, and the traces of the others, run once more; None where nothing is
+    left out.
     """
     bar, after = guard.foresee(original), guard.foresee(program)
-    why: dict[str, str] = {}
+    undone: list[PassTrace] = []
     if guard.allows(bar, after):
-        return why, None
+        return undone, None
     bar = _with_cures(bar, rules, original, run, guard)
-    suspects = () if guard.allows(bar, after) else _by_growth(rules, original, run, guard)
-    traces = None
-    for name in suspects:
-        why[name] = guard.words(bar, after)
-        trial = clone(original)
-        traces = run([rule for rule in rules if rule.name not in why], trial)
-        program.functions = trial.functions
-        after = guard.foresee(trial)
-        if guard.allows(bar, after):
+    traces, suspects, rest = None, deque[PassTrace](), list(rules)
+    while not guard.allows(bar, after):
+        suspects = suspects or deque(_by_growth(rest, original, run, guard))  # anew: others fire in the place of some
+        if not suspects:
             break
-    return why, traces
+        left_out = suspects.popleft()
+        left_out.undone = guard.words(bar, after)
+        undone.append(left_out)
+        rest = [rule for rule in rest if rule.name != left_out.rule]
+        trial = clone(original)
+        traces = run(rest, trial)
+        program.functions, after = trial.functions, guard.foresee(trial)
+    return undone, traces
 
 
 def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> Forecast:
@@ -98,18 +100,19 @@ def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run:
                     cured.switches)
 
 
-def _by_growth(rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> Iterable[str]:
-    """The names of the watched rules that fire, from the one that adds most refused ops and cost to the one that
-    saves most."""
+def _by_growth(rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> list[PassTrace]:
+    """The watched rules that add refused ops or cost, those that add most first; where none does, all that fire."""
     program = clone(original)
     last = guard.foresee(program)
-    added: dict[str, tuple[int, float]] = {}
+    added: list[tuple[tuple[int, float], PassTrace]] = []
     for rule in rules:
         (trace,) = run([rule], program)
         if not trace.fired:
             continue
         now = guard.foresee(program)
         if watched(rule):
-            added[rule.name] = (now.refused - last.refused, now.cost - last.cost)
+            added.append(((now.refused - last.refused, now.cost - last.cost),
+                          PassTrace(rule.name, places=len(trace.fired))))
         last = now
-    return sorted(added, key=lambda name: added[name], reverse=True)
+    added = [each for each in added if each[0] > (0, 0.0)] or added
+    return [trace for _, trace in sorted(added, key=lambda each: each[0], reverse=True)]

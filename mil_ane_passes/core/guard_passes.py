@@ -30,8 +30,8 @@ def guarding(rules: Sequence[Rewrite], run: Run, guard: Guard | None) -> Callabl
         return None
 
     def settle(original: Program, program: Program) -> None:
-        for name, reason in settled(rules, original, program, run, guard)[0].items():
-            _log.info("ane::%s undone: %s", name, reason)
+        for trace in settled(rules, original, program, run, guard)[0]:
+            _log.info("ane::%s undone: %s", trace.rule, trace.undone)
 
     return settle
 

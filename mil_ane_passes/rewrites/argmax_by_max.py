@@ -110,7 +110,7 @@ class ArgmaxByMax(Rewrite):
 
 
 def _to_float(op: Operation) -> bool:
-    return op.op_type == "cast" and types.is_float(op.outputs[0].dtype)
+    return op.op_type == "cast" and bool(types.is_float(op.outputs[0].dtype))
 
 
 def _placed(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False) -> Program:

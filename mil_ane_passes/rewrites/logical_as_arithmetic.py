@@ -10,8 +10,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Example, Hit, Measured, Miss, Rewrite
 from ..core.examples import program
-from ..rules._refused import M4, admits
+from ..core.targets import Gate
 
+_M4 = Gate(first="m4", last="m4")
 _FORMS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
 
 
@@ -53,7 +54,7 @@ class LogicalAsArithmetic(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if op.op_type == "logical_and" and admits(M4, tuple(self.generations)):
+        if op.op_type == "logical_and" and any(map(_M4.admits, self.generations)):
             return Miss(op, "logical_and is accepted on M4; name another target")
         return Hit(op, note=f"{op.op_type} as {_FORMS[op.op_type]} of 0 and 1")
 

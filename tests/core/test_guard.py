@@ -28,10 +28,10 @@ class _Twice(Rewrite):
 
     code, slug, preset, evidence = "X1", "x", "full", (Evidence("", ""),)
     found, made = "relu", ("abs", "sqrt")
-    asked_for = False
+    asked_for, called = False, ""
 
     def __init__(self):
-        self.name, self.roots = f"{self.found}_twice", (self.found,)
+        self.name, self.roots = self.called or f"{self.found}_twice", (self.found,)
         self._asked = self.asked_for
 
     def match(self, op):
@@ -120,6 +120,13 @@ def test_the_program_is_the_same_when_all_is_undone():
     traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "abs", "abs")], built)
     assert program_text(built) == before and {trace.undone != "" for trace in traces.values()} >= {True}
     built.validate()
+
+
+def test_what_fires_in_the_place_of_another_is_looked_at_too():
+    built = chain("relu")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("relu", "abs", "abs", called="other")], built)
+    assert kinds(built) == ["relu"] and [traces[name].places for name in ("relu_twice", "other")] == [1, 1]
+    assert all(trace.undone for trace in traces.values() if not trace.fired and trace.places)
 
 
 def test_nothing_is_predicted_where_nothing_guarded_fires():
