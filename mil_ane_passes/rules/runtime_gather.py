@@ -24,7 +24,9 @@ class RuntimeGather(Rule):
             are themselves accepted on an M4; what prepares their indices is not (see int32-op).
     when    gather whose indices are no constant; gather_nd and gather_along_axis with int32 indices, and with others
             on generations before the M4, where nobody saw them accepted.
-    cure    Look up outside, and pass the rows in as fp16. A small table: a one-hot row, passed in or compared in fp16,
+    cure    Cut the model behind the lookup, `edit --split-at` with the value it gives: the first package looks up, the
+            second takes the rows as they come, fp16, and is the one for the ANE. Several lookups: all their values.
+            Or look up outside, and pass the rows in. A small table: a one-hot row, passed in or compared in fp16,
             times the table: exact where the table is finite and its sums stay below 32768. A row to be chosen by
             position: multiply by a mask and sum.
     """
@@ -32,7 +34,10 @@ class RuntimeGather(Rule):
     code, slug = "ANE214", "runtime-gather"
     roots = ("gather", *_BESIDE)
     refuses, confidence = True, "high"
-    advice = "Look the rows up outside and pass them in as fp16, or multiply a one-hot row by the table."
+    advice = ("Make the lookup a model of its own, `mil-ane-passes edit IN -o OUT --split-at VALUE` with VALUE what it "
+              "gives; or multiply a one-hot row by a small table.")
+    no_rewrite = ("Which rows are taken is known only when the model runs, and no op that the ANE takes goes by that; "
+                  "without the lookup the model has other inputs.")
     evidence = (
         on_m4("gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True),
         on_m4("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),

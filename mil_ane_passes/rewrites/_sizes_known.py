@@ -1,0 +1,165 @@
+"""Numbers that are worked out of the shape of a value: each as so much more than one of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.query import is_const, is_symbolic, value
+
+__all__ = ["Number", "constant_slice", "numbers"]
+
+_MOST = 48
+"The ops that are looked at for one list of numbers."
+
+
+@dataclass(frozen=True)
+class Number:
+    """`more` than dimension `size`, a symbol, or (None) than nothing."""
+
+    size: Any
+    more: int
+
+
+Numbers = tuple["Number | None", ...]
+
+
+def numbers(var: Var) -> list[Number | None] | None:
+    """The numbers that `var`, of one axis or none, holds, None for those that are not known; None where it is long."""
+    left = [_MOST]
+    found = _of(var, left)
+    return None if found is None or left[0] < 0 else list(found)
+
+
+def _of(var: Var, left: list[int]) -> Numbers | None:
+    left[0] -= 1
+    if left[0] < 0 or var.rank > 1:
+        return None
+    if is_const(var):
+        values = np.asarray(var.val).reshape(-1)
+        whole = values.dtype.kind in "iu"
+        return tuple(Number(None, int(each)) if whole else None for each in values) if len(values) <= _MOST else None
+    reading = _READINGS.get(var.op.op_type) if var.op is not None else None
+    return None if reading is None else reading(var.op, left)
+
+
+def _shape(op: Operation, left: list[int]) -> Numbers:
+    return tuple(Number(size, 0) if is_symbolic(size) else Number(None, int(size)) for size in op.x.shape)
+
+
+def _same(op: Operation, left: list[int]) -> Numbers | None:
+    return _of(op.x, left)
+
+
+def _gather(op: Operation, left: list[int]) -> Numbers | None:
+    given = _of(op.x, left)
+    if given is None or not is_const(op.indices):
+        return None
+    places = np.asarray(op.indices.val).reshape(-1)
+    if np.any(places < -len(given)) or np.any(places >= len(given)):
+        return None
+    return tuple(given[int(place)] for place in places)
+
+
+def _slice(op: Operation, left: list[int]) -> Numbers | None:
+    given = _of(op.x, left)
+    if given is None or not is_const(op.begin) or not is_const(op.end):
+        return None
+    begin, end, stride = int(op.begin.val[0]), int(op.end.val[0]), int(op.stride.val[0]) if op.stride else 1
+    first, last = (bool(mask is not None and mask.val[0]) for mask in (op.begin_mask, op.end_mask))
+    if op.squeeze_mask is not None and op.squeeze_mask.val[0]:
+        return (given[begin],) if -len(given) <= begin < len(given) else None
+    return given[slice(None if first else begin, None if last else end, stride)]
+
+
+def _concat(op: Operation, left: list[int]) -> Numbers | None:
+    parts = [_of(var, left) for var in op.values]
+    if any(part is None for part in parts) or op.interleave.val:
+        return None
+    return tuple(number for part in parts for number in part or ())
+
+
+def _sum(sign: int) -> Callable[[Operation, list[int]], Numbers | None]:
+    def added(op: Operation, left: list[int]) -> Numbers | None:
+        x, y = _of(op.x, left), _of(op.y, left)
+        if x is None or y is None or not (len(x) == len(y) or 1 in (len(x), len(y))):
+            return None
+        many = max(len(x), len(y))
+        return tuple(_added(one, other, sign) for one, other in zip(x * (many // len(x)), y * (many // len(y))))
+
+    return added
+
+
+def _added(x: Number | None, y: Number | None, sign: int) -> Number | None:
+    if x is None or y is None:
+        return None
+    if y.size is None:
+        return Number(x.size, x.more + sign * y.more)
+    if sign == -1 and x.size is not None and bool(x.size == y.size):
+        return Number(None, x.more - y.more)
+    return Number(y.size, x.more + y.more) if sign == 1 and x.size is None else None
+
+
+_READINGS: dict[str, Callable[[Operation, list[int]], Numbers | None]] = {
+    "shape": _shape, "cast": _same, "identity": _same, "expand_dims": _same, "squeeze": _same, "reshape": _same,
+    "gather": _gather, "slice_by_index": _slice, "concat": _concat, "add": _sum(1), "sub": _sum(-1),
+}
+
+
+def constant_slice(
+    op: Operation, first: Sequence[Number | None], second: Sequence[Number | None],
+) -> dict[str, list[Any]] | str:
+    """The parameters of the slice_by_index that `op` comes to; or why it comes to none."""
+    rank = op.x.rank
+    plain: dict[str, list[Any]] = {"stride": [1] * rank, "begin_mask": [False] * rank, "end_mask": [False] * rank,
+                                   "squeeze_mask": [False] * rank}
+    found = {name: [*(value(op.inputs.get(name)) or default)] for name, default in plain.items()}
+    found |= {"begin": [0] * rank, "end": [0] * rank}
+    if any(step <= 0 for step in found["stride"]):
+        return "it goes backwards"
+    for axis, (begin, end) in enumerate(zip(first, second)):
+        if op.op_type == "slice_by_size":
+            end = _behind(begin, end)
+        free, dropped = found["begin_mask"][axis], found["squeeze_mask"][axis]
+        for side, number, ignored in (("begin", begin, free and not dropped),
+                                      ("end", end, found["end_mask"][axis] or dropped)):
+            if ignored:
+                continue
+            place = _place(number, op.x.shape[axis])
+            if isinstance(place, str):
+                return place
+            if place is None and side == "begin":
+                return "it begins behind the end"
+            found[side][axis] = place or 0
+            found["end_mask"][axis] |= place is None
+        if dropped:
+            found["end"][axis] = found["begin"][axis] + 1 or -1
+    return found
+
+
+def _behind(begin: Number | None, size: Number | None) -> Number | None:
+    """Where a slice of a size ends; -1 is all that is left."""
+    if begin is None or size is None:
+        return None
+    if size == Number(None, -1):
+        return Number("all", 0)
+    if begin.size is not None and size.size is not None:
+        return None
+    return Number(begin.size or size.size, begin.more + size.more)
+
+
+def _place(number: Number | None, size: Any) -> int | str | None:
+    """A place of an axis, negative from its end, None for the end itself; or why it is none."""
+    if number is None:
+        return "its place is not worked out of shapes"
+    if number.size == "all":
+        return None
+    if number.size is None:
+        return number.more
+    if not is_symbolic(size) or number.size != size:
+        return "the size of another axis is part of it"
+    return "it reaches behind the end" if number.more > 0 else number.more or None
