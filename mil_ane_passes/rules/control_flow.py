@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.examples import program
 from ..core.query import is_const
+from ._cuts import COMMAND, cuts
 from ._refused import M1_TO_M5, on_m1, private, refusal
 
 _LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
@@ -23,14 +24,16 @@ class ControlFlow(Rule):
     when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
     cure    A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
             ane::inline_constant_branch. Another branch: compute both sides and select (the same bits where neither
-            side traps), or make two functions and choose outside. A list at known places: ane::lists_as_stack.
+            side traps), or make two functions and choose outside. A loop that values end: cut the model before it and
+            behind it with --split-at, at the values in the note. A list at known places: ane::lists_as_stack.
     """
 
     code, slug = "ANE218", "control-flow"
     roots = ("cond", "while_loop", *_LISTS)
     refuses, confidence = True, "high"
     mended_by = ("unroll_while_loop", "inline_constant_branch", "lists_as_stack")
-    advice = "Unroll fixed loops and select between both sides of a branch (same bits), or choose outside the model."
+    advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
+              f"cut it out: {COMMAND}.")
     evidence = (
         on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
         private("cond and while_loop have no form of their own, the list ops none on any generation"),
@@ -40,7 +43,8 @@ class ControlFlow(Rule):
         inside = sum(_size(block.operations) for block in op.blocks)
         what = f" with {inside} op{'s' * (inside != 1)} inside" if op.blocks else ""
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
-        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}", seen=M1_TO_M5)
+        where = cuts(op) if op.blocks and not known else ""
+        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("branch", lambda: program(_branched, x=(2, 3)))

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
 from ..core.examples import program
 from ..core.query import is_opaque
+from ._cuts import COMMAND, cuts
 from ._refused import refusal
 
 
@@ -21,14 +22,15 @@ class CustomLayer(BlockRule):
             nobody can say who cannot read it.
     when    custom_layer and classify. Ops that this version of coremltools does not know, or whose inputs it does not
             take, as a guess.
-    cure    Write the layer with ops that Core ML has (a composite op in the converter), or split the model there.
-            classify: return the probabilities and look the label up in the app; it is the last op, so its cost is one
-            change of processor. An unknown op: a newer coremltools.
+    cure    Write the layer with ops that Core ML has (a composite op in the converter), or split the model before it
+            and behind it, at the values in the note. classify: return the probabilities and look the label up in the
+            app; it is the last op, so its cost is one change of processor. An unknown op: a newer coremltools.
     """
 
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
-    advice = "Write it with ops that Core ML has, or split the model there; of a classifier, return the probabilities."
+    advice = (f"Write it with ops that Core ML has, or cut the model before and behind it: {COMMAND}; of a classifier, "
+              "return the probabilities.")
     no_rewrite = "What the layer computes is code of the app's own, which is not in the package."
     evidence = (
         Community("custom layers do not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
@@ -39,7 +41,7 @@ class CustomLayer(BlockRule):
         for op in block.operations:
             if op.op_type == "custom_layer" or op.op_type in SSAOpRegistry.custom_ops:
                 name = (getattr(op, "bindings", None) or {}).get("class_name")
-                yield refusal(self, op, f"the custom layer {name or op.name} is code of the app's")
+                yield refusal(self, op, f"the custom layer {name or op.name} is code of the app's{cuts(op)}")
             elif op.op_type == "classify":
                 yield refusal(self, op, "classify returns a label and a dictionary, which are no tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):

@@ -1,0 +1,77 @@
+"""The cuts that notes name are cuts that `edit --split-at` makes."""
+
+from __future__ import annotations
+
+import re
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.engine import find
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.rules._cuts import COMMAND
+from mil_ane_passes.runtime import Runtime
+
+
+class Doubling(torch.nn.Module):
+    """A loop that values end, between layers that the ANE takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        while bool(x.abs().sum() < 100):
+            x = x * 2
+        return self.last(x)
+
+
+@pytest.fixture(scope="module")
+def looped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cuts") / "m.mlpackage"
+    ct.convert(torch.jit.script(Doubling().eval()), inputs=[ct.TensorType(name="x", shape=(2, 8))],
+               minimum_deployment_target=ct.target.iOS17, skip_model_load=True).save(str(path))
+    return path
+
+
+def places(path, rule):
+    notes = [hit.note for hit in find(all_rules()[rule].configured(), ane.load(path).program).fired]
+    (note,) = [note for note in notes if "--split-at" in note]
+    return re.findall(r"(before|behind) it at '([^']+)'", note)
+
+
+def test_a_loop_is_cut_out_by_the_two_commands(looped, tmp_path, capsys):
+    (_, before), (_, behind) = places(looped, "control_flow")
+    for source, name, value in ((looped, "a", behind), (tmp_path / "a_1.mlpackage", "b", before)):
+        assert main(["edit", str(source), "-o", str(tmp_path / f"{name}.mlpackage"), "--split-at", value]) == 0
+    capsys.readouterr()
+    parts = [ane.load(tmp_path / name).program for name in ("b_1.mlpackage", "b_2.mlpackage", "a_2.mlpackage")]
+    kinds = [{op.op_type for op in part.functions["main"].operations} for part in parts]
+    assert ["while_loop" in kind for kind in kinds] == [False, True, False] and "linear" in kinds[0] & kinds[2]
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    (truth,) = Runtime(ane.load(looped).program, precision="float16")({"x": x}).values()
+    values = {"x": x}
+    for part in parts:
+        values |= Runtime(part, precision="float16")({name: values[name] for name in part.functions["main"].inputs})
+    np.testing.assert_array_equal(list(values.values())[-1], truth)
+
+
+def test_what_stands_at_the_edge_is_cut_on_one_side():
+    found = find(all_rules()["data_dependent_shape"].configured(),
+                 program(lambda x: mb.non_zero(x=mb.relu(x=x, name="a"), name="y"), x=(2, 3)))
+    assert found.fired[0].note.endswith("; to cut it out with --split-at: before it at 'a'")
+    alone = find(all_rules()["data_dependent_shape"].configured(),
+                 program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
+    assert alone.fired[0].note.endswith("that are not zero")
+
+
+@pytest.mark.parametrize("rule", ["custom_layer", "control_flow", "data_dependent_shape"])
+def test_the_advice_has_the_command(rule):
+    assert COMMAND in all_rules()[rule].advice
