@@ -1,0 +1,150 @@
+"""Split linear layers whose output is longer than the ANE holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import program, weight
+from ..core.limits import evidence_of, limit
+from ..core.query import is_compressed, is_const, value
+from ._cut import piece, refusing, spans, taken_by, too_large
+from ._lift import same_op
+
+
+class SplitWideLinear(Rewrite):
+    """Cut a linear, a matmul with a constant, or a 1x1 conv along its output into layers the ANE takes, and concat.
+
+    why     The head of a language model has 50257 to 262144 outputs. No axis may be longer than 65536 on an M4, or
+            16384 (65536 for channels) up to M3, so the largest product of the model falls off the ANE.
+    when    fp16, a plain constant weight, and every generation looked at refuses the output. The concat has the long
+            output itself and stays off the ANE, as does what reads it: the product moves, and the number of refused
+            ops stays. A weight that something else reads whole, such as a tied embedding, is not stored twice, and a
+            compressed one is not unpacked.
+    exact   rounding, by the letter: each output is the same sum of the same products, of a matrix of another size.
+    cost    a concat on the CPU. Parts of a weight are views of its bytes where the output is its first axis.
+
+    before
+        %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4] = add(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625])
+        %y: fp16[2, 65540] = linear(x=%1, weight=<fp16[65540, 4]>, bias=<fp16[65540]>)
+    after
+        %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4] = add(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625])
+        %2: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %3: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %4: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %5: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %6: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %y: fp16[2, 65540] = concat(values=(%2, %3, %4, %5, %6), axis=-1)
+    """
+
+    code, slug = "ANE278", "output-too-wide"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"
+    preset = "full"
+    roots = ("linear", "matmul", "conv")
+    evidence = (
+        *evidence_of("spatial", "channels"),
+        Community("products with 50257 columns exceed a limit of the ANE", chip="M1 Pro", date="2023",
+                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+    )
+
+    max_parts: int = 32
+    "Most parts one layer is split into."
+    max_bytes: int = 1 << 24
+    "Bytes by which the weights may grow for one op, where something else reads the weight whole."
+    always: bool = False
+    "Also where a generation that is looked at takes the output as it is."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        name, axis = _weight_of(op)
+        held = op.inputs[name]
+        if not held.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
+            return Miss(op, "no product at single places", near=False)
+        if op.op_type == "matmul" and (held.rank != 2 or op.x.rank < 2 or not (is_const(held) or is_compressed(held))):
+            return Miss(op, "no constant matrix", near=False)
+        wide, kind = held.shape[axis], "channels" if op.op_type == "conv" else "spatial"
+        refused = refusing(kind, int(wide), self.generations)
+        if not refused:
+            return Miss(op, "fits", near=False)
+        if len(refused) < len(self.generations) and not self.always:
+            return Miss(op, taken_by(self.generations, refused))
+        reason = self._unfit(op, name, axis)
+        if reason:
+            return Miss(op, reason)
+        most = limit(kind, refused)
+        assert most is not None
+        parts = spans(int(wide), most.most)
+        if len(parts) > self.max_parts:
+            return Miss(op, f"{len(parts)} parts, above max_parts={self.max_parts}")
+        return Hit(op, parts=parts, weight=name, axis=axis,
+                   note=f"{wide} outputs in {len(parts)} parts of {most.most} at most; the concat stays off the ANE")
+
+    def _unfit(self, op: Operation, name: str, axis: int) -> str:
+        held, bias = op.inputs[name], op.inputs.get("bias")
+        if op.x.dtype != types.fp16:
+            return "computed in fp32, which the ANE does not take"
+        if is_compressed(held):
+            return f"the weight is compressed by {held.op.op_type}: its parts would have to be unpacked"
+        if not is_const(held) or (bias is not None and not is_const(bias)):
+            return "the weight or the bias is computed, or the bias compressed"
+        if op.op_type == "conv" and value(op.groups, 1) != 1:
+            return "the conv has groups"
+        return too_large(held, op, lambda other: other.inputs.get(name) is held and _weight_of(other) == (name, axis),
+                         self.max_bytes)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, made = hit.op, []
+        for part in hit.parts:
+            changes: dict[str, Any] = {hit.weight: piece(mb, op.inputs[hit.weight], hit.axis, *part)}
+            if op.inputs.get("bias") is not None:
+                changes["bias"] = piece(mb, op.bias, 0, *part)
+            made.append(same_op(mb, op, **changes))
+        joined: Var = mb.concat(values=made, axis=1 if op.op_type == "conv" else -1)
+        return joined
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a head", lambda: program(lambda x: Builder.linear(
+            x=_four(x), weight=weight(65540, 4), bias=weight(65540), name="y"), x=(2, 3)), options={"max_parts": 9})
+        yield Example("matmul", lambda: program(lambda x: Builder.matmul(
+            x=_four(x), y=weight(4, 65540), name="y"), x=(2, 3)))
+        yield Example("conv", lambda: program(lambda x: Builder.conv(
+            x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=weight(65540, 2, 1, 1), name="y"),
+            x=(1, 2, 3, 1)))
+        yield Example("taken on M4", lambda: _head(20000),
+                      reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
+        yield Example("fits", lambda: _head(16384), reason="fits")
+        yield Example("tied", _tied, options={"max_bytes": 0},
+                      reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
+
+
+def _weight_of(op: Operation) -> tuple[str, int]:
+    """The input that holds the weight, and the axis of it that is the output's."""
+    if op.op_type == "matmul":
+        return "y", 0 if value(op.inputs.get("transpose_y"), False) else 1
+    return "weight", 0
+
+
+def _four(x: Var) -> Var:
+    result: Var = Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=weight(4))
+    return result
+
+
+def _head(width: int) -> Program:
+    return program(lambda x: Builder.linear(x=_four(x), weight=weight(width, 4), name="y"), x=(2, 3))
+
+
+def _tied() -> Program:
+    def body(x: Var) -> Var:
+        held = Builder.const(val=weight(65540, 4), name="w")
+        rows = Builder.gather(x=held, indices=Builder.cast(x=x, dtype="int32"), axis=0)
+        result: Var = Builder.linear(x=rows, weight=held, name="y")
+        return result
+
+    return program(body, x=(2,))

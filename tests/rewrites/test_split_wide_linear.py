@@ -1,0 +1,162 @@
+"""ANE278: heads that are wider than the ANE holds, against PyTorch's own."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+
+NAME = "split_wide_linear"
+
+
+def rule(**options):
+    return by_name(NAME).configured(**options)
+
+
+def refused(held, target):
+    rows = predict(held, [each() for each in all_rules().values()], target=target)[0].rows
+    return [row.op.op_type for row in rows if row.ane == "no"]
+
+
+def weights(held):
+    return sum(op.val.val.nbytes for _, op in all_ops(held) if op.op_type == "const" and op.outputs[0].rank > 1)
+
+
+@pytest.mark.law
+@given(st.integers(16385, 70000), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["linear", "matmul", "turned"]),
+       st.booleans(), st.integers(0, 2**31))
+def test_is_pytorchs_linear(wide, width, rows, kind, open_rows, seed):
+    random = np.random.default_rng(seed)
+    weight, bias = (random.uniform(-1, 1, shape).astype(np.float16) for shape in ((wide, width), wide))
+
+    def body(x):
+        if kind == "linear":
+            return mb.linear(x=x, weight=weight, bias=bias, name="y")
+        held = weight if kind == "turned" else np.ascontiguousarray(weight.T)
+        return mb.matmul(x=x, y=held, transpose_y=kind == "turned", name="y")
+
+    held = program(body, x=(1, None if open_rows else rows, width))
+    before = weights(held)
+    x = random.uniform(-1, 1, (1, rows, width)).astype(np.float16)
+    true = torch.nn.functional.linear(*(torch.from_numpy(each.astype(np.float64)) for each in (x, weight)))
+    true = true.numpy() + (bias.astype(np.float64) if kind == "linear" else 0)
+    count = len(refused(held, "m1"))
+    assert run(rule(), held, target="m1").fired
+    assert len(refused(held, "m1")) <= count and set(refused(held, "m1")) == {"concat"} and weights(held) == before
+    feeds = {"x": x.astype(np.float32)}
+    np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(Runtime(held, precision="float16")(feeds)["y"], true, rtol=0, atol=2e-3)
+
+
+class Head(torch.nn.Module):
+    def __init__(self, tied=False, wide=20000):
+        super().__init__()
+        self.table = torch.nn.Embedding(wide, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.head = torch.nn.Linear(4, wide, bias=not tied)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.norm(x if x.is_floating_point() else self.table(x)))
+
+
+@pytest.mark.parametrize("way", ["traced", "exported"])
+def test_as_torch_converts(way, tmp_path):
+    torch.manual_seed(0)
+    module, x = Head().eval(), torch.randn(1, 3, 4)
+    module.head.requires_grad_(False).half().float()
+    if way == "traced":
+        model, inputs = torch.jit.trace(module, x), {"inputs": [ct.TensorType(name="x", shape=x.shape)]}
+    else:
+        model, inputs = torch.export.export(module, (x,)).run_decompositions({}), {}
+    made = ct.convert(model, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+                      pass_pipeline=ane.pipeline(passes=NAME, target="m2"), **inputs)
+    made.save(str(tmp_path / "m.mlpackage"))
+    package = ane.load(tmp_path / "m.mlpackage")
+    held = package.program
+    assert kinds(held)["linear"] == 2 and refused(held, "m2").count("linear") == 0
+    assert not run(rule(), held, target="m2").fired
+    (name,) = held.functions["main"].inputs
+    (found,) = Runtime(held, precision="float64")({name: x.numpy()}).values()
+    with torch.no_grad():
+        np.testing.assert_allclose(found, module.double()(x.double()).numpy(), atol=2e-3)
+
+
+def test_a_tied_head_is_not_stored_twice(tmp_path):
+    module = Head(tied=True).eval()
+    tokens = torch.tensor([[1, 5]])
+    made = ct.convert(torch.jit.trace(module, tokens), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+                      inputs=[ct.TensorType(name="x", shape=(1, 2), dtype=np.int32)])
+    made.save(str(tmp_path / "m.mlpackage"))
+    found = find(rule(max_bytes=1000), ane.load(tmp_path / "m.mlpackage").program, target="m1")
+    assert [miss.note.split("is read")[1] for miss in found.near_misses] == [
+        " whole as well: its pieces would add 160.0 kB, above max_bytes=1000"]
+
+
+def test_the_package_does_not_grow(tmp_path):
+    """Its parts are views of the mapped bytes, and the whole is written no more."""
+    head = torch.nn.Linear(64, 20000, bias=False)
+    made = ct.convert(torch.jit.trace(head, torch.zeros(1, 64)), minimum_deployment_target=ct.target.iOS17,
+                      skip_model_load=True, inputs=[ct.TensorType(name="x", shape=(1, 64))])
+    made.save(str(tmp_path / "a.mlpackage"))
+    package = ane.load(tmp_path / "a.mlpackage")
+    (before,) = (op.val.val for _, op in all_ops(package.program) if op.op_type == "const" and
+                 op.outputs[0].shape == (20000, 64))
+    run(rule(), package.program, target="m1")
+    parts = [op.val.val for _, op in all_ops(package.program) if op.op_type == "const" and op.outputs[0].rank == 2]
+    assert len(parts) == 2 and all(np.shares_memory(before, part) for part in parts)
+    ane.save(package, tmp_path / "b.mlpackage")
+    sizes = [sum(path.stat().st_size for path in (tmp_path / name).rglob("weight.bin")) for name in
+             ("a.mlpackage", "b.mlpackage")]
+    assert sizes[1] <= sizes[0] + 256
+
+
+def test_a_conv_at_single_places():
+    weight = np.random.default_rng(0).uniform(-1, 1, (70000, 2, 1, 1)).astype(np.float16)
+    held = program(lambda x: mb.conv(x=x, weight=weight, name="y"), x=(1, 2, 2, 2))
+    assert run(rule(), held, target="m4").fired and kinds(held)["conv"] == 2
+    x = np.random.default_rng(1).uniform(-1, 1, (1, 2, 2, 2)).astype(np.float32)
+    true = torch.nn.functional.conv2d(*(torch.from_numpy(each.astype(np.float64)) for each in (x, weight)))
+    np.testing.assert_allclose(Runtime(held, precision="float64")({"x": x})["y"], true.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize(("target", "wide", "fires"), [
+    ("m1", 16385, True), ("m1", 16384, False), ("m4", 50257, False), ("m4", 65537, True), ("all", 50257, False),
+    ("all", 151936, True)])
+def test_only_where_every_chip_refuses_it(target, wide, fires):
+    held = program(lambda x: mb.linear(x=x, weight=np.zeros((wide, 1), np.float16)), x=(1, 1))
+    assert bool(find(rule(), held, target=target).fired) == fires
+    assert bool(find(rule(always=True), held, target=target).fired) == (fires or target == "all")
+
+
+def test_too_many_parts():
+    held = program(lambda x: mb.linear(x=x, weight=np.zeros((70000, 1), np.float16)), x=(1, 1))
+    found = find(rule(max_parts=4), held)
+    assert [miss.note for miss in found.near_misses] == ["5 parts, above max_parts=4"]
+
+
+@pytest.mark.parametrize(("build", "reason"), [
+    (lambda x: mb.linear(x=mb.cast(x=x, dtype="fp32"), weight=np.zeros((70000, 1), np.float32)),
+     "computed in fp32, which the ANE does not take"),
+    (lambda x: mb.linear(x=x, weight=mb.constexpr_affine_dequantize(
+        quantized_data=np.ones((70000, 1), np.int8), zero_point=np.int8(0), scale=np.float16(1), axis=0)),
+     "the weight is compressed by constexpr_affine_dequantize: its parts would have to be unpacked"),
+])
+def test_left_alone(build, reason):
+    found = find(rule(), program(build, dtype=types.fp16, x=(1, 1)))
+    assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
