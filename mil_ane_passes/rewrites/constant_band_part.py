@@ -12,7 +12,9 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import is_symbolic, value
-from ._generated import constant, too_large
+from ._generated import Size, constant, first_elements, line, too_large
+
+_DEEPEST = 2048
 
 
 class ConstantBandPart(Rewrite):
@@ -20,7 +22,8 @@ class ConstantBandPart(Rewrite):
 
     why     band_part is refused, and with it the causal mask of a transformer leaves the ANE. select is accepted.
     when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
-            is the matrix itself.
+            is the matrix itself. With `longest` also matrices of a size known at run time, of floating point: the
+            places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
     exact   bitwise: select copies the element or takes 0, so that an infinity or NaN outside the band is 0, as before.
     cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind.
 
@@ -44,6 +47,8 @@ class ConstantBandPart(Rewrite):
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"),
     )
 
+    longest: int = 0
+    "The most rows or columns of a matrix of a size known only at run time; 0 leaves such matrices alone."
     max_bytes: int = 4 << 20
     "Bytes of one mask, at most."
 
@@ -55,20 +60,54 @@ class ConstantBandPart(Rewrite):
             return Hit(op, note="the band is the whole matrix", band=None)
         rows, columns = op.x.shape[-2:]
         if is_symbolic(rows) or is_symbolic(columns):
-            return Miss(op, "the size of the matrix is symbolic: no constant mask has it")
+            return self._flexible(op, lower, upper)
         if int(rows) * int(columns) > self.max_bytes:
             return Miss(op, too_large(int(rows) * int(columns), self.max_bytes))
         return Hit(op, note=f"{lower} below and {upper} above the diagonal of {rows} x {columns}",
-                   band=(int(rows), int(columns), lower, upper))
+                   band=(int(rows), int(columns), lower, upper), flexible=False)
+
+    def _flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
+        """A matrix of a size known at run time: the places of its rows and columns are cut to that from constants."""
+        if self.longest < 1:
+            return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
+        known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
+        if max(self.longest, lower, upper, *known) > _DEEPEST:
+            return Miss(op, f"places or bounds above {_DEEPEST}, beyond which fp16 does not hold all whole numbers")
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "a band of truth values of a size known at run time")
+        return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} places",
+                   band=(self.longest, self.longest, lower, upper), flexible=True)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x
         if hit.band is None:
             whole: Var = mb.identity(x=x)
             return whole
+        if hit.flexible:
+            return self._compared(mb, x, *hit.band[2:])
         mask = constant(mb, ("band", *hit.band), lambda: _inside(*hit.band))
         kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
         return kept
+
+    def _compared(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
+        """Selected where row and column, compared as numbers, are no further apart than the bounds."""
+        zero = types.nptype_from_builtin(x.dtype)(0)
+        below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
+        if lower >= 0:
+            x = mb.select(cond=mb.less_equal(x=below, y=zero + lower), a=x, b=zero)
+        if upper >= 0:
+            x = mb.select(cond=mb.greater_equal(x=below, y=zero - upper), a=x, b=zero)
+        return x
+
+    def _places(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
+        """0, 1, 2, ... along one of the two last axes of x."""
+        dtype = types.nptype_from_builtin(x.dtype)
+        count = self.longest if is_symbolic(x.shape[axis]) else int(x.shape[axis])
+        shape = (count, 1) if axis == x.rank - 2 else (1, count)
+        places = constant(mb, ("places", *shape, dtype.__name__), lambda: np.arange(count, dtype=dtype).reshape(shape))
+        if not is_symbolic(x.shape[axis]):
+            return places
+        return first_elements(mb, places, line(mb, Size(x, axis), 2, axis - x.rank + 2), axis - x.rank + 2)
 
     def examples(self) -> Iterable[Example]:
         yield Example("causal", lambda: _band((1, 8, 16), lower=-1, upper=0))
@@ -79,8 +118,9 @@ class ConstantBandPart(Rewrite):
         yield Example("any number of matrices", lambda: _band((None, 3, 4), upper=0))
         yield Example("integers", lambda: _band((3, 3), dtype=types.int32, upper=0),
                       reason="a band of integers, which the ANE does not take either")
-        yield Example("any size", lambda: _band((None, 4), upper=0),
-                      reason="the size of the matrix is symbolic: no constant mask has it")
+        yield Example("any size up to", lambda: _band((None, None), lower=1, upper=0), options={"longest": 16})
+        yield Example("any size", lambda: _band((None, 4), upper=0), reason=(
+            "the size of the matrix is symbolic; with longest=N constants of N places are cut to it"))
         yield Example("large", lambda: _band((64, 64), upper=0), options={"max_bytes": 4000},
                       reason="the constant is 4096 bytes, above max_bytes=4000")
 

@@ -177,6 +177,34 @@ class TestBand:
         np.testing.assert_array_equal(found, right.numpy())
         np.testing.assert_array_equal(np.signbit(found), np.signbit(right.numpy()))
 
+    @pytest.mark.law
+    @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([(0, 1), (0,), (1,)]), st.integers(-1, 6),
+           st.integers(-1, 6))
+    def test_law_any_band_of_any_size(self, rows, columns, free, lower, upper):
+        shape = [None if axis in free else extent for axis, extent in enumerate((rows, columns))]
+        built = program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=(2, *shape))
+        assert run(rule("constant_band_part", longest=9), built).fired and not refused(built)
+        x = np.random.default_rng(0).choice(np.array([1, -0.0, np.inf, np.nan], np.float16), (2, rows, columns))
+        right = torch.from_numpy(x)
+        right = right.triu(-lower) if lower >= 0 else right
+        right = right.tril(upper) if upper >= 0 else right
+        for precision in ("float16", "float64"):
+            np.testing.assert_array_equal(only_output(built, x, precision), right.numpy())
+
+    def test_a_causal_mask_of_any_length_runs_on_the_ane_as_a_whole(self):
+        """torch's triu of ones, as models make it: fill, band_part, and sizes computed in integers."""
+        def function(x):
+            scores = x @ x.T
+            return torch.softmax(scores.masked_fill(torch.ones(scores.shape).triu(1).bool(), -1e4), -1)
+
+        passes = "constant_fill,constant_band_part{longest=64}"
+        assert {"fill", "band_part"} <= set(kinds(flexible(function, "last_axis_slice")))
+        built = flexible(function, passes)
+        assert not refused(built) and not {"fill", "band_part"} & set(kinds(built))
+        for shape in ((1, 3), (33, 2), (64, 64)):
+            x = drawn(shape)
+            np.testing.assert_allclose(outputs(built, x, "float64"), truth(function, x), rtol=0, atol=1e-12)
+
     def test_masks_are_shared(self):
         built = program(lambda x, z: [mb.band_part(x=x, lower=-1, upper=0), mb.band_part(x=z, lower=-1, upper=0)],
                         x=(2, 64, 64), z=(64, 64))
