@@ -72,8 +72,11 @@ class UnrollRecurrent(Rewrite):
             return Miss(op, reason)
         return Hit(op, note=f"{int(steps)} step{'s' * (int(steps) != 1)} written out")
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
-        """The states after a step; `now` is what `inputs` made of it, and the first state is the output."""
+    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Any]) -> Sequence[Any]:
+        """The states after a step, the output first; what follows the layer's states is handed to the next step only.
+
+        `now` is what `inputs` made of the step.
+        """
         raise AssertionError(f"{type(self).__name__} must define step()")
 
     def inputs(self, mb: RewriteBuilder, op: Operation, way: Way) -> Sequence[Any]:

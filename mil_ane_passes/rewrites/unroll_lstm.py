@@ -11,8 +11,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.build import RewriteBuilder
 from ..core.contract import Example, Hit, Miss
 from ..core.examples import program, weight
-from ..core.query import is_const
-from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product, split
+from ..core.query import is_const, value
+from ._lstm import carried, gates, output_gate, seeing_gates
+from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
 
 
 class UnrollLstm(UnrollRecurrent):
@@ -25,8 +26,10 @@ class UnrollLstm(UnrollRecurrent):
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
             the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
             fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5
-            were off by 6e-4, and by 1e-4 before. Sums beyond fp16's range on the way are infinite.
-    cost    W x is one product for all steps. Each step adds 11 ops. No new weights: a zero bias where there was none.
+            were off by 6e-4, and by 1e-4 before. c' is taken as c - sigmoid(-f) c + i z (`exact_cell`): three trained
+            layers, 160 steps: 2e-4, without 1e-3; an infinite c becomes NaN. Sums beyond fp16's range are infinite.
+    cost    W x is one product for all steps. Each step adds 17 ops, 11 without `exact_cell`. No new weights: a zero
+            bias where there was none, and signs.
 
     before
         %y_0: fp16[1, 1, 8], %y_1: fp16[1, 8], %y_2: fp16[1, 8] = lstm(x=%x, initial_h=%h, initial_c=%c, weight_ih=<fp16[32, 8]>, weight_hh=<fp16[32, 8]>)
@@ -37,16 +40,18 @@ class UnrollLstm(UnrollRecurrent):
         %3: fp16[1, 1, 32] = linear(x=%0, weight=<fp16[32, 8]>, bias=<fp16[32]>)
         %4: fp16[1, 1, 32] = add(x=%2, y=%3)
         %5: fp16[1, 1, 24], %6: fp16[1, 1, 8] = split(x=%4, split_sizes=[24, 8], axis=-1)
-        %7: fp16[1, 1, 24] = sigmoid(x=%5)
-        %8: fp16[1, 1, 8], %9: fp16[1, 1, 8], %10: fp16[1, 1, 8] = split(x=%7, num_splits=3, axis=-1)
-        %11: fp16[1, 1, 8] = tanh(x=%6)
-        %12: fp16[1, 1, 8] = mul(x=%9, y=%1)
-        %13: fp16[1, 1, 8] = mul(x=%8, y=%11)
-        %14: fp16[1, 1, 8] = add(x=%12, y=%13)
-        %15: fp16[1, 1, 8] = tanh(x=%14)
-        %y_0: fp16[1, 1, 8] = mul(x=%10, y=%15)
+        %7: fp16[1, 1, 24] = mul(x=%5, y=<fp16[24]>)
+        %8: fp16[1, 1, 24] = sigmoid(x=%7)
+        %9: fp16[1, 1, 8], %10: fp16[1, 1, 8], %11: fp16[1, 1, 8] = split(x=%8, num_splits=3, axis=-1)
+        %12: fp16[1, 1, 8] = tanh(x=%6)
+        %13: fp16[1, 1, 8] = mul(x=%9, y=%12)
+        %14: fp16[1, 1, 8] = mul(x=%10, y=%1)
+        %15: fp16[1, 1, 8] = sub(x=%13, y=%14)
+        %16: fp16[1, 1, 8] = add(x=%1, y=%15)
+        %17: fp16[1, 1, 8] = tanh(x=%16)
+        %y_0: fp16[1, 1, 8] = mul(x=%11, y=%17)
         %y_1: fp16[1, 8] = squeeze(x=%y_0, axes=[0])
-        %y_2: fp16[1, 8] = squeeze(x=%14, axes=[0])
+        %y_2: fp16[1, 8] = squeeze(x=%16, axes=[0])
     """  # noqa: E501
 
     code, slug = "ANE255", "lstm-on-the-cpu"
@@ -56,6 +61,10 @@ class UnrollLstm(UnrollRecurrent):
     evidence = EVIDENCE
     bound = "each step rounds to fp16: over 128 steps of 64 units, 6e-4 for results of up to 0.5"
 
+    exact_cell: bool = True
+    """Keep a sigmoid-gated cell exact to more than fp16: what is forgotten is subtracted, and what a sum cuts off is
+    added at the next step. Six ops more a step, and several times less error over long sequences."""
+
     def match(self, op: Operation) -> Hit | Miss:
         answer = super().match(op)
         peepholes = [var for name, var in op.inputs.items() if name.startswith("peephole")]
@@ -63,46 +72,40 @@ class UnrollLstm(UnrollRecurrent):
             return Miss(op, "its peephole is compressed")
         return answer
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
-        hidden, cell = states
+    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Any]) -> Sequence[Any]:
+        hidden, cell, *rounded = states
+        kept = self.exact_cell and value(op.recurrent_activation).lower() == "sigmoid"
         before = plus(mb, now, product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
         peephole = op.inputs.get(f"peephole{way.suffix}")
-        i, f, o, z = self._gates(mb, op, before) if peephole is None else self._seeing(mb, op, before, cell, peephole)
-        cell = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
+        i, f, o, z = gates(mb, op, before, kept) if peephole is None else \
+            seeing_gates(mb, op, before, kept, cell, peephole)
+        if kept:  # f is the part that is lost
+            change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
+            new, rounded = carried(mb, cell, change, *rounded)
+        else:
+            new = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
         if op.inputs.get("clip") is not None:
             most = op.clip.val
-            cell = mb.clip(x=cell, alpha=-most, beta=most)
+            new, rounded = mb.clip(x=new, alpha=-most, beta=most), []
         if peephole is not None:
-            o = activated(mb, op, "recurrent_activation", mb.add(x=o, y=mb.mul(x=cell, y=_third(mb, peephole, 2))))
-        return mb.mul(x=o, y=activated(mb, op, "activation", cell)), cell
-
-    def _gates(self, mb: RewriteBuilder, op: Operation, before: Var) -> Sequence[Var]:
-        """Input, forget and output gate, which have one activation, and the new cell."""
-        size = int(before.shape[-1]) // 4
-        ifo, z = mb.split(x=before, split_sizes=[3 * size, size], axis=-1)
-        return *split(mb, activated(mb, op, "recurrent_activation", ifo), 3, -1), \
-            activated(mb, op, "cell_activation", z)
-
-    def _seeing(self, mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Sequence[Var]:
-        """The same where the gates see the cell; the output gate is still without, as it sees the new one."""
-        i, f, o, z = split(mb, before, 4, -1)
-        i, f = (activated(mb, op, "recurrent_activation",
-                          mb.add(x=gate, y=mb.mul(x=cell, y=_third(mb, peephole, number))))
-                for number, gate in enumerate((i, f)))
-        return i, f, o, activated(mb, op, "cell_activation", z)
+            o = output_gate(mb, op, o, new, peephole)
+        return [mb.mul(x=o, y=activated(mb, op, "activation", new)), new, *rounded]
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one step, its states kept outside", lambda: _lstm(1))
-        yield Example("two steps", lambda: _lstm(2, output_sequence=True))
-        yield Example("the last step", lambda: _lstm(3, bias=weight(32)), within=100.0)
-        yield Example("reverse", lambda: _lstm(3, direction="reverse", output_sequence=True, bias=weight(32)))
-        yield Example("bidirectional", lambda: _bidirectional(output_sequence=True, bias=weight(32)))
-        yield Example("bidirectional, the last step", lambda: _bidirectional(bias_back=weight(32)))
-        yield Example("from zeros, peepholes, clipped", lambda: _from(0.0, peephole=weight(24), clip=np.float16(0.25)))
+        plain = {"exact_cell": False}
+        yield Example("one step, its states kept outside", lambda: _lstm(1), within=2.0)
+        yield Example("two steps", lambda: _lstm(2, output_sequence=True), options=plain)
+        yield Example("the last step", lambda: _lstm(3, bias=weight(32)), within=2.0)
+        yield Example("reverse", lambda: _lstm(3, direction="reverse", output_sequence=True, bias=weight(32)),
+                      options=plain)
+        yield Example("bidirectional", lambda: _bidirectional(output_sequence=True, bias=weight(32)), within=2.0)
+        yield Example("bidirectional, the last step", lambda: _bidirectional(bias_back=weight(32)), options=plain)
+        yield Example("from zeros", lambda: _from(0.0))
+        yield Example("peepholes, clipped", lambda: _from(0.0, peephole=weight(24), clip=np.float16(0.25)))
         yield Example("from constants", lambda: _from(0.5))
         yield Example("other activations", lambda: _lstm(
             2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=weight(32)), within=100.0)
-        yield Example("flexible batch", lambda: _lstm(2, batch=None), within=100.0)
+        yield Example("flexible batch", lambda: _lstm(2, batch=None), within=2.0)
         yield Example("flexible length", lambda: _lstm(None), reason="the number of steps is known only at run time; "
                                                                      "fix the length of the sequence")
         yield Example("long", lambda: _lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
@@ -112,10 +115,6 @@ class UnrollLstm(UnrollRecurrent):
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
         yield Example("scaled_tanh", lambda: _lstm(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")
-
-
-def _third(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
-    return mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
 
 
 def _lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:

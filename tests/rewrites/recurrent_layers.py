@@ -44,13 +44,13 @@ def torch_states(state, ways):
     return torch.from_numpy(np.stack(np.split(state, ways, -1))).double()
 
 
-def unrolled(name, built, feeds, half=True):
+def unrolled(name, built, feeds, half=True, **options):
     """Rewrite `built` and return its outputs at float64; the rewrite has to fire, once.
 
     With `half` those at float16 are held to an error of `HALF`. That is meant for gates between -1 and 1: others
     multiply what a step rounds.
     """
-    trace = run(by_name(name).configured(), built)
+    trace = run(by_name(name).configured(**options), built)
     assert len(trace.fired) == 1, trace.near_misses
     built.validate()
     found = {precision: Runtime(built, precision=precision)(feeds).values() for precision in ("float64", "float16")}

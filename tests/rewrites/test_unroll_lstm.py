@@ -25,6 +25,7 @@ from tests.rewrites.recurrent_layers import (
     converted,
     draw,
     held,
+    initial,
     refused,
     torch_states,
     unrolled,
@@ -81,8 +82,9 @@ _DEFAULT = ("sigmoid", "tanh", "tanh")
 @given(seed=st.integers(0, 2**16), steps=st.integers(1, 5), batch=st.integers(1, 3),
        direction=st.sampled_from(["forward", "reverse", "bidirectional"]), peephole=st.booleans(),
        clip=st.sampled_from([None, 0.25]), sequence=st.booleans(),
-       names=st.just(_DEFAULT) | st.tuples(_NAMES, _NAMES, _NAMES), read=st.sets(st.integers(0, 2), min_size=1))
-def test_every_attribute_is_kept(seed, steps, batch, direction, peephole, clip, sequence, names, read):
+       names=st.just(_DEFAULT) | st.tuples(_NAMES, _NAMES, _NAMES), exact=st.booleans(),
+       read=st.sets(st.integers(0, 2), min_size=1))
+def test_every_attribute_is_kept(seed, steps, batch, direction, peephole, clip, sequence, names, exact, read):
     """Against the op as the runtime computes it, which tests/runtime holds against the documented formulas."""
     ways, hidden, features = 1 + (direction == "bidirectional"), 5, 4
     given_ = dict(zip(("recurrent_activation", "cell_activation", "activation"), names))
@@ -101,7 +103,7 @@ def test_every_attribute_is_kept(seed, steps, batch, direction, peephole, clip, 
              "c": draw(seed + 2, batch, ways * hidden)}
     old = clone(built)
     expected = Runtime(old, precision="float64")(feeds).values()
-    for value, truth in zip(unrolled("unroll_lstm", built, feeds, half=names == _DEFAULT), expected):
+    for value, truth in zip(unrolled("unroll_lstm", built, feeds, names == _DEFAULT, exact_cell=exact), expected):
         np.testing.assert_allclose(value, truth, rtol=0, atol=1e-12 * max(1.0, np.abs(truth).max()))
     assert "concat" not in kinds(built) or ways == 2 or (sequence and 0 in read and steps > 1)
 
@@ -132,7 +134,7 @@ def test_a_step_with_its_states_outside_is_a_handful_of_ops():
     built = program(lambda x, h, c: mb.lstm(x=x, initial_h=h, initial_c=c, **weights), x=(1, 1, 4), h=(1, 8), c=(1, 8))
     run(by_name("unroll_lstm").configured(), built)
     assert kinds(built) - Counter(const=99) == Counter(
-        expand_dims=2, squeeze=2, linear=2, split=2, sigmoid=1, tanh=2, mul=3, add=2)
+        expand_dims=2, squeeze=2, linear=2, split=2, sigmoid=1, tanh=2, mul=4, add=2, sub=1)
 
 
 def test_weights_stay_one_const_and_compressed_ones_stay_compressed():
@@ -207,6 +209,24 @@ def test_the_whole_is_predicted_to_take_less_time(hidden, steps):
     assert sum(segment.milliseconds for segment in predict(built, rules, target="m4")[0].segments) < before
 
 
+def test_a_cell_that_is_kept_forgets_little_for_it_is_exact():
+    """256 steps of a cell that keeps all but a thousandth and takes up a little of each step, as a counter does."""
+    size = 16
+    bias = np.repeat([-2.0, 7.0, 0.0, 0.0], size).astype(np.float16)
+    zeros = np.zeros((1, size), np.float16)
+    built = program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 4 * size, 8) / 8,
+                                      weight_hh=draw(1, 4 * size, size) / 16, bias=bias)[2], x=(256, 1, 8))
+    feeds = {"x": draw(2, 256, 1, 8) + np.float16(0.5)}
+    (truth,) = Runtime(clone(built), precision="float64")(feeds).values()
+    off = {}
+    for exact in (True, False):
+        twin = clone(built)
+        run(by_name("unroll_lstm").configured(exact_cell=exact), twin)
+        (found,) = Runtime(twin, precision="float16")(feeds).values()
+        off[exact] = np.abs(found - truth).max()
+    assert off[True] < 0.01 and off[True] < off[False] / 4, (off, np.abs(truth).max())
+
+
 def test_an_ios15_layer_is_fp32_and_left():
     held_ = {"weight_ih": np.ones((8, 2), np.float32), "weight_hh": np.ones((8, 2), np.float32)}
     built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **held_)[0], opset=ct.target.iOS15,
@@ -215,11 +235,12 @@ def test_an_ios15_layer_is_fp32_and_left():
     assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which the ANE does not take"]
 
 
-def test_several_functions_share_nothing_but_their_weights(tmp_path):
-    path = tmp_path / "twice.mlpackage"
-    built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, weight_ih=draw(0, 32, 8),
-                                         weight_hh=draw(1, 32, 8), output_sequence=True)[0], x=(3, 1, 8), h=(1, 8))
+def test_a_package_is_proved_and_written(tmp_path):
+    built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, weight_ih=initial(0, 32, 128, 24),
+                                         weight_hh=initial(1, 32, 128, 32), output_sequence=True)[0],
+                    x=(24, 1, 24), h=(1, 32))
     ct.convert(built, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(str(path))
-    result = ane.rewrite(path, tmp_path / "out.mlpackage", passes="unroll_lstm")
-    assert result.status == "written" and not refused(ane.load(tmp_path / "out.mlpackage").program)
+               pass_pipeline=ct.PassPipeline.EMPTY).save(str(tmp_path / "in.mlpackage"))
+    result = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="unroll_lstm")
+    assert result.status == "written", result.verify
+    assert not refused(ane.load(tmp_path / "out.mlpackage").program)
