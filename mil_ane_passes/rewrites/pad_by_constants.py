@@ -19,23 +19,23 @@ from ._lift import same_op
 
 
 class PadByConstants(Rewrite):
-    """Pad with a number other than zero by a concat with constant blocks, or by adding a constant border.
+    """Pad with a number other than zero by joining constant blocks, or by adding a constant border.
 
     why     Core ML holds a message that the ANE pads with zero only. When it says so is not known.
-    when    pad with mode constant, another fill than zero and known amounts, in fp16. Along one axis the value is
-            joined with constant blocks. Along several it is padded with zero, and a border is added that holds the
-            fill, and -0.0 in the middle. Where the one has a symbolic size or more than `max_bytes`, the other. A pad
-            of minus infinity that only max_pools read becomes their own.
+    when    pad with mode constant, another fill than zero and known amounts, in fp16. The value is joined with constant
+            blocks, one axis after the other. Where these have a symbolic size, or more than `max_bytes`, it is padded
+            with zero, and a border is added that holds the fill, and -0.0 in the middle. A pad of minus infinity that
+            only max_pools read becomes their own.
     exact   bitwise: elements are moved, and x + -0.0 is x for every x, zeros of both signs, infinities and NaN. The
             border meets zeros only, and 0 + fill is the fill. A max_pool pads with minus infinity.
-    cost    the constants, as large as what is added along one axis, or as one slice of the output along several; and
-            there one addition more. Nothing for a max_pool.
+    cost    the constants: the blocks are as large as what is added, a border as one slice of the output. A concat for
+            each axis, or a pad and an addition. Nothing for a max_pool.
 
     before
-        %y: fp16[1, 2, 6, 7] = pad(x=%x, pad=[1, 1, 1, 2], constant_val=1.0)
+        %y: fp16[1, 4, 10, 11] = pad(x=%x, pad=[1, 1, 1, 2], constant_val=1.0)
     after
-        %0: fp16[1, 2, 6, 7] = pad(x=%x, pad=[1, 1, 1, 2])
-        %y: fp16[1, 2, 6, 7] = add(x=%0, y=<fp16[1, 1, 6, 7]>)
+        %0: fp16[1, 4, 10, 8] = concat(values=(<fp16[1, 4, 1, 8]>, %x, <fp16[1, 4, 1, 8]>), axis=2)
+        %y: fp16[1, 4, 10, 11] = concat(values=(<fp16[1, 4, 10, 1]>, %0, <fp16[1, 4, 10, 2]>), axis=3)
     """
 
     code, slug = "ANE254", "pad-with-another-number"
@@ -75,24 +75,21 @@ class PadByConstants(Rewrite):
             known = [size for size in sizes.values() if size is not None]
             return Miss(op, f"what is added takes {min(known)} bytes, max_bytes={self.max_bytes}" if known else
                         "what is added has a size that is known only at run time")
-        form = fits[-1 if len(padded) < 2 else 0]
+        form = fits[-1]
         return Hit(op, note=f"pads with {fill:g}: {form} of {sizes[form]} bytes", form=form, padded=padded, fill=fill)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
         if op.op_type == "max_pool":
             return same_op(mb, op, x=op.x.op.x, pad_type="custom", pad=hit.pad)
-        if not hit.padded:
-            same: Var = op.x
-            return same
-        if hit.form == "blocks":
+        if hit.form == "blocks" or not hit.padded:
             return slabs.slabbed(mb, op.x, hit.padded, hit.fill)
         zeros = mb.pad(x=op.x, pad=value(op.pad), mode="constant", constant_val=np.float16(0))
         filled: Var = mb.add(x=zeros, y=slabs.border(mb, op.x, hit.padded, hit.fill))
         return filled
 
     def examples(self) -> Iterable[Example]:
-        yield Example("an image", lambda: _pad((1, 2, 4, 4), [1, 1, 1, 2], 1.0))
+        yield Example("an image", lambda: _pad((1, 4, 8, 8), [1, 1, 1, 2], 1.0))
         yield Example("a sequence", lambda: _pad((1, 3, 8), [0, 0, 0, 0, 2, 1], -1e4, ct.target.iOS15))
         yield Example("on one side", lambda: _pad((2, 8), [3, 0], np.inf))
         yield Example("three axes", lambda: _pad((2, 3, 4, 5), [1, 0, 0, 2, 1, 1], -0.5))
@@ -105,7 +102,8 @@ class PadByConstants(Rewrite):
                       reason="what is added has a size that is known only at run time")
         yield Example("large", lambda: _pad((1, 2, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 64},
                       reason="what is added takes 84 bytes, max_bytes=64")
-        yield Example("zeros", lambda: _pad((2, 3), [1, 1], 0.0), reason="pads with zero")
+        yield Example("a border", lambda: _pad((4, 8, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 84})
+        yield Example("zeros", lambda: _pad((2, 3), [1, 1], 0), reason="pads with zero")
         yield Example("fp32", lambda: _pad((2, 3), [1, 1], 1.0, dtype=types.fp32),
                       reason="computed in fp32, which the ANE does not take")
 

@@ -26,7 +26,7 @@ class PadConstantNonzero(Rule):
     roots = ("pad",)
     refuses, confidence = True, "medium"
     mended_by = ("pad_by_constants",)
-    advice = "Concat a constant block instead (the same bits), or subtract the constant, pad with zero and add it."
+    advice = "Concat constant blocks instead, or pad with zero and add a border of -0.0 around which the fill stands."
     evidence = (
         Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"',
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
