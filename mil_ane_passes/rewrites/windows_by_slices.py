@@ -12,29 +12,30 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.limits import limit
-from ..core.query import is_symbolic, value
+from ..core.query import is_symbolic
+from . import _cuts as cuts
 from ._said import on_m4, private
 
 
 class WindowsBySlices(Rewrite):
-    """Replace sliding_windows by slices and a stack, or by a reshape where windows do not overlap.
+    """Replace sliding_windows by slices that are joined.
 
     why     Core ML on an M4 refuses sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
-            of it. Slices, stack and reshape are taken.
-    when    fp16, an axis of known length; other axes may be symbolic. Windows that lie edge to edge are a reshape.
-            Others are cut out one by one, or (where they are more than the elements of one) each element of all
-            windows by a slice with the stride as its step; then they are stacked. Refused where both are more than
-            `max_parts`, and where the result has more than 5 dimensions.
-    exact   bitwise: elements are moved, none is computed with.
-    cost    each element of the result is moved twice; edge to edge at most once.
+            of it. Slices, concat, stack, reshape and pads of zero are taken.
+    when    fp16, an axis of known length; other axes may be symbolic. The way with the fewest slices is taken: windows
+            that begin at multiples of the stride are rows of a reshape, ceil(size / stride) of which are joined to one;
+            windows are cut out one by one; or each element of all windows is, where they begin one element apart.
+            Refused where that is more than `max_parts` slices, or the result has more than 5 dimensions.
+    exact   bitwise: elements are moved, none is computed with. Zeros that fill up the last row are not read.
+    cost    each element of the result is moved twice, and each slice is counted as reading all of its input.
 
     before
-        %y: fp16[1, 2, 3, 4] = sliding_windows(x=%x, axis=2, size=4, stride=2)
+        %y: fp16[2, 7, 4] = sliding_windows(x=%x, axis=1, size=4, stride=2)
     after
-        %0: fp16[1, 2, 4] = slice_by_index(x=%x, begin=[0, 0, 0], end=[0, 0, 4], end_mask=[True, True, False])
-        %1: fp16[1, 2, 4] = slice_by_index(x=%x, begin=[0, 0, 2], end=[0, 0, 6], end_mask=[True, True, False])
-        %2: fp16[1, 2, 4] = slice_by_index(x=%x, begin=[0, 0, 4], end=[0, 0, 8], end_mask=[True, True, False])
-        %y: fp16[1, 2, 3, 4] = stack(values=(%0, %1, %2), axis=2)
+        %0: fp16[2, 8, 2] = reshape(x=%x, shape=[2, 8, 2])
+        %1: fp16[2, 7, 2] = slice_by_index(x=%0, begin=[0, 0, 0], end=[0, 7, 0], end_mask=[True, False, True])
+        %2: fp16[2, 7, 2] = slice_by_index(x=%0, begin=[0, 1, 0], end=[0, 8, 0], end_mask=[True, False, True])
+        %y: fp16[2, 7, 4] = concat(values=(%1, %2), axis=2)
     """
 
     code, slug = "ANE284", "windows-off-the-ane"
@@ -52,7 +53,7 @@ class WindowsBySlices(Rewrite):
     "Slices up to which the windows are cut out."
 
     def match(self, op: Operation) -> Hit | Miss:
-        axis, size, step = _window(op)
+        axis, size, step = cuts.window(op)
         extent = op.x.shape[axis]
         if not types.is_float(op.x.dtype):
             return Miss(op, "moves no floating-point numbers", near=False)
@@ -66,33 +67,32 @@ class WindowsBySlices(Rewrite):
         count = (int(extent) - size) // step + 1
         if count < 1:
             return Miss(op, f"no window of {size} fits into {extent} elements")
-        edge = step == size and _reshapes(op)
-        parts = min(count, size)
-        if not edge and parts > self.max_parts:
+        rows = -(-size // step) if step > 1 and cuts.reshapes(op) else size
+        parts = min(rows, count)
+        if parts > self.max_parts:
             return Miss(op, f"{count} windows of {size} elements: {parts} slices at least, max_parts={self.max_parts}")
-        how = "edge to edge" if edge else f"{parts} slices"
-        return Hit(op, note=f"{count} windows of {size} elements: {how}", count=count, edge=edge)
+        form = "windows" if count < rows else "rows" if step > 1 and cuts.reshapes(op) else "columns"
+        return Hit(op, note=f"{count} windows of {size} elements: {parts} slices", count=count, form=form)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, count = hit.op, hit.count
-        axis, size, step = _window(op)
-        if hit.edge:
-            whole = op.x if count * size == op.x.shape[axis] else _cut(mb, op.x, axis, 0, count * size, 1)
-            shape = [-1 if is_symbolic(extent) else int(extent) for extent in op.x.shape]
-            shape[axis:axis + 1] = [count, size]
-            edged: Var = mb.reshape(x=whole, shape=shape)
-            return edged
-        if count <= size:
+        axis, size, step = cuts.window(op)
+        if hit.form == "rows":
+            return cuts.rows(mb, op, count)
+        if hit.form == "windows":
             starts = range(0, count * step, step)
-            windows: Var = mb.stack(values=[_cut(mb, op.x, axis, start, start + size, 1) for start in starts],
+            windows: Var = mb.stack(values=[cuts.cut(mb, op.x, axis, start, start + size, 1) for start in starts],
                                     axis=axis)
             return windows
         last = (count - 1) * step + 1
-        columns: Var = mb.stack(values=[_cut(mb, op.x, axis, at, at + last, step) for at in range(size)], axis=axis + 1)
-        return columns
+        columns = [cuts.cut(mb, op.x, axis, at, at + last, step) for at in range(size)]
+        stacked: Var = mb.stack(values=columns, axis=axis + 1)
+        return stacked
 
     def examples(self) -> Iterable[Example]:
-        yield Example("overlapping", lambda: _windows((1, 2, 8), axis=2, size=4, stride=2))
+        yield Example("overlapping", lambda: _windows((2, 16), axis=1, size=4, stride=2))
+        yield Example("a part of a row", lambda: _windows((1, 2, 16), axis=2, size=5, stride=2))
+        yield Example("few windows", lambda: _windows((2, 12), axis=1, size=7, stride=3))
         yield Example("many", lambda: _windows((2, 11, 3), axis=1, size=3, stride=2))
         yield Example("every one, for iOS15", lambda: _windows((9,), ct.target.iOS15, axis=0, size=3))
         yield Example("apart", lambda: _windows((2, 3, 2, 10), axis=-1, size=2, stride=5))
@@ -109,28 +109,6 @@ class WindowsBySlices(Rewrite):
                       reason="computed in fp32, which the ANE does not take")
         yield Example("integers", lambda: _windows((2, 8), dtype=types.int32, axis=1, size=4),
                       reason="moves no floating-point numbers")
-
-
-def _window(op: Operation) -> tuple[int, int, int]:
-    """The axis counted from the front, the elements of a window, and how far apart windows begin."""
-    return int(op.axis.val) % op.x.rank, int(op.size.val), value(op.stride, 1)
-
-
-def _reshapes(op: Operation) -> bool:
-    """Whether a reshape can say the shape of the windows."""
-    return bool(sum(map(is_symbolic, op.x.shape)) <= 1)
-
-
-def _cut(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int, step: int) -> Var:
-    """Elements `begin` to `end` of one axis, every `step`-th; all of the others."""
-    given: dict[str, Any] = {} if step == 1 else {"stride": _at(x, axis, step, 1)}
-    part: Var = mb.slice_by_index(x=x, begin=_at(x, axis, begin, 0), end=_at(x, axis, end, 0),
-                                  end_mask=_at(x, axis, False, True), **given)
-    return part
-
-
-def _at(x: Var, axis: int, here: Any, elsewhere: Any) -> list[Any]:
-    return [here if number == axis else elsewhere for number in range(x.rank)]
 
 
 def _windows(shape: tuple[int | None, ...], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,

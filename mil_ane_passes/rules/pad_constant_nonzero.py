@@ -18,8 +18,7 @@ class PadConstantNonzero(Rule):
     why     Core ML holds a message that pads with other values than zero are not supported on the ANE. When it says
             so is not known: nobody published a model that was refused for it.
     when    pad with mode constant and a value that is not zero, or known only at run time.
-    cure    Where the values are finite, subtract the constant, pad with zero, and add it (rounded otherwise); or
-            concat a constant block (the same bits).
+    cure    concat constant blocks; or pad with zero and add a constant that holds the fill around -0.0. The same bits.
     """
 
     code, slug = "ANE226", "pad-constant-nonzero"

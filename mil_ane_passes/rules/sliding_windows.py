@@ -18,15 +18,15 @@ class SlidingWindows(Rule):
     why     Core ML on an M4 refuses it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
             no form of it.
     when    Any sliding_windows.
-    cure    Windows that do not overlap are a reshape. Few windows: one slice_by_size each, and a stack. Many: a conv
-            with a weight of ones and zeros that copies each element of the window to a channel. The same bits.
+    cure    Windows that do not overlap are a reshape; those that begin at multiples of the stride are rows of one,
+            joined. Few windows: a slice each, and a stack. The same bits.
     """
 
     code, slug = "ANE211", "sliding-windows"
     roots = ("sliding_windows",)
     refuses, confidence = True, "high"
     mended_by = ("windows_by_slices",)
-    advice = "Reshape where windows do not overlap, else stack slices, or let a conv copy them (the same bits)."
+    advice = "Reshape where windows do not overlap, else join slices (the same bits)."
     evidence = (
         on_m4("sliding_windows is refused, and runs on no GPU either"),
         private("sliding_windows has no form on any generation"),
