@@ -97,6 +97,17 @@ def markdown_table() -> str:
     return "\n".join(lines)
 
 
+def markdown_answers() -> str:
+    """The README's table of what is refused, with what takes its place or why nothing does."""
+    lines = ["| code | what | what takes its place |", "|---|---|---|"]
+    for rule in sorted(all_rules().values(), key=lambda rule: rule.code):
+        if rule.refuses:
+            cures = [f"`{name}`" for name in rule.mended_by]
+            words = ". ".join([", ".join(cures)] * bool(cures) + [rule.no_rewrite.rstrip(".")] * bool(rule.no_rewrite))
+            lines.append(f"| {rule.code} | {_cell(rule.summary())} | {_cell(words)} |")
+    return "\n".join(lines)
+
+
 _HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE does not take", "3": "wrong numbers", "4": "weights",
              "5": "the model as a whole"}
 

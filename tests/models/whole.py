@@ -19,52 +19,18 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import mil_ane_passes as ane
 from tests.models import fired
 from tests.models.more import EVERY
+from tests.models.whole_table import HEAD, RECORD, TARGETS, Whole, recorded, row
 from tests.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
-
-RECORD = Path(__file__).with_name("whole.json")
-TARGETS = ("m4", "m1")
-GROWTH = 0.01
-
-
-@dataclass
-class Whole:
-    """One architecture for one target; pairs are before and after, costs predicted and in ms."""
-
-    architecture: str
-    target: str
-    ops: tuple[int, int]
-    weight_bytes: tuple[int, int]
-    refused: tuple[int, int]
-    off: tuple[int, int]
-    cost: tuple[float, float]
-    cures: float
-    switches: tuple[int, int]
-    proved: str
-    error: tuple[float, float]  # against PyTorch, a share of the output's largest value
-    fired: dict[str, int] = field(default_factory=dict)
-    undone: dict[str, str] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)  # refused ops that are left, by kind
-
-    @property
-    def faults(self) -> list[str]:
-        """What is not as it should be."""
-        allowed = max(self.cost[0], self.cures) * (1 + GROWTH) + 1e-9
-        found = {
-            f"{self.refused[0]} -> {self.refused[1]} refused": self.refused[1] >= max(self.refused[0], 1),
-            f"cost {self.cost[0]:.3f} -> {self.cost[1]:.3f} ms, cures {self.cures:.3f}": self.cost[1] > allowed,
-            self.proved: self.proved not in ("nothing fired", "bitwise", "rounding"),
-            f"error {self.error[0]:.1e} -> {self.error[1]:.1e}": self.error[1] > max(4 * self.error[0], 1e-2),
-        }
-        return [words for words, wrong in found.items() if wrong]
 
 
 def measure(architecture: Architecture, folder: Path, targets: Sequence[str] = TARGETS) -> Iterator[Whole]:
@@ -89,10 +55,7 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
     report = ane.rewrite(before, after, preset="full", target=target)
     old, new = ane.lint(before, target=target), ane.lint(after if after.exists() else before, target=target)
     cost = [sum(segment.milliseconds for segment in each.plan.segments) for each in (old, new)]
-    left: dict[str, int] = {}
-    for row in new.plan.rows:
-        if row.ane == "no":
-            left[row.op.op_type] = left.get(row.op.op_type, 0) + 1
+    left = Counter(each.op.op_type for each in new.plan.rows if each.ane == "no")
     proved = "nothing fired"
     if report.changed:
         assert report.verify is not None
@@ -108,29 +71,11 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
         (old.summary()["switches"], new.summary()["switches"]), proved,
         errors(after) if report.changed and after.exists() else (errors(before)[0],) * 2,
         {each.rule: len(each.fired) for each in report.traces if each.fired},
-        {each.rule: each.undone for each in report.undone}, left)
+        {each.rule: each.undone for each in report.undone}, dict(left))
 
 
 def _weights(package: Path) -> int:
     return sum(file.stat().st_size for file in package.rglob("*.bin"))
-
-
-HEAD = ("| architecture | target | ops | weight bytes | refused ops | off the ANE | predicted ms | with cures alone "
-        "| changes of place | proved | error against PyTorch |\n|---|---|---|---|---|---|---|---|---|---|---|")
-
-
-def row(found: Whole) -> str:
-    pairs = (found.ops, found.weight_bytes, found.refused, found.off)
-    return (f"| {found.architecture} | {found.target} | {' | '.join(f'{a} -> {b}' for a, b in pairs)} "
-            f"| {found.cost[0]:.3f} -> {found.cost[1]:.3f} | {found.cures:.3f} "
-            f"| {found.switches[0]} -> {found.switches[1]} | {found.proved.splitlines()[0]} "
-            f"| {found.error[0]:.1e} -> {found.error[1]:.1e} |")
-
-
-def recorded() -> list[Whole]:
-    """The rows of the last `--record`."""
-    return [Whole(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
-            for each in json.loads(RECORD.read_text())] if RECORD.exists() else []
 
 
 def record(found: Sequence[Whole]) -> None:
