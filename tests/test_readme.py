@@ -17,13 +17,14 @@ from coremltools.converters.mil.mil import Program, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.report.catalogue import markdown_findings, markdown_table
+from mil_ane_passes.report.catalogue import markdown_answers, markdown_findings, markdown_table
 from mil_ane_passes.report.patches import patches_table
 from mil_ane_passes.runtime.quirks import described
 from mil_ane_passes.torch_frontend.registry import all_patches
 from tests.benchmarks.table import startup
 from tests.benchmarks.table import table as speed_table
 from tests.cli.test_calibrate import squares
+from tests.models.whole_table import summary as whole_table
 from tests.reliability.table import table as reliability_table
 from tests.residency.agreement import table as agreement_table
 from tests.torch_frontend.grid.run import table as grid_table
@@ -113,7 +114,8 @@ def lint_example() -> str:
 
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
-TABLES = {"passes": markdown_table, "findings": markdown_findings, "fault-models": fault_table,
+TABLES = {"answers": markdown_answers, "whole": whole_table, "passes": markdown_table, "findings": markdown_findings,
+          "fault-models": fault_table,
           "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table,
           "fired": fired_table, "calibrate": calibrate_example, "lint": lint_example,
           "agreement": agreement_table, "reliability": reliability_table, "start-up": startup, "speed": speed_table}
