@@ -21,6 +21,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.build import RewriteBuilder
 from ..core.query import is_symbolic, value
 from ._lift import same_op
+from ._shown import shown
 
 __all__ = ["SLOW", "Plan", "Sizes", "fitted_to", "neutral", "plan_of", "sizes_of"]
 
@@ -169,7 +170,7 @@ def _frame_weight(mb: RewriteBuilder, op: Operation, sizes: Sizes, axes: tuple[i
     kept = [1 if axis in axes else size for axis, size in enumerate(sizes.kernel)]
     shape = (int(op.weight.shape[0]), int(op.weight.shape[1]) * taps, *kept)
     if math.prod(kept) == 1:
-        return mb.reshaped(op.weight, shape)
+        return shown(mb, op.weight, shape)
     order = [0, 1, *(2 + axis for axis in axes), *(2 + axis for axis in range(len(kept)) if axis not in axes)]
     return mb.weight(op.weight, f"frames_{'_'.join(map(str, axes))}",
                      lambda: np.asarray(op.weight.val).transpose(order).reshape(shape))
@@ -214,7 +215,7 @@ def _upright(mb: RewriteBuilder, op: Operation, sizes: Sizes) -> Var:
     pads = [amount for pair in changed.pop("pads") for amount in pair]
     changed |= {"pad_type": "custom", "pad": pads} if any(pads) else {"pad_type": "valid", "pad": None}
     shape = tuple(op.weight.shape[axis] for axis in turn)
-    made = same_op(mb, op, x=mb.transpose(x=op.x, perm=turn), weight=mb.reshaped(op.weight, shape), **changed)
+    made = same_op(mb, op, x=mb.transpose(x=op.x, perm=turn), weight=shown(mb, op.weight, shape), **changed)
     back: Var = mb.transpose(x=made, perm=turn)
     return back
 
@@ -228,7 +229,7 @@ def _folded(mb: RewriteBuilder, op: Operation, sizes: Sizes, q: int, p: int) -> 
     apart = mb.reshape(x=x, shape=[*shape, rows + q, p])
     own = mb.slice_by_index(x=apart, begin=[0] * 4, end=[0, 0, rows + q - 1, 0], end_mask=[True, True, False, True])
     after = mb.slice_by_index(x=apart, begin=[0, 0, 1, 0], end=[0, 0, 0, p - 1], end_mask=[True, True, True, False])
-    weight = mb.reshaped(op.weight, (*op.weight.shape[:2], q, p))
+    weight = shown(mb, op.weight, (*op.weight.shape[:2], q, p))
     made = same_op(mb, op, x=mb.concat(values=[own, after], axis=3), weight=weight, strides=[1, 1], dilations=[1, 1],
                    pad_type="valid", pad=None)
     y: Var = mb.reshape(x=made, shape=[shape[0], int(op.weight.shape[0]), rows * p])

@@ -38,7 +38,8 @@ class ChainAvgPool(Rewrite):
     code, slug = "ANE275", "large-avg-pool"
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "half a unit in the last place of each mean of a part, and of the mean over one axis before the next"
+    bound = ("half a unit in the last place of each mean of a part, and of the mean over one axis before the next; "
+             "measured 4e-4 of 0.7 against 2.4e-4 of the one pool (36 as 2 parts of 18)")
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (

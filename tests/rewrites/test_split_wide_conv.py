@@ -180,3 +180,42 @@ def test_the_hosts_pipeline_leaves_it(tmp_path):
     made.save(str(tmp_path / "m.mlpackage"))
     again = ane.load(tmp_path / "m.mlpackage").program
     assert kinds(again)["conv"] == 4 and not refused(again, "m1")
+
+
+@pytest.mark.parametrize("kernel", [[32, 32], [1, 20]], ids=["windows", "upright"])
+@pytest.mark.parametrize("kind", ["palette", "linear", "sparse", "palette per channel", "iOS16 palette"])
+def test_a_compressed_weight_stays_compressed(kernel, kind, tmp_path):
+    """As coremltools compresses it."""
+    import coremltools.optimize.coreml as cto
+
+    layer = torch.nn.Conv2d(3, 16, kernel, kernel if kernel[0] > 1 else 1)
+    path = tmp_path / "m.mlpackage"
+    target = ct.target.iOS16 if kind == "iOS16 palette" else ct.target.iOS18
+    traced = torch.jit.trace(layer.eval(), torch.zeros(1, 3, 64, 64))
+    model = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(1, 3, 64, 64))], skip_model_load=True,
+                       minimum_deployment_target=target)
+    grouped = {"granularity": "per_grouped_channel", "group_size": 4, "channel_axis": 0}
+    settings, compress = {
+        "palette": (cto.OpPalettizerConfig(nbits=4, mode="uniform"), cto.palettize_weights),
+        "iOS16 palette": (cto.OpPalettizerConfig(nbits=6, mode="uniform"), cto.palettize_weights),
+        "palette per channel": (cto.OpPalettizerConfig(nbits=4, mode="uniform", **grouped), cto.palettize_weights),
+        "linear": (cto.OpLinearQuantizerConfig(weight_threshold=0), cto.linear_quantize_weights),
+        "sparse": (cto.OpMagnitudePrunerConfig(target_sparsity=0.5, weight_threshold=0), cto.prune_weights),
+    }[kind]
+    settings.weight_threshold = 0
+    compress(model, cto.OptimizationConfig(global_config=settings)).save(str(path))
+    made = ane.load(path).program
+    before = [name for name in kinds(made) if name.startswith("constexpr")]
+    trace = holds(made, NAME)
+    assert before and trace.fired and [name for name in kinds(made) if name.startswith("constexpr")] == before
+    assert not refused(made, "m1")
+
+
+def test_a_compressed_weight_has_no_parts():
+    def body(x):
+        table = np.linspace(-1, 1, 16).astype(np.float16)
+        held = mb.constexpr_lut_to_dense(indices=np.arange(40, dtype=np.uint8), lut=table,
+                                         shape=np.uint32([1, 2, 1, 40]))
+        return mb.conv(x=x, weight=held, name="y")
+
+    assert notes(program(body, x=(1, 2, 3, 90))) == ["- weight is compressed, and parts would have to be packed anew"]
