@@ -40,7 +40,7 @@ class Plan:
     def words(self) -> str:
         kinds = [places.words() for _, places in self.picks]
         if self.plain:
-            return "one slice" if kinds else "all of it"
+            return "one slice" if kinds else "all of it in another shape"
         return " of ".join(dict.fromkeys(kind for kind in kinds if kind != "one slice"))
 
 
@@ -64,7 +64,9 @@ def _possible(op: Operation, plan: Plan) -> Plan | str:
         reason = cannot_take(op.x, places)
         if reason and plan.shape is None:
             return reason
-    return cannot_show(op.outputs[0].shape) or plan
+    shape = plan.shape or op.x.shape
+    partial = [(axis, places) for axis, places in plan.picks if places != Run(0, 1, shape[axis])]
+    return cannot_show(op.outputs[0].shape) or Plan(plan.shape, tuple(partial))
 
 
 def _counted(indices: Array, extent: Any) -> Array | str:

@@ -15,6 +15,7 @@ from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, 
 from ..core.examples import program, weight
 from ..core.query import consumers, is_const, itemsize, static_shape, value
 from ._gathers import KINDS, gathered, outside
+from ._told import tell
 
 
 class FoldConstantGather(Rewrite):
@@ -22,7 +23,8 @@ class FoldConstantGather(Rewrite):
 
     why     coremltools works out a gather of constants, but not gather_nd, by which masks that a model makes of
             positions arrive; what is computed of it stays, too, most of it in int32, which the ANE does not take. The
-            rows of a table of positions are computed at each run.
+            rows of a table of positions are computed at each run. What is read from the constant is known then, too:
+            `ane::fold_constants`, which runs next, folds masks as a whole.
     when    gather, gather_nd and gather_along_axis of a constant at constant places. The result takes `max_bytes` at
             most, or no more than its table, where nothing else reads that.
     exact   bitwise: elements are moved, none is computed with.
@@ -73,6 +75,7 @@ class FoldConstantGather(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
         op = hit.op
+        tell(op, gathered(op))
         indices = np.asarray(op.indices.val)
         form = (op.op_type, value(op.inputs.get("axis")), value(op.inputs.get("batch_dims")), indices.shape)
         key = hashlib.sha256(repr(form).encode() + indices.astype(np.int64).tobytes()).hexdigest()[:16]
