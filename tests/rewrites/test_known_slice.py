@@ -94,7 +94,7 @@ def test_any_place_counted_from_the_size(data):
     built = program(body, x=tuple(None if number == axis else 2 for number in range(rank)))
     trace = run(by_name("known_slice").configured(), built)
     if not trace.fired:
-        assert begin < 0 and rank > 1
+        assert begin < 0 and "what it gives would be of known size" in trace.near_misses[0].note
         return
     shape[axis] = data.draw(st.integers(8, 11))
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)

@@ -1,0 +1,117 @@
+"""Leave out the wrapping of negative indices where none can be negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.examples import program, weight
+from ._whole_ranges import bounds, holds
+
+
+class PlainIndices(Rewrite):
+    """Use indices as they are where the ops that make them say that none is negative.
+
+    why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which the ANE does
+            not take, with casts around them. What topk, argmax or a count of truth values give is never negative.
+    when    select(i >= c, i, ...) where each i is c at least, by its type (uint16), by constants, or by the ops that
+            make it: topk, argmax, argsort, shape, cumsum, sums and products, and what moves their results. And a cast
+            to a wider type of integers and back. Ids that are an input may be negative; see `ane::index_by_mod`.
+    exact   bitwise: the same integers.
+    cost    less: the ops that only prepared them go.
+
+    before
+        %0: fp16[4, 2], %1: uint16[4, 2] = topk(x=%x, k=2, axis=1, output_indices_dtype=uint16)
+        %2: int32[4, 2] = cast(x=%1, dtype=int32)
+        %3: bool[4, 2] = greater_equal(x=%2, y=0)
+        %4: int32[4, 2] = add(x=%2, y=8)
+        %5: int32[4, 2] = select(cond=%3, a=%2, b=%4)
+        %6: uint16[4, 2] = cast(x=%5, dtype=uint16)
+        %y: fp16[4, 2, 3] = gather(x=<fp16[8, 3]>, indices=%6)
+    after
+        %0: fp16[4, 2], %1: uint16[4, 2] = topk(x=%x, k=2, axis=1, output_indices_dtype=uint16)
+        %y: fp16[4, 2, 3] = gather(x=<fp16[8, 3]>, indices=%1)
+    """
+
+    code, slug = "ANE271", "needless-index-preparation"
+    stage = "structure"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    confidence = "high"
+    roots = ("select", "cast")
+    evidence = (
+        Measured("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 are accepted",
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch",
+                 chip="M4", os="macOS 27.0.1", date="2026"),
+        Vendor("since iOS17 negative indices have to be converted by select(index >= 0, index, index + max_index)",
+               source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "cast":
+            return self._cast(op)
+        asked = op.cond.op
+        if asked is None or asked.op_type != "greater_equal" or asked.x is not op.a or not types.is_int(op.a.dtype):
+            return Miss(op, "wraps no indices", near=False)
+        if list(op.a.shape) != list(op.outputs[0].shape):
+            return Miss(op, "its result is larger than the indices")
+        least, most = bounds(op.a), bounds(asked.y)
+        if least is None or most is None or least[0] < most[1]:
+            return Miss(op, "its indices may be negative")
+        return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a)
+
+    def _cast(self, op: Operation) -> Hit | Miss:
+        inner = op.x.op
+        if inner is None or inner.op_type != "cast" or inner.x.dtype != op.outputs[0].dtype:
+            return Miss(op, "is no way back", near=False)
+        if not types.is_int(inner.x.dtype) or not types.is_int(op.x.dtype):
+            return Miss(op, "is no way back", near=False)
+        if not holds(op.x.dtype, bounds(inner.x)):
+            return Miss(op, f"{types.builtin_to_string(op.x.dtype)} may not hold what it is cast from")
+        return Hit(op, note=f"to {types.builtin_to_string(op.x.dtype)} and back", plain=inner.x)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        plain: Var = hit.plain
+        return plain
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("topk", lambda: _best("uint16"))
+        yield Example("argmax", lambda: program(lambda x: _looked_up(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8)))
+        yield Example("count", lambda: program(lambda x: _looked_up(Builder.cumsum(x=Builder.cast(
+            x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)), opset=ct.target.iOS15,
+            x=(4, 8)))
+        yield Example("wide and back", lambda: program(
+            lambda i: Builder.cast(x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"),
+                                                     axes=[0]), dtype="fp16", name="y"), dtype=types.int16, i=(3,)))
+        yield Example("narrow and back", lambda: program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"), dtype=types.int32,
+            i=(3,)), reason="int16 may not hold what it is cast from")
+        yield Example("ids", lambda: program(lambda i: _looked_up(i), dtype=types.int32, i=(4,)),
+                      reason="its indices may be negative")
+        yield Example("numbers", lambda: program(lambda x: Builder.select(
+            cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"), x=(4,)),
+            reason="wraps no indices")
+
+
+def _looked_up(indices: Var) -> Var:
+    wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
+                             b=Builder.add(x=indices, y=np.int32(8)))
+    result: Var = Builder.gather(x=weight(8, 3), indices=wrapped, axis=0, name="y")
+    return result
+
+
+def _best(narrow: str) -> Program:
+    def body(x: Var) -> Var:
+        wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
+        wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
+                                 b=Builder.add(x=wide, y=np.int32(8)))
+        indices = Builder.cast(x=wrapped, dtype=narrow)
+        result: Var = Builder.gather(x=weight(8, 3), indices=indices, axis=0, name="y")
+        return result
+
+    return program(body, x=(4, 8))

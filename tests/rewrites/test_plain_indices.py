@@ -1,0 +1,104 @@
+"""ANE271: indices that cannot be negative are not wrapped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.rewrites._whole_ranges import bounds
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+from tests.rewrites.spellings import converted, grid, outputs, truth
+
+TABLE = torch.arange(24, dtype=torch.float32).reshape(8, 3)
+
+
+def largest(x):
+    return torch.nn.functional.embedding(x.argmax(1), TABLE.to(x.dtype))
+
+
+@pytest.mark.parametrize("target", ["iOS17", "iOS18"])
+@pytest.mark.parametrize("way", ["traced", "exported"])
+def test_indices_of_torch_are_used_as_they_are(way, target, tmp_path):
+    built, x = converted(largest, way, tmp_path, target=target), grid()
+    assert kinds(built)["gather"] and kinds(built)["greater_equal"]
+    assert run(by_name("plain_indices").configured(), built).fired
+    assert not kinds(built).keys() & {"greater_equal", "select", "add"}
+    np.testing.assert_array_equal(outputs(built, x, "float64"), truth(largest, x))
+
+
+def test_it_stands_through_a_conversion(tmp_path):
+    built = converted(largest, "exported", tmp_path, passes="plain_indices")
+    assert not kinds(built).keys() & {"greater_equal", "select"}
+
+
+def wrapped(indices, many):
+    return mb.select(cond=mb.greater_equal(x=indices, y=np.int32(0)), a=indices, b=mb.add(x=indices, y=np.int32(many)))
+
+
+def test_positions_that_a_model_counts_are_never_negative():
+    def body(x):
+        ones = mb.cast(x=mb.not_equal(x=x, y=np.float16(0)), dtype="int32")
+        places = mb.add(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=ones), y=np.int32(1))
+        return mb.gather(x=weight(16, 3), indices=wrapped(places, 16), axis=0, name="y")
+
+    built = program(body, x=(2, 8))
+    assert bounds(built.functions["main"].outputs[0].op.indices.op.a) == (1, 9)
+    assert run(by_name("plain_indices").configured(), built).fired and not kinds(built)["select"]
+
+
+@pytest.mark.parametrize("made", [lambda i: i, lambda i: mb.sub(x=mb.maximum(x=i, y=np.int32(0)), y=np.int32(1)),
+                                  lambda i: mb.mul(x=mb.maximum(x=i, y=np.int32(0)), y=np.int32(3))],
+                         ids=["an input", "one less", "an overflow"])
+def test_what_may_be_negative_is_wrapped(made):
+    built = program(lambda i: mb.gather(x=weight(8, 3), indices=wrapped(made(i), 8), axis=0), dtype=types.int32, i=(4,))
+    trace = find(by_name("plain_indices").configured(), built)
+    assert [miss.note for miss in trace.near_misses] == ["its indices may be negative"]
+
+
+@st.composite
+def arithmetic(draw):
+    """A small tree of integer ops over the input, as a function."""
+    if draw(st.integers(0, 3)) == 0:
+        number = draw(st.integers(-9, 9))
+        return lambda x: mb.add(x=mb.mul(x=x, y=np.int32(0)), y=np.int32(number))
+    kind = draw(st.sampled_from(["x", "add", "sub", "mul", "minimum", "maximum", "floor_div", "mod", "narrow", "sums"]))
+    if kind == "x":
+        return lambda x: x
+    one = draw(arithmetic())
+    if kind == "narrow":
+        return lambda x: mb.cast(x=mb.cast(x=one(x), dtype="int16"), dtype="int32")
+    if kind == "sums":
+        return lambda x: mb.cumsum(x=one(x), axis=0)
+    if kind in ("floor_div", "mod"):
+        by = draw(st.integers(1, 9))
+        return lambda x: getattr(mb, kind)(x=mb.maximum(x=one(x), y=np.int32(0)), y=np.int32(by))
+    other = draw(arithmetic())
+    return lambda x: getattr(mb, kind)(x=one(x), y=other(x))
+
+
+@pytest.mark.law
+@given(arithmetic(), st.integers(0, 9))
+def test_the_bounds_hold_what_is_computed(make, seed):
+    def body(i):
+        small = mb.cast(x=mb.cast(x=i, dtype="int8"), dtype="int32")
+        places = make(small)
+        return [places, mb.select(cond=mb.greater_equal(x=places, y=np.int32(0)), a=places,
+                                  b=mb.add(x=places, y=np.int32(1)))]
+
+    built = program(body, dtype=types.int32, i=(6,))
+    given_, wrapped_ = (var.name for var in built.functions["main"].outputs)
+    low, high = bounds(built.functions["main"].outputs[0])
+    x = np.random.default_rng(seed).integers(-100, 100, 6).astype(np.int32)
+    before = Runtime(built, precision="float16")({"i": x})
+    assert low <= before[given_].min() and before[given_].max() <= high
+    run(by_name("plain_indices").configured(), built)
+    np.testing.assert_array_equal(Runtime(built, precision="float16")({"i": x})[wrapped_], before[wrapped_])
