@@ -165,7 +165,7 @@ class RewriteBuilder:
         op.enclosing_block = self.block
         self.block._insert_op_before(op, before_op=self._anchor)
         for var in op.outputs:
-            if var.name in self._names.shared:
+            if old is not self.block and var.name in self._names.shared:
                 var.name = self._names.fresh(var.name)
                 op.name = var.name if len(op.outputs) == 1 else op.name
         self._record(op)
