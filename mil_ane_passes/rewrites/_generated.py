@@ -140,8 +140,13 @@ _STEPS: dict[str, Callable[[Operation, list[int | Size | None]], list[int | Size
 
 
 def line(mb: RewriteBuilder, size: Size, rank: int, axis: int) -> Var:
-    """A part of the size's value that is as long, along `axis` of `rank` axes; the others are 1."""
+    """A part of the size's value that is as long, along `axis` of `rank` axes; the others are 1.
+
+    Of floating point: integers are cast, in one op at the edge, as what follows would leave the ANE with them.
+    """
     var = size.var
+    if not types.is_float(var.dtype):
+        var = mb.once(("cast", var), lambda: mb.cast(x=size.var, dtype="fp16"))
     ends = [int(each != size.axis) for each in range(var.rank)]
     part = var if var.rank == 1 else mb.slice_by_index(
         x=var, begin=[0] * var.rank, end=ends, end_mask=[each == size.axis for each in range(var.rank)])

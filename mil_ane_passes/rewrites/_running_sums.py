@@ -15,10 +15,14 @@ from ..core.build import RewriteBuilder
 from ..core.edit import first_op
 from ..core.query import is_symbolic, itemsize, value
 
-__all__ = ["Layout", "Running", "as_matrix", "grown", "layout", "radices", "running", "taken", "triangle", "windows"]
+__all__ = [
+    "Layout", "Running", "as_matrix", "grown", "is_mask", "layout", "radices", "running", "taken", "triangle",
+    "windows",
+]
 
 _DEEPEST = 5
 _HEIGHT, _WIDTH = 2, 3
+_LAYOUT = ("expand_dims", "squeeze", "reshape", "transpose", "slice_by_index")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,15 @@ class Layout:
         return any(len(axes) > 1 for axes in self.groups)
 
 
+def is_mask(x: Var) -> bool:
+    """Whether `x` is cast from truth values, but for its layout: there is no infinity and no NaN in it."""
+    for _ in range(_DEEPEST):
+        if x.op is None or x.op.op_type not in _LAYOUT:
+            break
+        x = x.op.x
+    return x.op is not None and x.op.op_type == "cast" and bool(x.op.x.dtype == types.bool)
+
+
 def running(op: Operation) -> Running:
     axis = int(value(op.axis)) % op.x.rank
     return Running(axis, bool(value(op.exclusive)), bool(value(op.reverse)))
@@ -77,8 +90,13 @@ def radices(count: int, inner: int, widest: int, limit: int, spare: int) -> tupl
     return None
 
 
-def layout(op: Operation, axis: int, widest: int, max_bytes: int, *, reshaped: bool) -> Layout | str:
-    """How x is laid out for the first conv, or why it cannot be; `reshaped` says that more convs follow."""
+def layout(
+    op: Operation, axis: int, widest: int, max_bytes: int, most: Sequence[int], *, reshaped: bool
+) -> Layout | str:
+    """How x is laid out for the first conv, or why it cannot be; `reshaped` says that more convs follow.
+
+    `most` are the largest extents of batch or channels, and of height or width.
+    """
     extents = op.x.shape
     lead, tail = tuple(range(axis)), tuple(range(axis + 1, op.x.rank))
     channels = lead[-1:]
@@ -89,6 +107,9 @@ def layout(op: Operation, axis: int, widest: int, max_bytes: int, *, reshaped: b
     if len(batch) > 1 and not channels and not tail and not reshaped:
         groups = (batch[:-1], (), batch[-1:], (axis,))
     found = Layout(groups, tuple(_extent(extents, axes) for axes in groups))
+    largest = (most[0], most[0], most[1], most[1])
+    if any(extent > bound for extent, bound in zip(found.shape, largest)):
+        return f"laid out as {'x'.join(map(str, found.shape))}, above {'x'.join(map(str, largest))}"
     unknown = sum(map(is_symbolic, extents))
     if unknown > 1 and (found.merges or reshaped):
         return f"{unknown} axes are of symbolic size: no reshape can say which is which"

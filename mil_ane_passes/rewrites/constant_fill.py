@@ -13,7 +13,7 @@ from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Me
 from ..core.examples import program
 from ..core.targets import Gate
 from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
-from ._generated import Size, too_large
+from ._generated import too_large
 
 _BEFORE_M4 = Gate(last="m3")
 
@@ -30,7 +30,8 @@ class ConstantFill(BlockRewrite):
             when only older chips are the target.
     exact   bitwise, whatever the value holds that the size is from: infinities and NaN are not greater than themselves.
     cost    less than before with one element; the constant's bytes, up to max_bytes; at run time four ops on a slice
-            of each axis of such a size, and one that writes what the fill wrote.
+            of each axis of such a size, and one that writes what the fill wrote; a cast at the edge where the size is
+            that of integers.
 
     before
         %0: fp16[2, s0] = fill_like(ref_tensor=%x, value=0.5)
@@ -84,14 +85,12 @@ class ConstantFill(BlockRewrite):
         return Miss(op, reason) if reason else Hit(op, note="zeros of a size known at run time, and the number",
                                                    one=False, **facts)
 
-    def _cannot_spread(self, op: Operation, dims: list[int | Size | None], older: bool) -> str:
+    def _cannot_spread(self, op: Operation, dims: list[Any], older: bool) -> str:
         """Why a fill of a size known at run time is left alone."""
         if None in dims:
             return "its shape is computed, and not from the extents of other values"
         if types.is_int(op.outputs[0].dtype):
             return "integers of a size known at run time, which the ANE does not take"
-        if any(isinstance(size, Size) and not types.is_float(size.var.dtype) for size in dims):
-            return "its size is that of a value that is no floating-point numbers"
         if op.op_type == "fill_like" and not older and not self.always:
             return "taken on M4; name an older target, or always=true"
         return ""

@@ -20,12 +20,13 @@ class ConstantRange(BlockRewrite):
 
     why     range_1d, which torch.arange becomes, runs on the CPU only, and with it the arithmetic on its integers.
     when    start, end and step are known; or, with `longest`, a range from 0 in steps of 1 whose end is the length of
-            an axis of a floating-point value, of floating point itself or only cast to it. Numbers that the type of
+            an axis of another value, of floating point itself or only cast to it. Numbers that the type of
             the range has to round are left alone, as are ranges of no elements.
     exact   bitwise. The first n of N numbers are what is left when n elements (of the value whose axis it is, none of
             which is read) are joined to them, and N elements cut off the end: both have fixed parameters, where a slice
             with a computed end leaves the ANE. A run with an axis longer than `longest` would be wrong.
-    cost    the numbers; for a length known at run time a slice, a concat and a slice on as few elements.
+    cost    the numbers; for a length known at run time a slice, a concat and a slice on as few elements, and a cast at
+            the edge where the length is that of integers.
 
     before
         %0: int32[2] = shape(x=%x)
@@ -88,8 +89,6 @@ class ConstantRange(BlockRewrite):
                             "be cut from a constant")
         if self.longest < 1:
             return Miss(op, "its end is a length known only at run time; with longest=N a constant of N is cut to it")
-        if not types.is_float(size.var.dtype):
-            return Miss(op, "its end is the length of a value of integers, which the ANE does not take")
         whole = types.is_int(op.outputs[0].dtype)
         ends = float_ends(op) if whole else None
         if whole and ends is None:

@@ -13,7 +13,7 @@ from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, 
 from ..core.limits import limit
 from ..core.query import is_symbolic, itemsize, static_shape
 from ._cumsum_examples import cumsum_examples
-from ._running_sums import as_matrix, grown, layout, radices, running, triangle, windows
+from ._running_sums import as_matrix, grown, is_mask, layout, radices, running, triangle, windows
 
 
 class TriangleCumsum(Rewrite):
@@ -89,7 +89,7 @@ class TriangleCumsum(Rewrite):
     def _is_triangle(self, op: Operation) -> bool:
         """Whether x is a mask with as many elements as the triangle, so that reading that costs no more than x."""
         shape = static_shape(op.x)
-        mask = op.x.op is not None and op.x.op.op_type == "cast" and op.x.op.x.dtype == types.bool
+        mask = is_mask(op.x)
         return self.form == "triangle" or (
             self.form == "auto" and mask and shape is not None
             and shape[running(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2))
@@ -105,13 +105,13 @@ class TriangleCumsum(Rewrite):
         return Hit(op, note=f"{count} elements by a triangle of ones", taps=None)
 
     def _windows(self, op: Operation, count: int) -> Hit | Miss:
-        asked, (widest, most) = running(op), self._limits()
+        asked, (widest, *most) = running(op), self._limits()
         inner = max(as_matrix(op, asked.axis)[2], 1)
-        chosen = radices(count, inner, widest, most, int(asked.exclusive))
+        chosen = radices(count, inner, widest, most[1], int(asked.exclusive))
         if chosen is None:
-            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most}")
+            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most[1]}")
         taps, extent = chosen
-        laid = layout(op, asked.axis, max(taps), self.max_bytes, reshaped=len(taps) > 1)
+        laid = layout(op, asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1)
         if isinstance(laid, str):
             return Miss(op, laid)
         return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, taps))}", laid=laid, taps=taps,
@@ -120,17 +120,17 @@ class TriangleCumsum(Rewrite):
     def _unknown(self, op: Operation, axis: int) -> Hit | Miss:
         if self.longest < 1 or self.form == "triangle":
             return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
-        tap = min(self._limits()[0], self.longest)
-        laid = layout(op, axis, tap, self.max_bytes, reshaped=False)
+        widest, *most = self._limits()
+        tap = min(widest, self.longest)
+        laid = layout(op, axis, tap, self.max_bytes, most, reshaped=False)
         if isinstance(laid, str):
             return Miss(op, laid)
         return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0)
 
-    def _limits(self) -> tuple[int, int]:
-        """The widest kernel and the largest extent that every generation takes."""
-        kernel, extent = limit("conv-kernel-width", self.generations), limit("spatial", self.generations)
-        assert kernel is not None and extent is not None
-        return kernel.most, extent.most
+    def _limits(self) -> list[int]:
+        """The widest kernel that every generation takes, the most channels, and the largest extent."""
+        bounds = [limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
+        return [bound.most for bound in bounds if bound is not None]
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         if hit.taps is None:

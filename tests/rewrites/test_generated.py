@@ -87,6 +87,21 @@ class TestRange:
             np.testing.assert_array_equal(found, torch.arange(start, end, step).numpy())
             assert found.dtype == kind and "range_1d" not in kinds(built)
 
+    def test_positions_of_integer_tokens_leave_one_cast_at_the_edge(self):
+        """What a language model makes of its ids; a fill of that size, too."""
+        def body(ids):
+            length = mb.gather(x=mb.shape(x=ids), indices=np.array([1], np.int32), axis=0)
+            counted = mb.range_1d(start=np.int32(0), end=mb.squeeze(x=length), step=np.int32(1))
+            ones = mb.fill(shape=mb.concat(values=[np.array([2], np.int32), length], axis=0), value=np.float16(3))
+            return [mb.cast(x=counted, dtype="fp16", name="places"), mb.identity(x=ones, name="ones")]
+
+        built = program(body, dtype=types.int32, ids=(1, None))
+        assert run(rule("constant_range", longest=32), built).fired and run(rule("constant_fill"), built).fired
+        assert set(refused(built)) == {"cast"}
+        found = Runtime(built, precision="float16")({"ids": np.full((1, 7), -5, np.int32)})
+        np.testing.assert_array_equal(found["places"], torch.arange(7).numpy())
+        np.testing.assert_array_equal(found["ones"], torch.full((2, 7), 3.0).numpy())
+
     def test_what_it_does_not_reach(self):
         def after(function):
             def body(x):

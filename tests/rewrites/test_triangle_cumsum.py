@@ -163,11 +163,23 @@ def test_what_cannot_be_laid_out_is_refused_with_the_numbers():
         "20 elements, 9000 apart, cannot be laid on two axes of up to 16384"]
 
 
+def test_a_batch_of_more_than_the_ane_takes_is_refused():
+    assert [near.note for near in find(rule(), cumsum((300, 300, 2, 5), axis=3)).near_misses] == [
+        "laid out as 90000x2x1x5, above 65536x65536x16384x16384"]
+
+
 def test_a_mask_takes_the_triangle_where_that_is_no_larger():
     """The triangle is exact for counts: one product and one rounding."""
     def counted(x):
         return mb.cumsum(x=mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="fp16"), axis=1, name="y")
 
+    def laid_out(x):
+        mask = mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="fp16")
+        return mb.cumsum(x=mb.transpose(x=mb.expand_dims(x=mask, axes=[0]), perm=[2, 0, 1]), axis=2, name="y")
+
+    built = program(laid_out, x=(8, 8))
+    run(rule(), built)
+    assert kinds(built)["matmul"] == 1
     for shape, product in (((8, 8), True), ((4, 8), False), ((None, 8), False)):
         built = program(counted, x=shape)
         run(rule(), built)
