@@ -19,13 +19,13 @@ from ._lift import same_op
 from ._merge import Extents, Groups, extents, grouped, shape_of, turned
 from ._slices import places
 
-__all__ = ["MOVES", "Bounds", "Build", "View", "planned"]
+__all__ = ["MOVES", "UNARY", "Bounds", "Build", "View", "planned"]
 
 View = Callable[[Var, "Sequence[int] | None"], Var]
 "(value, shape or None for any): the value's elements in that shape, -1 for an extent that is open."
 Build = Callable[[Any, View], "list[Var]"]
 
-_UNARY = (
+UNARY = (
     "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
     "exp2", "floor", "gelu", "identity", "inverse", "leaky_relu", "linear_activation", "log", "logical_not", "relu",
     "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus",
@@ -34,7 +34,7 @@ _UNARY = (
 _REDUCE = ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1_norm", "reduce_l2_norm",
            "reduce_log_sum", "reduce_log_sum_exp", "reduce_sum_square")
 MOVES = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
-                   "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *_UNARY, *BROADCASTING})
+                   "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY, *BROADCASTING})
 "Ops that give the same bits in any shape."
 
 
@@ -281,7 +281,7 @@ def _slice(op: Operation, bounds: Bounds) -> Build | str:
 
 
 _PLANNERS: dict[str, Callable[[Operation, Bounds], Build | str]] = {
-    **dict.fromkeys(_UNARY, _unary), **dict.fromkeys(BROADCASTING, _elementwise), **dict.fromkeys(_REDUCE, _reduce),
+    **dict.fromkeys(UNARY, _unary), **dict.fromkeys(BROADCASTING, _elementwise), **dict.fromkeys(_REDUCE, _reduce),
     **dict.fromkeys(("reshape", "expand_dims", "squeeze"), _flat), "select": _elementwise, "softmax": _softmax,
     "split": _split, "concat": _concat, "stack": _stack, "tile": _tile, "matmul": _matmul, "linear": _linear,
     "transpose": _transpose, "slice_by_index": _slice, "slice_by_size": _slice,

@@ -8,7 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.query import consumers, flat_inputs, is_const, is_symbolic
+from ..core.query import consumers, flat_inputs, is_const, is_symbolic, used
 from ._lowered import Bounds, Build, planned
 
 __all__ = ["in_few_axes", "plans_of"]
@@ -63,6 +63,8 @@ def outside(block: Block, ops: Sequence[Operation], most: int) -> str:
     """Why values of the region are not its own affair, or ""."""
     entering = set(block.inputs.values() if isinstance(block, Function) else block.inputs)
     for op in ops:
+        if not any(var.rank <= most or used(var) for var in op.outputs):
+            return f"nothing reads '{op.outputs[0].name}'"
         for var in op.outputs:
             if var.rank > most and var.consuming_blocks:
                 return f"'{var.name}' of rank {var.rank} is an output"

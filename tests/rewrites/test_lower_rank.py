@@ -227,6 +227,16 @@ def test_left_alone(reason):
     assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
 
 
+def test_what_nobody_reads_is_left_to_the_host():
+    def body(x):
+        cut = mb.reshape(x=x, shape=[2] * 6)
+        mb.relu(x=cut, name="idle")
+        return mb.reshape(x=mb.tanh(x=cut), shape=[-1], name="y")
+
+    held = program(body, x=(8, 8))
+    assert [miss.note for miss in run(rule(), held).near_misses] == ["nothing reads 'idle'"]
+
+
 def test_an_axis_that_would_be_too_long_is_not_made():
     def body(x):
         cut = mb.reshape(x=x, shape=[3, 100, 2, 3, 100, 2])
