@@ -180,6 +180,29 @@ def test_several_functions_and_a_shared_input_are_padded_each():
     assert len(padded(built).fired) == 2 and kinds(built)["pad"] == 2
 
 
+@pytest.mark.parametrize("name, body, shape", [
+    ("batch_norm", lambda x: mb.batch_norm(x=mb.sin(x=x), mean=weight(4), variance=np.square(weight(4)),
+                                           epsilon=np.float16(0.25)), (2, 4, 50)),
+    ("factor from the left", lambda x: mb.matmul(x=weight(3, 50), y=mb.sin(x=x)), (50, 50)),
+    ("its own transpose", lambda x: (lambda v: mb.matmul(x=v, y=v, transpose_x=True))(mb.sin(x=x)), (6, 50)),
+    ("backwards", lambda x: mb.slice_by_index(
+        x=mb.sin(x=x), begin=[5, 0], end=[0, 50], stride=[-2, 1]), (6, 50)),
+    ("column by row", lambda x: mb.mul(x=mb.reduce_max(x=x, axes=[-1], keep_dims=True), y=weight(50)), (6, 50)),
+    ("five axes", lambda x: mb.transpose(x=mb.sin(x=x), perm=[0, 2, 1, 3, 4]), (1, 2, 3, 3, 50)),
+    ("one axis", lambda x: mb.sub(x=weight(50), y=x), (50,)),
+    ("a norm", lambda x: mb.reduce_l2_norm(x=mb.sin(x=x), axes=[0, -1]), (3, 50)),
+    ("a joined axis", lambda x: mb.stack(values=[mb.sin(x=x), x], axis=1), (3, 50)),
+])
+@pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
+def test_it_is_built_in_every_opset(name, body, shape, opset):
+    built = program(lambda x: mb.tanh(x=body(x), name="y"), x=shape, opset=opset)
+    before = clone(built)
+    assert padded(built, min_ops=0).fired
+    x = numbers(*shape).numpy().astype(np.float16)
+    old, new = (Runtime(each, precision="float64")({"x": x})["y"] for each in (before, built))
+    np.testing.assert_allclose(new, old, rtol=0, atol=1e-12)
+
+
 ELEMENTWISE = ("relu", "tanh", "exp", "log", "inverse", "sqrt", "abs", "softsign")
 LINKS = st.one_of(
     st.tuples(st.just("unary"), st.sampled_from(ELEMENTWISE)),
