@@ -28,7 +28,7 @@ def refused(program, target):
     rules = [rule() for rule in all_rules().values() if rule.refuses or rule.code in TRAPS]
     _, found = predict(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
     return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)
-            and not item.answer.note.startswith("stride")]
+            and not (item.rule.code in TRAPS and item.answer.note.startswith("stride"))]
 
 
 def drawn(program, seed=0, extent=9):
