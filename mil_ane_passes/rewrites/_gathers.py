@@ -66,7 +66,8 @@ def _possible(op: Operation, plan: Plan) -> Plan | str:
             return reason
     shape = plan.shape or op.x.shape
     partial = [(axis, places) for axis, places in plan.picks if places != Run(0, 1, shape[axis])]
-    return cannot_show(op.outputs[0].shape) or Plan(plan.shape, tuple(partial))
+    straight = plan.shape is None and op.op_type != "gather_nd" and op.x.rank - op.outputs[0].rank in (0, 1)
+    return ("" if straight else cannot_show(op.outputs[0].shape)) or Plan(plan.shape, tuple(partial))
 
 
 def _counted(indices: Array, extent: Any) -> Array | str:
@@ -81,7 +82,7 @@ def _counted(indices: Array, extent: Any) -> Array | str:
 
 def _gather(op: Operation, indices: Array, batch: int) -> Plan | str:
     axis = int(op.axis.val) % op.x.rank
-    if is_symbolic(op.x.shape[axis]) and indices.size == 1 and indices.min() >= 0:
+    if is_symbolic(op.x.shape[axis]) and indices.size == 1 and (indices.min() >= 0 or not indices.ndim):
         return Plan(None, ((axis, Run(int(indices.reshape(-1)[0]), 1, 1)),))
     places = _counted(indices, op.x.shape[axis])
     return places if isinstance(places, str) else Plan(None, ((axis, arranged(places)),))

@@ -166,6 +166,15 @@ def test_any_places_along_an_axis(data, axis):
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], right)
 
 
+@pytest.mark.parametrize(("places", "axis"), [(-1, 1), (0, 1), ([1, 2, 0], 0), ([2, 1], 0), ([1], 1)])
+def test_all_other_axes_may_be_of_symbolic_size(places, axis):
+    built = program(lambda x: mb.gather(x=x, indices=np.array(places, np.int32), axis=axis, name="y"),
+                    opset=ct.target.iOS15, x=(3, None, None))
+    assert fires("gather_as_slices", built, "m1") and not kinds(built)["gather"]
+    x = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float16)
+    np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], np.take(x, places, axis))
+
+
 @pytest.mark.parametrize("dtype", [types.int32, types.uint16, types.int8])
 def test_integers_are_moved_like_numbers(dtype):
     built = program(lambda x: mb.gather(x=x, indices=np.array([3, 0, 1], np.int32), axis=0, name="y"), dtype=dtype,
