@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from .inference import inferred_types
 from .query import flat_inputs
 
-__all__ = ["detached", "infer", "insert"]
+__all__ = ["bindings", "detached", "infer", "insert"]
 
 _OF_THE_FILE = ("origin", "synthetic", "blob", "value_inference")
 "What the loader notes at an op about the one in the file."
@@ -43,6 +43,12 @@ def detached(op: Operation, inputs: Mapping[str, Any]) -> Operation:
     for name, given in twin._input_vars.items():
         setattr(twin, name, given)
     return twin
+
+
+def bindings(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
+    """The inputs of `op` by name, with the vars that `env` has for them."""
+    return {name: tuple(env.get(var, var) for var in bound) if isinstance(bound, (list, tuple)) else
+            env.get(bound, bound) for name, bound in op.inputs.items()}
 
 
 def infer(twin: Operation, like: Operation) -> Operation:

@@ -11,12 +11,12 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Var, type
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
-from ..core.again import detached, infer
+from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
 from ..core.query import is_const
 from ._settled import settled
 
-__all__ = ["LARGEST_KNOWN", "Copies", "bindings", "handed_over", "same_sizes"]
+__all__ = ["LARGEST_KNOWN", "Copies", "handed_over", "same_sizes"]
 
 LARGEST_KNOWN = 1 << 12
 "Bytes of a value that a copy holds as a constant where it is known."
@@ -38,12 +38,6 @@ def handed_over(mb: RewriteBuilder, op: Operation, made: Sequence[Var]) -> list[
         returned = any(isinstance(block, Function) for block in old.consuming_blocks)
         found.append(mb.identity(x=var) if returned and (is_const(var) or var in found) else var)
     return found
-
-
-def bindings(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
-    """The inputs of `op` by name, with the vars that `env` has for them."""
-    return {name: tuple(env.get(var, var) for var in bound) if isinstance(bound, (list, tuple)) else
-            env.get(bound, bound) for name, bound in op.inputs.items()}
 
 
 class Copies:

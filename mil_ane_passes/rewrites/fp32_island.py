@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.again import detached, infer
+from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
 from ..core.query import consumers, flat_inputs
 from ._fp32_moves import half, join, judged, moves, to_fp16
-from ._inline import bindings
 
 
 class Fp32Island(BlockRewrite):

@@ -11,9 +11,9 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import is_opaque
+from ..core.steps import Unknown, counted
 from . import _loop_examples as examples
 from ._inline import Copies, handed_over, same_sizes
-from ._steps import Unknown, counted
 
 
 class UnrollWhileLoop(Rewrite):

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from ..core.again import detached, infer
-from ..core.query import flat_inputs, is_opaque
-from ._inline import bindings
+from .again import bindings, detached, infer
+from .query import flat_inputs, is_opaque
 
 __all__ = ["Unknown", "counted"]
 
