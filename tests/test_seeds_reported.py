@@ -102,7 +102,7 @@ def test_custom_layer_is_reported_and_a_classifier_with_it():
         probabilities=Builder.softmax(x=x), classes=Builder.const(val=mil_list(["a", "b"]))),
         dtype=types.fp32, x=(1, 2), opset=ct.target.iOS15)
     (item,) = found(built, "custom_layer")
-    assert item.refuses and "split the model there" in item.fix["advice"]
+    assert item.refuses and "--split-at" in item.fix["advice"]
 
 
 def test_every_op_that_leaves_the_ane_has_its_reason():
