@@ -17,7 +17,7 @@ __all__ = ["Forecast", "Foresee"]
 class Forecast:
     """`ops` are those that compute something, `refused` those that the ANE is known not to take, `off` those that it is
     predicted not to take (refused ones, and unknown ones that the nearest evidence speaks against). `cost` is the
-    predicted cost in ms, `switches` how often the place changes from one op to the next.
+    predicted cost in ms, changes of place included, `switches` how often the place changes from one op to the next.
     """
 
     ops: int
@@ -32,7 +32,7 @@ class Forecast:
         return cls(
             ops=len(plan.rows), refused=sum(row.ane == "no" for row in plan.rows),
             off=sum(not row.takes for row in plan.rows),
-            cost=sum(segment.milliseconds for segment in plan.segments),
+            cost=plan.total,
             switches=max(0, len(plan.segments) - len(functions)))
 
     def to_dict(self) -> dict[str, Any]:

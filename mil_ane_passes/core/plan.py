@@ -86,6 +86,8 @@ class Plan:
     rows: list[Row]
     segments: list[Segment]
     package: Any = None
+    total: float = 0.0
+    "Estimated milliseconds of all functions: their ops, and what entering, changing and leaving places costs."
 
     def of(self, function: str) -> list[Row]:
         """The rows of one function, by index."""

@@ -50,8 +50,8 @@ def predict(
                 for op in item.answer.covers:
                     refusals[op].append((item.rule, item.answer))
         rows = list(_rows(program, refusals, generations, package))
-        segments = list(_placed(program, rows))
-        plan = Plan(program, generations, rows, segments, package)
+        plan = Plan(program, generations, rows, [], package)
+        plan.segments = list(_placed(program, rows, plan))
         where = {row.op: row.function for row in rows}
         for rule in rules:
             if isinstance(rule, PlanRule) and applies(rule.targets, target):
@@ -101,15 +101,16 @@ def _outer(op: Operation) -> str:
     return str(op.enclosing_block.outer_op.op_type)
 
 
-def _placed(program: Program, rows: list[Row]) -> Iterator[Segment]:
-    """Gives each row its backend, and yields the segments."""
+def _placed(program: Program, rows: list[Row], plan: Plan) -> Iterator[Segment]:
+    """Gives each row its backend and the plan its total, and yields the segments."""
     for name, group in groupby(rows, key=lambda row: row.function):
         mine = list(group)
         weights = [row for row in mine if row.op.op_type.startswith("constexpr_")]
         placed = [row for row in mine if not row.op.op_type.startswith("constexpr_")]
         ends = set(program.functions[name].outputs)
         made = [sum(var in ends for var in row.op.outputs) for row in placed]
-        engines, _ = partition([row.cost for row in placed], made)
+        engines, spent = partition([row.cost for row in placed], made)
+        plan.total += spent
         where = {}
         for row, engine in zip(placed, engines):
             row.engine, row.backend = engine, "ane" if engine == "ane" else "cpu"

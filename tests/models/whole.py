@@ -54,7 +54,7 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
     cures = ane.rewrite(before, preset="safe", target=target, verify=False)
     report = ane.rewrite(before, after, preset="full", target=target)
     old, new = ane.lint(before, target=target), ane.lint(after if after.exists() else before, target=target)
-    cost = [sum(segment.milliseconds for segment in each.plan.segments) for each in (old, new)]
+    cost = [each.plan.total for each in (old, new)]
     left = Counter(each.op.op_type for each in new.plan.rows if each.ane == "no")
     proved = "nothing fired"
     if report.changed:
