@@ -43,7 +43,8 @@ class DecomposeAttention(Rewrite):
     code, slug = "ANE285", "fused-attention"
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "the fp16 roundings of scaled queries, scores and weights, which the fused op may keep to itself"
+    bound = ("the fp16 roundings of scaled queries, scores and weights, which the fused op may keep (measured: "
+             "2e-3 of the largest output, with heads of 64 and 64 keys; rounded once, 3e-4)")
     preset = "named"
     mends = True
     moves = 1e-4
