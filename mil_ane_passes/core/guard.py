@@ -20,6 +20,8 @@ from .growth import MOST_GROWTH
 
 __all__ = ["Guard", "guarded", "settled", "watched"]
 
+_TOO_LITTLE = 0.0005
+"Milliseconds, less than half a percent of one change of place: growth that no model is worse for."
 Run = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
@@ -31,7 +33,7 @@ class Guard:
     most: float = MOST_GROWTH
 
     def allows(self, before: Forecast, after: Forecast) -> bool:
-        return after.refused <= before.refused and after.cost <= before.cost * (1 + self.most)
+        return after.refused <= before.refused and after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE
 
     def words(self, before: Forecast, after: Forecast) -> str:
         """Why `after` is not allowed."""
@@ -42,7 +44,7 @@ class Guard:
 
 def watched(rule: Rewrite) -> bool:
     """Whether a guard may undo `rule`."""
-    return rule.preset == "full" and not rule.mends and not rule.asked
+    return rule.preset == "full" and rule.priced and not rule.mends and not rule.asked
 
 
 def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard | None) -> list[PassTrace]:

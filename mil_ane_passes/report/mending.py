@@ -33,16 +33,20 @@ def mended(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
     for item in found:
         if item.rule.name in helpers:
             answers[item.answer.op][item.rule.name] = item.answer
+    fires = {item.rule.name for item in found if item.rule.name in helpers and isinstance(item.answer, Hit)}
     said: set[tuple[str, Operation]] = set()
     for item in found:
         if item.rule.name in reported and isinstance(item.answer, Hit) and not item.answer.mended_by:
-            said |= _told(item.rule, item.answer, answers)
+            said |= _told(item.rule, item.answer, answers, fires)
     return [item for item in found if not (isinstance(item.answer, Hit) and isinstance(item.rule, Rewrite)
                                            and (item.rule.name, item.answer.op) in said)]
 
 
-def _told(rule: Rule, hit: Hit, answers: _Answers) -> set[tuple[str, Operation]]:
-    """Writes into `hit` what its rewrites say; returns which hits of theirs need no mention."""
+def _told(rule: Rule, hit: Hit, answers: _Answers, fires: Collection[str]) -> set[tuple[str, Operation]]:
+    """Writes into `hit` what its rewrites say; returns which hits of theirs need no mention.
+
+    A rewrite that fires somewhere may mend this place, too: whole regions are reported at one of their ops.
+    """
     asked = [(name, op, answers[op][name]) for name in rule.mended_by for op in dict.fromkeys((hit.op, *hit.covers))
              if op in answers and name in answers[op]]
     able = [(name, op) for name, op, answer in asked if isinstance(answer, Hit)]
@@ -50,5 +54,11 @@ def _told(rule: Rule, hit: Hit, answers: _Answers) -> set[tuple[str, Operation]]
         hit.mended_by = able[0][0]
         return {(name, op) for name, op in able}
     reasons = [f"{name}: {answer.reason}" for name, _, answer in asked if isinstance(answer, Miss)]
-    hit.unmended = reasons[0] if reasons else ""
+    able_elsewhere = [name for name in rule.mended_by if name in fires]
+    if reasons:
+        hit.unmended = reasons[0]
+    elif able_elsewhere:
+        hit.mended_by = able_elsewhere[0]
+    elif rule.mended_by:
+        hit.unmended = f"{', '.join(rule.mended_by)}: not at this place"
     return set()

@@ -40,7 +40,7 @@ class FoldConstants(BlockRewrite):
     """
 
     code, slug = "ANE258", "known-at-conversion"
-    stage = "structure"
+    stage, after = "structure", ("fold_constant_gather",)
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
