@@ -220,8 +220,6 @@ class Rewrite(Rule):
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
     interface: ClassVar[bool] = False
     "Whether it may change the dtypes of the function's inputs and outputs; never in a preset."
-    priced: ClassVar[bool] = True
-    "Whether a prediction can tell what it costs: not of a loop, whose body is counted once."
     _asked: bool = False
 
     @property

@@ -44,7 +44,7 @@ class Guard:
 
 def watched(rule: Rewrite) -> bool:
     """Whether a guard may undo `rule`."""
-    return rule.preset == "full" and rule.priced and not rule.mends and not rule.asked
+    return rule.preset == "full" and not rule.mends and not rule.asked
 
 
 def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard | None) -> list[PassTrace]:

@@ -6,7 +6,7 @@ All of it is predicted. The costs are what Core ML's segmenter is predicted to e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from coremltools.converters.mil.mil import Operation, Program
@@ -36,6 +36,11 @@ class Cost:
     def cpu(self) -> float:
         """The cheaper of both CPU backends."""
         return min(self.bnns, self.classic)
+
+    def repeated(self, times: int) -> Cost:
+        """What it costs `times` times."""
+        return replace(self, ane=None if self.ane is None else self.ane * times, bnns=self.bnns * times,
+                       classic=self.classic * times)
 
     def of(self, engine: Engine) -> float:
         found = {"ane": self.ane, "bnns": self.bnns, "classic_cpu": self.classic}[engine]

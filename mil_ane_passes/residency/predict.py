@@ -15,6 +15,7 @@ from ..core.contract import Hit, Miss, PlanRule, Rule
 from ..core.engine import answers
 from ..core.plan import Cost, Plan, Row, Segment
 from ..core.query import all_blocks, consumers
+from ..core.steps import Unknown, counted
 from ..core.targets import applies, parse_target
 from .cost import cost
 from .segments import partition
@@ -22,6 +23,9 @@ from .sizes import read, sizes_of, unsettled
 from .support import Support, support
 
 __all__ = ["Found", "predict"]
+
+_COUNTED = 1024
+"Steps of a loop up to which they are counted."
 
 
 @dataclass(slots=True)
@@ -74,19 +78,28 @@ def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Fou
                 yield Found(rule, answer, function)
 
 
-def _in_order(block: Block, depth: int = 0) -> Iterator[tuple[Operation, int]]:
+def _in_order(block: Block, depth: int = 0, times: int = 1) -> Iterator[tuple[Operation, int, int]]:
+    """The ops of `block` with how deep they stand and how often they run, where the steps of loops are known."""
     for op in block.operations:
         if op.op_type != "const":
-            yield op, depth
+            yield op, depth, times
+        steps = _steps(op) if op.op_type == "while_loop" else 1
         for inner in op.blocks:
-            yield from _in_order(inner, depth + 1)
+            yield from _in_order(inner, depth + 1, times * steps)
+
+
+def _steps(op: Operation) -> int:
+    try:
+        return max(1, counted(op, _COUNTED)[0])
+    except Unknown:
+        return 1
 
 
 def _rows(program: Program, refusals: Any, generations: Any, package: Any) -> Iterator[Row]:
     for name, function in program.functions.items():
         sizes = sizes_of(function, package.description(name) if package is not None else None)
         fixed = not any(unsettled(var) for var in function.inputs.values())
-        for index, (op, depth) in enumerate(_in_order(function)):
+        for index, (op, depth, times) in enumerate(_in_order(function)):
             told = support(op, refusals.get(op, ()), generations)
             if depth and told.takes and not op.op_type.startswith("constexpr_"):
                 told = Support("unknown", False, f"inside a {_outer(op)}, which runs on the CPU; not measured")
@@ -94,6 +107,8 @@ def _rows(program: Program, refusals: Any, generations: Any, package: Any) -> It
                 told = Support("unknown", False, f"{op.op_type} on a shape that depends on values; not measured")
             spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else \
                 cost(op, takes=told.takes, sizes=sizes)
+            if times > 1:
+                spent = spent.repeated(times)
             yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)
 
 

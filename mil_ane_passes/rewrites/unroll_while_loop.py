@@ -54,7 +54,6 @@ class UnrollWhileLoop(Rewrite):
     after = ("fold_constants", "inline_constant_branch")
     exactness = Exactness.BITWISE
     preset = "full"
-    priced = False
     roots = ("while_loop",)
     evidence = (
         Community("cond is not supported on the neural engine: the branch is taken on the CPU", chip="M1 Pro",
