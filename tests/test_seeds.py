@@ -96,13 +96,13 @@ def test_what_stands_behind_a_running_sum_is_no_longer_drawn_to_the_cpu():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.before, self.after = (torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))
+            self.before, self.after = (torch.nn.Conv2d(96, 96, 3, padding=1) for _ in range(2))
 
         def forward(self, x):
             return self.after(torch.cumsum(torch.relu(self.before(x)) * 2 ** -8, dim=-1) + 1)
 
     torch.manual_seed(0)
-    model = converted(half(Model()), numbers(1, 64, 32, 32))
+    model = converted(half(Model()), numbers(1, 96, 32, 32))
     assert {row.backend for row in rows(model._mil_program, "m4")} == {"cpu"}
     built = ane.rewrite(model, preset="full", target="m4").package.program
     assert {row.backend for row in rows(built, "m4")} == {"ane"} and not refused(built, "m4")
