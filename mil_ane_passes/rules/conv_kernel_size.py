@@ -35,6 +35,7 @@ class ConvKernelSize(Rule):
     refuses, confidence = True, "high"
     advice = ("Lay the kernel on the height by swapping the last two axes (the same sums), or split it along the width "
               "into convs that are added (rounded otherwise).")
+    mended_by = ("split_wide_conv",)
     evidence = (*evidence_of("conv-kernel-width", "conv-kernel-height"),
                 on_m4("16x16 is accepted; to ask for it takes 212 to 229 s and 11.7 GB"))
 

@@ -1,0 +1,51 @@
+"""Real architectures after the preset full: fewer ops are refused wherever there were some, and none costs too much."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.models.whole_table import TARGETS, Whole, recorded
+
+ROWS = recorded()
+STUCK = {("BigVGAN", "m1"): "sin", ("DAC decoder", "m1"): "sin"}
+"""Where as many ops are refused as before, and which: M1 takes no sin, and no exact form of it is known."""
+GOOD = Whole("name", "m4", (10, 8), (100, 100), (3, 1), (3, 1), (0.2, 0.1), 0.2, (2, 1), "rounding", (1e-3, 1e-3))
+
+
+def test_sixty_architectures_are_recorded_for_each_target():
+    for target in TARGETS:
+        assert len({each.architecture for each in ROWS if each.target == target}) >= 60
+
+
+@pytest.mark.parametrize("each", ROWS, ids=lambda each: f"{each.architecture} on {each.target}")
+def test_what_was_recorded_is_as_it_should_be(each):
+    stuck = STUCK.get((each.architecture, each.target))
+    assert [fault for fault in each.faults if not (stuck and fault.endswith("refused"))] == []
+    assert not stuck or set(each.left) == {stuck}
+
+
+@pytest.mark.parametrize(("change", "fault"), [
+    ({"refused": (3, 3)}, "3 -> 3 refused"), ({"refused": (0, 1)}, "0 -> 1 refused"),
+    ({"cost": (0.2, 0.21)}, "cost 0.200 -> 0.210 ms, cures 0.200"), ({"proved": "different"}, "different"),
+    ({"error": (1e-3, 2e-2)}, "error 1.0e-03 -> 2.0e-02")])
+def test_the_check_can_fail(change, fault):
+    assert GOOD.faults == [] and dataclasses.replace(GOOD, **change).faults == [fault]
+
+
+@pytest.mark.parametrize("name", ["ViT", "GPT-2", "DETR"])
+def test_a_few_are_still_as_recorded(name, tmp_path):
+    pytest.importorskip("torch")
+    from tests.models.more import EVERY
+    from tests.models.whole import measure
+
+    architecture = next(each for each in EVERY if each.name == name)
+    if architecture.missing():
+        pytest.skip(architecture.missing())
+    known = {each.target: each for each in ROWS if each.architecture == name}
+    for found in measure(architecture, tmp_path):
+        row = known[found.target]
+        for what in ("ops", "refused", "off", "switches", "proved", "fired", "undone", "left"):
+            assert getattr(found, what) == getattr(row, what), what
+        assert found.cost == pytest.approx(row.cost) and found.faults == []

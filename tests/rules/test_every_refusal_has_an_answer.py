@@ -1,0 +1,30 @@
+"""What the ANE does not take has a rewrite that is known, or says why there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from mil_ane_passes.core.registry import all_rules, rewrites
+from tests.residency.agreement import plan_alone
+from tests.residency.m4_cases import estimates
+
+REFUSING = {name: rule for name, rule in all_rules().items() if rule.refuses}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_each_rule_that_refuses_names_its_rewrite_or_the_reason(name):
+    rule = REFUSING[name]
+    assert rule.mended_by or rule.no_rewrite
+    assert set(rule.mended_by) <= set(rewrites())
+    assert not rule.no_rewrite or (rule.no_rewrite[0].isupper() and rule.no_rewrite.endswith("."))
+
+
+def test_each_op_that_an_m4_was_seen_to_refuse_is_found_by_such_a_rule():
+    codes = {rule.code for rule in REFUSING.values()}
+    seen = 0
+    for name, rows in estimates().items():
+        for row, told in zip(rows, plan_alone(name).rows, strict=True):
+            if "ane" not in row["supported"].split(","):
+                assert codes & set(told.codes), f"{name}: {row['op_type']}"
+                seen += 1
+    assert seen > 40
