@@ -19,14 +19,15 @@ class CropResize(Rule):
     why     Core ML on an M4 refuses it, and it runs on no GPU either. The hardware has it from M2 on (asked without
             Core ML), not on an M1.
     when    Any crop_resize, with constant or computed boxes.
-    cure    Constant boxes: a slice_by_index and a resize_bilinear or resize_nearest_neighbor for each, and a concat;
-            near the same numbers where the sampling modes agree. Computed boxes: crop outside, or use resample with
+    cure    Constant boxes: a slice_by_index and a resize_bilinear for each where the corners are elements, else slices
+            that are mixed with constant weights, and a concat. Computed boxes: crop outside, or use resample with
             coordinates that are an input.
     """
 
     code, slug = "ANE216", "crop-resize"
     roots = ("crop_resize",)
     refuses, confidence = True, "high"
+    mended_by = ("crop_resize_by_slices",)
     advice = "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed."
     evidence = (
         on_m4("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),
