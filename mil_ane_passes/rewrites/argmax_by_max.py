@@ -23,12 +23,13 @@ class ArgmaxByMax(Rewrite):
 
     why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is refused, too.
             In a model that goes on computing with the place both are on the CPU, in its middle.
-    when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements, which nobody reads but
-            such casts. A place that the model returns in int32 needs a cast that is refused as well: it is left alone.
+    when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, which nobody
+            reads but such casts. A place that the model returns in int32 needs a cast that is refused as well: it is left alone.
     exact   bitwise, the first place of all that are as large: the least of i - n at a NaN (which counts as the
             largest, and as the smallest, as in PyTorch), i where x is reduce_max(x), and n elsewhere, i counting the
             elements from 0 to n - 1; and n more where that is negative. All are whole numbers of at most 2048.
-    cost    seven elementwise ops on x, five on the result and two reductions, for a reduction and a cast.
+    cost    seven elementwise ops on x, five on the result (and the cast to fp32) and two reductions, for a reduction and
+            a cast.
 
     before
         %0: int32[3] = reduce_argmax(x=%x)
@@ -68,6 +69,8 @@ class ArgmaxByMax(Rewrite):
         extent = found.x.shape[axis] if found.x.rank else 1
         if not types.is_float(found.x.dtype):
             return Miss(op, "the place of an integer", near=False)
+        if found.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, which the ANE does not take")
         if is_symbolic(extent):
             return Miss(op, "the place among elements whose number is known only at run time")
         if not 0 < extent <= _MOST:
@@ -80,27 +83,29 @@ class ArgmaxByMax(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, axis, extent = hit.found.x, hit.axis, hit.extent
-        kind = types.builtin_to_string(hit.op.outputs[0].dtype)
-        number = types.nptype_from_builtin(hit.op.outputs[0].dtype)
-        places = np.arange(extent, dtype=number).reshape([-1 if each == axis else 1 for each in range(x.rank)])
+        places = np.arange(extent, dtype=np.float16).reshape([-1 if each == axis else 1 for each in range(x.rank)])
 
         def chosen(at: Var, less: int) -> Var:
             """`places` less so many where `at`, elsewhere 0."""
-            counted = mb.once(("places", extent, x.rank, axis, less, kind), lambda: mb.const(val=places - number(less)))
-            return mb.mul(x=mb.cast(x=at, dtype=kind), y=counted)
+            counted = mb.once(("places", extent, x.rank, axis, less), lambda: mb.const(val=places - np.float16(less)))
+            return mb.mul(x=mb.cast(x=at, dtype="fp16"), y=counted)
 
         most = getattr(mb, _REDUCTIONS[hit.found.op_type])(x=x, axes=[axis], keep_dims=True)
         key = mb.add(x=chosen(mb.equal(x=x, y=most), extent), y=chosen(mb.not_equal(x=x, y=x), 2 * extent))
         keep = value(hit.found.keep_dims, False)
-        least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=number(extent))
-        below = mb.cast(x=mb.less(x=least, y=number(0)), dtype=kind)
-        built: Var = mb.add(x=least, y=mb.mul(x=below, y=number(extent)))
-        return built
+        least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=np.float16(extent))
+        below = mb.cast(x=mb.less(x=least, y=np.float16(0)), dtype="fp16")
+        built: Var = mb.add(x=least, y=mb.mul(x=below, y=np.float16(extent)))
+        kind = hit.op.outputs[0].dtype  # fp32 where it leaves a model for iOS15
+        return built if kind == types.fp16 else mb.cast(x=built, dtype=types.builtin_to_string(kind))
 
     def examples(self) -> Iterable[Example]:
         yield Example("largest", lambda: _placed("reduce_argmax"))
         yield Example("smallest", lambda: _placed("reduce_argmin", axis=0, keep_dims=True))
         yield Example("in the middle", lambda: _placed("reduce_argmax", axis=1, shape=(2, 5, 3)))
+        yield Example("returned in fp32", lambda: _placed("reduce_argmax", dtype="fp32"))
+        yield Example("of fp32", lambda: _placed("reduce_argmax", of=types.fp32),
+                      reason="computed in fp32, which the ANE does not take")
         yield Example("read as int32", lambda: _placed("reduce_argmax", shown=True),
                       reason="the int32 place is read as such, too")
         yield Example("many", lambda: _placed("reduce_argmax", shape=(1, 3000)),
@@ -113,10 +118,11 @@ def _to_float(op: Operation) -> bool:
     return op.op_type == "cast" and bool(types.is_float(op.outputs[0].dtype))
 
 
-def _placed(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False) -> Program:
+def _placed(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False,
+            dtype: str = "fp16", of: type = types.fp16) -> Program:
     def body(x: Var) -> list[Var]:
         place = getattr(Builder, kind)(x=x, axis=axis, keep_dims=keep_dims, name="z")
-        result = [Builder.cast(x=place, dtype="fp16", name="y")]
+        result = [Builder.cast(x=place, dtype=dtype, name="y")]
         return [*result, place] if shown else result
 
-    return program(body, x=shape)
+    return program(body, dtype=of, x=shape)

@@ -13,6 +13,8 @@ from ..core.examples import program
 from ..core.targets import Gate
 
 _M4 = Gate(first="m4", last="m4")
+_MOST_KNOWN = 32768
+"Elements of a constant mask that is kept as numbers, in 65536 bytes; a larger one is cast where the model runs."
 _FORMS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
 
 
@@ -24,7 +26,7 @@ class LogicalAsArithmetic(Rewrite):
     when    logical_or and logical_xor; logical_and when M4 is not among the chips that are looked at.
     exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
             result is true where that is not 0.
-    cost    two casts, one op (xor: two) and a comparison for one op on bools of half the size.
+    cost    two casts (none for a constant), one op (xor: two) and a comparison for one op on bools of half the size.
 
     before
         %0: bool[2, 3] = greater(x=%x, y=0.0)
@@ -62,7 +64,9 @@ class LogicalAsArithmetic(Rewrite):
         op = hit.op
 
         def number(var: Var) -> Var:
-            made: Var = mb.once(("number", var), lambda: mb.cast(x=var, dtype="fp16"))
+            known = var.val is not None and np.size(var.val) <= _MOST_KNOWN
+            made: Var = mb.once(("number", var), lambda: (
+                mb.const(val=np.asarray(var.val, np.float16)) if known else mb.cast(x=var, dtype="fp16")))
             return made
 
         result = getattr(mb, _FORMS[op.op_type])(x=number(op.x), y=number(op.y))

@@ -48,6 +48,24 @@ def test_a_place_that_torch_goes_on_computing_with(tmp_path, target):
     np.testing.assert_allclose(found, Pointed()(x.double()).numpy(), atol=1e-6)
 
 
+def test_a_place_that_leaves_a_model_for_ios15_in_fp32(tmp_path):
+    """The result is fp32 there; what finds it is not."""
+    class Chosen(torch.nn.Module):
+        def forward(self, x):
+            return x.softmax(-1).argmax(-1).float()
+
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
+    model = ct.convert(torch.jit.trace(Chosen(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
+                       minimum_deployment_target=ct.target.iOS15, skip_model_load=True)
+    model.save(str(tmp_path / "in.mlpackage"))
+    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
+    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
+    before, after = report.predicted
+    assert before.refused == 2 and after.refused == 0
+    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
+    np.testing.assert_array_equal(found, Chosen()(x.double()).numpy())
+
+
 @st.composite
 def draws(draw):
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))

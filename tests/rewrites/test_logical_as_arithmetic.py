@@ -53,6 +53,19 @@ def test_the_truth_is_pytorchs(drawn):
         np.testing.assert_array_equal(Runtime(built, precision=precision)(feeds)["y"], expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constant_mask_is_a_constant_of_numbers(kind):
+    """Nothing is left that fold_constants would have to work out in a second run."""
+    known = np.tril(np.ones((8, 8), bool))
+    built = program(lambda x: mb.cast(x=getattr(mb, kind)(x=mb.cast(x=x, dtype="bool"), y=known), dtype="fp16",
+                                      name="y"), x=(1, 8))
+    assert rewritten(built).fired and kinds(built)["cast"] == 3
+    assert not run(by_name("fold_constants").configured(), built).fired
+    x = np.array([[0, 1, 1, 0, 1, 0, 0, 1]], np.float16)
+    expected = getattr(np, kind)(x != 0, known)
+    np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], expected)
+
+
 def test_it_is_gated_by_what_is_known():
     rule = by_name("logical_as_arithmetic").configured()
     fires = {(kind, target): bool(find(rule, masks(kind), target=target).fired) for kind in KINDS
