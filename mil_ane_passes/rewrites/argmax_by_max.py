@@ -24,12 +24,13 @@ class ArgmaxByMax(Rewrite):
     why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is refused, too.
             In a model that goes on computing with the place both are on the CPU, in its middle.
     when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, which nobody
-            reads but such casts. A place that the model returns in int32 needs a cast that is refused as well: it is left alone.
+            reads but such casts. A place that the model returns in int32 needs a cast that is refused as well: it is
+            left alone.
     exact   bitwise, the first place of all that are as large: the least of i - n at a NaN (which counts as the
             largest, and as the smallest, as in PyTorch), i where x is reduce_max(x), and n elsewhere, i counting the
             elements from 0 to n - 1; and n more where that is negative. All are whole numbers of at most 2048.
-    cost    seven elementwise ops on x, five on the result (and the cast to fp32) and two reductions, for a reduction and
-            a cast.
+    cost    seven elementwise ops on x, five on the result (and a cast, to fp32) and two reductions, for a reduction
+            and a cast.
 
     before
         %0: int32[3] = reduce_argmax(x=%x)
