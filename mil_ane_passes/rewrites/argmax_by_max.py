@@ -54,6 +54,7 @@ class ArgmaxByMax(Rewrite):
 
     code, slug = "ANE290", "place-of-the-largest"
     stage = "decompose"
+    after = ("one_hot_compare",)
     preset = "full"
     roots = ("cast",)
     evidence = (

@@ -66,6 +66,27 @@ def test_a_place_that_leaves_a_model_for_ios15_in_fp32(tmp_path):
     np.testing.assert_array_equal(found, Chosen()(x.double()).numpy())
 
 
+class Gated(torch.nn.Module):
+    """Takes the row of the expert with the highest score."""
+
+    def forward(self, x):
+        return torch.nn.functional.one_hot(x.argmax(-1), 6).to(x.dtype) @ torch.arange(12.0).to(x.dtype).view(6, 2)
+
+
+def test_a_choice_made_by_one_hot_is_cured_in_one_run(tmp_path):
+    """The cast that is looked for is what one_hot_compare makes."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).half().float()
+    model = ct.convert(torch.jit.trace(Gated(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
+                       minimum_deployment_target=ct.target.iOS17, skip_model_load=True)
+    model.save(str(tmp_path / "in.mlpackage"))
+    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m4")
+    fired = [trace.rule for trace in report.traces if trace.fired]
+    assert report.proved and {"one_hot_compare", "argmax_by_max"} <= set(fired)
+    assert report.predicted[1].refused == 0
+    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float16").values()
+    np.testing.assert_array_equal(found, Gated()(x).numpy())
+
+
 @st.composite
 def draws(draw):
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
