@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Community", "Evidence", "Measured", "Vendor"]
+__all__ = ["Community", "Evidence", "Measured", "Vendor", "on_m4", "private"]
+
+_DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
+_ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,14 @@ class Community(Evidence):
     """Reported in public, with or without a reproduction."""
 
     kind = "community"
+
+
+def on_m4(says: str, *, rows: bool = False) -> Measured:
+    """What Core ML answered on an M4: as published in words, or (`rows`) in the tables beside them."""
+    return Measured(says, source=_ROWS if rows else _DISPATCH, chip="M4", os="macOS 27.0.1", date="2026")
+
+
+def private(says: str, chip: str = "M1 to M5") -> Community:
+    """What the ANE's compiler answered without Core ML."""
+    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
+                     date="2026")

@@ -7,8 +7,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Community, Miss
+from ..core.evidence import on_m4, private
 from ..core.examples import program
-from ._said import on_m4, private
 
 __all__ = ["EVIDENCE", "FP32", "TABLES", "one", "stands_back"]
 

@@ -50,7 +50,7 @@ class GatherAsSlices(Rewrite):
                   date="2020"),
         Measured("contradicts it: gather with constant indices is accepted", chip="M4", os="macOS 27.0.1", date="2026",
                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
-        Measured("a gather moves 23 GB/s by Core ML's estimate for the CPU, a slice 73", chip="M4", date="2026",
+        Measured("a gather moves 23 GB/s by Core ML's estimate for the CPU, a slice 73", chip="M4", os="macOS 27.0.1", date="2026",
                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
         Vendor("contradicts it: gather resides on the ANE",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),

@@ -12,9 +12,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ._remainders import LEAST, MOST, by_fraction, by_whole, remainder, steps_for
-from ._said import on_m4, private
 
 _WHOLE = tuple(2.0**exponent for exponent in range(6))
 _FRACTIONS = tuple(2.0**-exponent for exponent in range(1, 15))

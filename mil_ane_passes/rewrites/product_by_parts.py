@@ -10,9 +10,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
-from ._said import on_m4, private
 
 
 class ProductByParts(Rewrite):

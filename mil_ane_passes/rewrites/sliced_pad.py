@@ -10,11 +10,11 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
 from ._old import taken
-from ._said import on_m4, private
 from ._slabs import amounts
 
 

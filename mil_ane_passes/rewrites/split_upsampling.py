@@ -11,12 +11,12 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.limits import evidence_of, limit
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
 from ._old import taken
-from ._said import on_m4
 
 _NEAREST = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
 _LINEAR = ("upsample_bilinear", "resize_bilinear")

@@ -9,9 +9,9 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import private
 from ..core.targets import Gate
 from ._elementary import EVIDENCE, FP32, TABLES, one, stands_back
-from ._said import private
 
 
 class Tangent(Rewrite):

@@ -10,11 +10,11 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.limits import limit
 from ..core.query import is_symbolic
 from . import _cuts as cuts
-from ._said import on_m4, private
 
 
 class WindowsBySlices(Rewrite):

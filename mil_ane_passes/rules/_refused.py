@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.contract import Community, Hit, Measured, Rule
+from ..core.contract import Community, Hit, Rule
+from ..core.evidence import on_m4, private
 from ..core.query import is_compressed, is_const
 from ..core.targets import ALL, Gate, Generation
 
@@ -19,19 +20,6 @@ M4 = Gate(first="m4", last="m4")
 BEFORE_M4 = Gate(last="m3")
 M1_TO_M5 = Gate(first="m1", last="m5")
 "Where the ANE's compiler was asked without Core ML; on M4 it and Core ML agree in what is gated so."
-_DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
-_ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
-
-
-def on_m4(says: str, *, rows: bool = False) -> Measured:
-    """What Core ML answered on an M4: as published in words, or (`rows`) in the tables beside them."""
-    return Measured(says, source=_ROWS if rows else _DISPATCH, chip="M4", os="macOS 27.0.1", date="2026")
-
-
-def private(says: str, chip: str = "M1 to M5") -> Community:
-    """What the ANE's compiler answered without Core ML."""
-    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
-                     date="2026")
 
 
 def notes(says: str) -> Community:
