@@ -29,7 +29,7 @@ def test_nothing_is_left_on_the_cpu(model, tmp_path):
     before = ane.load(tmp_path / "in.mlpackage").program
     assert refused(before) & {"lstm", "while_loop"}
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m4",
-                         ranges=model.ranges, max_growth=None, verify=model.proved)
+                         ranges=model.ranges, verify=model.proved)
     assert report.status == "written", report.verify
     after = ane.load(tmp_path / "out.mlpackage").program
     assert refused(after) == set()
