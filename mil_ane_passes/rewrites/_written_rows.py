@@ -112,6 +112,8 @@ class Table:
             return "its indices are known only at run time"
         if mode not in ("add", "update") or op.indices.rank != 1:
             return f"a scatter that is no plain one ({mode})"
+        if op.data.rank == 1 and len(places) > 1:  # an assignment to a slice, flattened: a mask serves better
+            return "single elements of a flat tensor"
         axis = int(axis) % op.data.rank
         rows, made = self.of(op.data, axis), self._updates(op.updates, axis, len(places))
         if rows is None or made is None:

@@ -175,3 +175,12 @@ def test_the_number_of_rows_has_a_bound():
     trace = run(by_name("lists_as_stack").configured(max_parts=3), program(body, x=(4, 3)))
     assert not trace.fired and trace.near_misses[0].note.endswith("or more than 3 (max_parts)")
     assert run(by_name("lists_as_stack").configured(max_parts=4), program(body, x=(4, 3))).fired
+
+
+def test_single_elements_of_a_flat_tensor_are_left_to_a_mask():
+    """As coremltools spells an assignment to a slice up to iOS17."""
+    built = program(lambda x, u: mb.scatter(data=x, indices=np.array([1, 3, 5], np.int32), updates=u, axis=0,
+                                            mode="update", name="y"), x=(8,), u=(3,))
+    trace = run(by_name("lists_as_stack").configured(), built)
+    assert not trace.fired and all("single elements of a flat tensor" in miss.note for miss in trace.near_misses)
+    assert run(by_name("scatter_as_slices").configured(), built).fired
