@@ -25,6 +25,7 @@ from tests.benchmarks.table import startup
 from tests.benchmarks.table import table as speed_table
 from tests.cli.test_calibrate import squares
 from tests.models.whole_table import summary as whole_table
+from tests.models.whole_table import telling
 from tests.reliability.table import table as reliability_table
 from tests.residency.agreement import table as agreement_table
 from tests.torch_frontend.grid.run import table as grid_table
@@ -114,7 +115,8 @@ def lint_example() -> str:
 
 NAMES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
-TABLES = {"answers": markdown_answers, "whole": whole_table, "passes": markdown_table, "findings": markdown_findings,
+TABLES = {"answers": markdown_answers, "whole": whole_table, "telling": telling, "passes": markdown_table,
+          "findings": markdown_findings,
           "fault-models": fault_table,
           "upstream": upstream_table, "patches": lambda: patches_table(all_patches()), "grid": grid_table,
           "fired": fired_table, "calibrate": calibrate_example, "lint": lint_example,
