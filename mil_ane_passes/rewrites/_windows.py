@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil import Operation, types
 
+from ..core.contract import Miss
 from ..core.limits import POOL_SIDE, limit, over
 from ..core.query import is_symbolic, value
 from ..core.targets import Generation, between, listed
 
-__all__ = ["Pads", "fine_steps", "flat", "largest", "pads_of", "too_large", "whole"]
+__all__ = ["Pads", "candidate", "fine_steps", "flat", "largest", "pads_of", "too_large", "whole"]
 
 Pads = list[tuple[int, int]]
 _OLD = between(last="a13")
@@ -87,6 +88,19 @@ def too_large(op: Operation, generations: Sequence[Generation], always: bool) ->
         return " and ".join(found)
     old = [one for one in generations if one in _OLD]
     return "" if over("pool-kernel", max(window), old) or over("pool-stride", max(_strides(op)), old) else None
+
+
+def candidate(op: Operation, generations: Sequence[Generation], always: bool) -> tuple[str, Pads] | Miss:
+    """What of `op` is refused, in words, and its pads; or why it is left alone."""
+    large = too_large(op, generations, always)
+    if large is None:
+        return Miss(op, "fits", near=False)
+    if not large:
+        return Miss(op, f"refused by {old_chips()} only; name one of them as the target")
+    if op.x.dtype != types.fp16:
+        return Miss(op, "computed in fp32, which the ANE does not take")
+    pads = pads_of(op)
+    return Miss(op, pads) if isinstance(pads, str) else (large, pads)
 
 
 def whole(op: Operation, pads: Pads) -> list[int]:

@@ -57,16 +57,10 @@ class ChainMaxPool(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         looked_at = self.generations
-        large = windows.too_large(op, looked_at, self.always)
-        if large is None:
-            return Miss(op, "fits", near=False)
-        if not large:
-            return Miss(op, f"refused by {windows.old_chips()} only; name one of them as the target")
-        if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
-        pads = windows.pads_of(op)
-        if isinstance(pads, str):
-            return Miss(op, pads)
+        refused = windows.candidate(op, looked_at, self.always)
+        if isinstance(refused, Miss):
+            return refused
+        large, pads = refused
         whole = windows.whole(op, pads)
         steps = _steps(op, whole, windows.largest(op, looked_at, self.always))
         if len(steps) > self.max_steps:
