@@ -32,7 +32,7 @@ def _is_made(part: str) -> bool:
     return part in MADE or part.startswith(".") or part.endswith((".egg-info", ".pyc"))
 
 
-class build_py(_build_py):  # noqa: N801 (the name of the command)
+class build_py(_build_py):
     """setuptools' own, that knows of more sources."""
 
     def get_source_files(self) -> list[str]:
