@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.json_file import read_json
 from .lint_finding import LintFinding
 
 __all__ = ["Baseline", "Compared", "read_baseline"]
@@ -55,13 +55,7 @@ class Baseline:
 
 def read_baseline(path: str | os.PathLike[str]) -> Baseline:
     """Read what `lint --format json` wrote. Raises InputError where the file is missing or something else."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"baseline: no file '{file}'; {_MAKE}")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"baseline: '{file}' cannot be read as JSON ({error}); {_MAKE}") from error
+    file, data = Path(path), read_json(path, "baseline", _MAKE)
     if not isinstance(data, dict) or data.get("command") != "lint" or "findings" not in data:
         raise InputError(f"baseline: '{file}' is no report of lint; {_MAKE}")
     if data.get("schema") != 1:

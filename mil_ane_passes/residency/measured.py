@@ -12,7 +12,6 @@ listed. `machine` and `units` may be left out. Or the whole `result.json`, which
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.json_file import read_json
 from ..core.plan import Plan, Row
 from ..core.targets import Generation, parse_target
 
@@ -169,14 +169,7 @@ def read_measurements(given: str | os.PathLike[str] | Mapping[str, Any]) -> list
     """The plans in a file, or in what was read from one. Raises InputError for anything else."""
     if isinstance(given, Mapping):
         return list(_measurements(given, "the measurement"))
-    file = Path(given)
-    if not file.is_file():
-        raise InputError(f"measured: no file '{file}'; {_EXPECTED}")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"measured: '{file}' cannot be read as JSON ({error}); {_EXPECTED}") from error
-    return list(_measurements(data, str(file)))
+    return list(_measurements(read_json(given, "measured", _EXPECTED), str(Path(given))))
 
 
 def _measurements(data: Any, file: str) -> Iterator[Measurement]:

@@ -30,7 +30,7 @@ class Border:
         """
         place = next(i for i, each in enumerate(self._function.inputs) if each.name == name)
         declared = self._function.inputs[place].message.type
-        self._function.inputs[place] = Declared.of(name, with_dtype(declared, self._dtype))
+        self._function.inputs[place] = Declared.of_type(name, with_dtype(declared, self._dtype))
         casts = self._casts_of(name)
         reading = [op for op in self._block.ops if op not in casts and _reads(op, name)]
         readers = [op for op in reading if op.type not in _ANY_FLOAT]

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from coremltools import proto
 
 from ..package import wire
+from .piece import NAME, Named
 
 __all__ = ["Description", "Feature", "Section"]
 
 _MODEL, _OF_FUNCTION = proto.Model_pb2.ModelDescription, proto.Model_pb2.FunctionDescription
-_NAME = 1
 _KINDS = ("input", "output", "state")
 _PREDICTED = ("predictedFeatureName", "predictedProbabilitiesName")
 _FUNCTIONS, _DEFAULT = (_MODEL.DESCRIPTOR.fields_by_name[name].number for name in ("functions", "defaultFunctionName"))
 
 
-class Feature:
-    """The description of one input, output or state. Not changed in place."""
+class Feature(Named):
+    """The description of one input, output or state."""
 
-    __slots__ = ("_message", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self._message: Any = None
-
-    @classmethod
-    def of(cls, message: Any) -> Feature:
-        """A feature of a FeatureDescription proto."""
-        return cls(message.SerializeToString(deterministic=True))
-
-    @property
-    def message(self) -> Any:
-        """The FeatureDescription proto; not to be changed (copy it for `Feature.of`)."""
-        if self._message is None:
-            self._message = proto.Model_pb2.FeatureDescription.FromString(self.data)
-        return self._message
-
-    @property
-    def name(self) -> str:
-        return str(self.message.name)
-
-    def named(self, name: str) -> Feature:
-        """The same under another name, the rest byte for byte."""
-        return self if name == self.name else Feature(wire.replace(self.data, _NAME, [name.encode()]))
+    __slots__ = ()
+    KIND = proto.Model_pb2.FeatureDescription
 
 
 class Section:
@@ -88,7 +64,7 @@ class Section:
 
     def copy(self, name: str) -> Section:
         """The section of a function under another name."""
-        return Section(wire.replace(self.data, _NAME, [name.encode()]), of_function=True)
+        return Section(wire.replace(self.data, NAME, [name.encode()]), of_function=True)
 
 
 class Description:

@@ -123,7 +123,7 @@ def _to_fix(document: Document, function: Function, variant: Variant) -> dict[st
 def _fix(document: Document, function: Function, shapes: dict[str, Shape], described_as: str = "") -> dict[str, Shape]:
     """Fixes inputs of `function` and all that follows. Returns the shapes of the outputs as far as they are fixed."""
     flexible = function.copy(described_as or function.name)
-    function.inputs = [Declared.of(each.name, fixed_type(each.message.type, shapes[each.name]))
+    function.inputs = [Declared.of_type(each.name, fixed_type(each.message.type, shapes[each.name]))
                        if each.name in shapes else each for each in function.inputs]
     twin = function.copy(described_as or function.name)
     host = infer(document, twin)

@@ -104,7 +104,7 @@ def _put(block: Block, at: Path, guesses: set[_Guess]) -> None:
 def _with_size(declared: Declared, guess: _Guess) -> Declared:
     rank = len(declared.message.type.tensorType.dimensions)
     sizes = [guess.size if axis == guess.axis else None for axis in range(rank)]
-    return Declared.of(declared.name, fixed_type(declared.message.type, sizes))
+    return Declared.of_type(declared.name, fixed_type(declared.message.type, sizes))
 
 
 def in_file(block: HostBlock) -> list[tuple[int, Operation, Origin]]:

@@ -9,67 +9,34 @@ from coremltools import proto
 
 from ..core.errors import InputError
 from ..package import wire
+from .piece import Named, Piece
 
 __all__ = ["Block", "Declared", "Function", "Op"]
 
 MIL = proto.MIL_pb2
-NAME, TYPE = 1, 2
 FUNCTION_INPUTS, OPSET, SPECIALIZATIONS = 1, 2, 3
 BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
 OP_INPUTS, OP_OUTPUTS, OP_BLOCKS = 2, 3, 4
 ARGUMENTS, BINDING_NAME = 1, 1
 
 
-class Declared:
-    """The declaration of an input: a name and a type. Not changed in place."""
+class Declared(Named):
+    """The declaration of an input: a name and a type."""
 
-    __slots__ = ("_message", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self._message: Any = None
+    __slots__ = ()
+    KIND = MIL.NamedValueType
 
     @classmethod
-    def of(cls, name: str, declared_type: Any) -> Declared:
+    def of_type(cls, name: str, declared_type: Any) -> Declared:
         """A declaration of `name` with the type `declared_type` (a ValueType proto)."""
-        return cls(MIL.NamedValueType(name=name, type=declared_type).SerializeToString(deterministic=True))
-
-    @property
-    def message(self) -> Any:
-        """The NamedValueType proto; not to be changed."""
-        if self._message is None:
-            self._message = MIL.NamedValueType.FromString(self.data)
-        return self._message
-
-    @property
-    def name(self) -> str:
-        return str(self.message.name)
-
-    def named(self, name: str) -> Declared:
-        """The same under another name, the rest byte for byte."""
-        return self if name == self.name else Declared(wire.replace(self.data, NAME, [name.encode()]))
+        return cls.of(MIL.NamedValueType(name=name, type=declared_type))
 
 
-class Op:
-    """An op. Not changed in place: an edit puts another op in its place."""
+class Op(Piece):
+    """An op."""
 
-    __slots__ = ("_message", "data")
-
-    def __init__(self, data: bytes, message: Any = None) -> None:
-        self.data = data
-        self._message = message
-
-    @classmethod
-    def of(cls, message: Any) -> Op:
-        """A new op of a MIL Operation proto."""
-        return cls(message.SerializeToString(deterministic=True))
-
-    @property
-    def message(self) -> Any:
-        """The MIL Operation proto; not to be changed (copy it for `Op.of`)."""
-        if self._message is None:
-            self._message = MIL.Operation.FromString(self.data)
-        return self._message
+    __slots__ = ()
+    KIND = MIL.Operation
 
     @property
     def type(self) -> str:

@@ -123,7 +123,7 @@ class _Carrier:
             self._both(op, (names[place], kinds[place]), (names[place + 1], kinds[place + 1]))
         shape = tuple(int(each.constant.size) if each.WhichOneof("dimension") == "constant" else None
                       for each in current.tensorType.dimensions)
-        return Carried(self.value, Declared.of(names[-1], current), shape, _TYPES[dtype], tuple(self.leaving),
+        return Carried(self.value, Declared.of_type(names[-1], current), shape, _TYPES[dtype], tuple(self.leaving),
                        tuple(self.arriving), "; ".join(self.how))
 
     def _both(self, op: str, inside: tuple[str, Any], outside: tuple[str, Any]) -> None:

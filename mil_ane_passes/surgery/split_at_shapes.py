@@ -142,7 +142,7 @@ def _inferred(
     document: Document, function: Function, sample: Mapping[str, Shape], values: Sequence[str]
 ) -> dict[str, Shape | None]:
     twin = function.copy(function.name)
-    twin.inputs = [Declared.of(each.name, fixed_type(each.message.type, sample[each.name]))
+    twin.inputs = [Declared.of_type(each.name, fixed_type(each.message.type, sample[each.name]))
                    if each.name in sample else each for each in twin.inputs]
     known = _sizes_in(infer(document, twin))
     return {name: known.get(name) for name in values}

@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.examples import program
+from tests.package.helpers import with_functions
 
 
 def squares(factor=100):
@@ -171,13 +172,11 @@ def test_ranges_are_of_states_too():
 
 def test_each_function_has_findings_of_its_own(saved, tmp_path):
     """Two functions with values of the same names, of which one overflows."""
-    descriptor = ct.utils.MultiFunctionDescriptor()
+    parts = {name: tmp_path / f"{name}.mlpackage" for name in ("large", "small")}
     for name, factor in (("large", 100), ("small", 1)):
         ct.convert(squares(factor), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
-                   pass_pipeline=ct.PassPipeline.EMPTY).save(str(tmp_path / f"{name}.mlpackage"))
-        descriptor.add_function(str(tmp_path / f"{name}.mlpackage"), "main", name)
-    descriptor.default_function_name = "large"
-    ct.utils.save_multifunction(descriptor, str(tmp_path / "both.mlpackage"))
+                   pass_pipeline=ct.PassPipeline.EMPTY).save(str(parts[name]))
+    with_functions(tmp_path / "both.mlpackage", parts, "large")
     report = ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-5, 5)})
     rows = {(row.function, row.trace.value): row for row in report.found.rows}
     assert rows["large", "squares"].cured_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond

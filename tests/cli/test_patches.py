@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-import mil_ane_passes
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.report.patches import Patches, patches_table
 from mil_ane_passes.torch_frontend.contract import Patch
 from mil_ane_passes.torch_frontend.registry import all_patches
+from tests.without_torch import without_torch
 
 
 @dataclass
@@ -30,14 +27,6 @@ TWO = Patches([
 ])
 
 WITHOUT_TORCH = """
-import sys
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ImportError("no torch here", name="torch")
-
-sys.meta_path.insert(0, NoTorch())
 from mil_ane_passes.cli.main import main
 sys.exit(main(["patches"]))
 """
@@ -79,8 +68,7 @@ def test_the_table_shortens_links():
 
 
 def test_without_torch_it_says_so_in_one_line():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False,
-                          cwd=Path(mil_ane_passes.__file__).parent.parent)
+    done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 2 and done.stdout == ""
     said = [line for line in done.stderr.splitlines() if not line.startswith("Failed to load ")]  # the host, off a Mac
     assert said == ["mil-ane-passes: the torch frontend needs torch, which is not installed; "

@@ -14,7 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from ..package.helpers import make
+from ..package.helpers import make, with_functions
 
 Files = dict[str, bytes]
 
@@ -139,11 +139,7 @@ def classifier(path: Path) -> None:
 
 def functions(path: Path) -> None:
     source = make(path.with_name("single.mlpackage"), conv(ct.target.iOS18), ct.target.iOS18)
-    descriptor = ct.utils.MultiFunctionDescriptor()
-    for name in ("zeta", "alpha"):
-        descriptor.add_function(str(source), "main", name)
-    descriptor.default_function_name = "zeta"
-    ct.utils.save_multifunction(descriptor, str(path))
+    with_functions(path, {"zeta": source, "alpha": source}, "zeta")
 
 
 def pipeline(path: Path) -> None:

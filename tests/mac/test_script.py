@@ -17,6 +17,7 @@ from coremltools.models import compute_plan
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
+from tests.package.helpers import with_functions
 
 from .fake_coremltools import fake_mac, measured, script
 
@@ -170,12 +171,8 @@ def two_functions_with_a_state(tmp_path):
     def other(x):
         return mb.relu(x=x, name="z")
 
-    described = ct.utils.MultiFunctionDescriptor()
-    for name, made in (("main", main_one), ("other", other)):
-        described.add_function(saved(tmp_path / f"{name}.mlpackage", made), "main", name)
-    described.default_function_name = "main"
-    ct.utils.save_multifunction(described, str(tmp_path / "in.mlpackage"))
-    return str(tmp_path / "in.mlpackage")
+    parts = {name: saved(tmp_path / f"{name}.mlpackage", made) for name, made in (("main", main_one), ("other", other))}
+    return str(with_functions(tmp_path / "in.mlpackage", parts, "main"))
 
 
 def test_states_and_several_functions(tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ def make(path: Path, program: Program, target: Any = ct.target.iOS15, **options:
         program, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True, **options
     )
     model.save(str(path))
+    return path
+
+
+def with_functions(path: Path, parts: Mapping[str, Path | str], default: str) -> Path:
+    """Saves a package with several functions: the main functions of these packages under new names."""
+    described = ct.utils.MultiFunctionDescriptor()
+    for name, part in parts.items():
+        described.add_function(str(part), "main", name)
+    described.default_function_name = default
+    ct.utils.save_multifunction(described, str(path))
     return path
 
 

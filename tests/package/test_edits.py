@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import coremltools as ct
 import numpy as np
 import pytest
@@ -33,16 +30,6 @@ from .helpers import (
     write_spec,
 )
 from .test_unchanged import classifier, compressed, control_flow, multifunction, with_state
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "source.mlpackage"))
 
 
 @pytest.fixture

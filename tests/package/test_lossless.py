@@ -20,7 +20,6 @@ from mil_ane_passes.package import load, save
 from .helpers import (
     MODEL,
     WEIGHTS,
-    conv_program,
     linear_program,
     main_block,
     make,
@@ -29,6 +28,7 @@ from .helpers import (
     replace,
     spec_of,
     tree,
+    with_functions,
     write_spec,
 )
 from .proto_diff import blob, consts, ops_of
@@ -36,16 +36,6 @@ from .test_real import touched, weights_are_kept
 
 UNKNOWN = b"\xaa\xd1\x0c\x07unknown"  # field 25109, seven bytes
 EXTRA, DEEP = "@model_path/weights/extra.bin", "@model_path/deep/er/more.bin"
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "source.mlpackage"))
 
 
 def edited(source: Path, target: Path) -> Path:
@@ -227,12 +217,7 @@ def lift_program(target: Any = ct.target.iOS18) -> Any:
 def two_functions(tmp_path):
     """Two functions over the same weights."""
     single = make(tmp_path / "single.mlpackage", lift_program(), ct.target.iOS18)
-    descriptor = ct.utils.MultiFunctionDescriptor()
-    for name in ("zeta", "alpha"):
-        descriptor.add_function(str(single), "main", name)
-    descriptor.default_function_name = "zeta"
-    ct.utils.save_multifunction(descriptor, str(tmp_path / "two.mlpackage"))
-    return tmp_path / "two.mlpackage"
+    return with_functions(tmp_path / "two.mlpackage", {"zeta": single, "alpha": single}, "zeta")
 
 
 def weight_places(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +15,10 @@ from mil_ane_passes.package import load, package_of_mlmodel
 from .helpers import (
     MODEL,
     WEIGHTS,
-    conv_program,
     main_block,
-    make,
     spec_of,
     write_spec,
 )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "in" / "source.mlpackage"))
 
 
 def with_manifest(source, change):

@@ -14,17 +14,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.package import check_destination, load, save, write
 
-from .helpers import WEIGHTS, conv_program, make, normal, op_named, replace, tree
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "in" / "source.mlpackage"))
+from .helpers import WEIGHTS, make, normal, op_named, replace, tree
 
 
 def edited(source):

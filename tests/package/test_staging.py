@@ -16,7 +16,7 @@ from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.package import CopyAhead, clone, contents, files, load, save, staging, swap, write
 from mil_ane_passes.package.staging import REPLACED, Staging
 
-from .helpers import WEIGHTS, conv_program, make, tree
+from .helpers import WEIGHTS, tree
 
 HOLD = """
 import sys, time
@@ -27,16 +27,6 @@ held = Staging(Path(sys.argv[1]))
 print(held.folder, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("built") / "source.mlpackage", conv_program())
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "in" / "source.mlpackage"))
 
 
 def holding(target: Path) -> tuple[subprocess.Popen[str], Path]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import coremltools as ct
 import coremltools.optimize as cto
 import numpy as np
@@ -14,7 +11,18 @@ from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.package import load, package_of_mlmodel, save
 
-from .helpers import MODEL, conv_program, facts, host_program, linear_program, make, normal, proto_ops, tree
+from .helpers import (
+    MODEL,
+    conv_program,
+    facts,
+    host_program,
+    linear_program,
+    make,
+    normal,
+    proto_ops,
+    tree,
+    with_functions,
+)
 
 OPSETS = [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18]
 
@@ -114,12 +122,7 @@ def compressed(path, kind):
 
 def multifunction(path):
     source = make(path.with_name("single.mlpackage"), conv_program(ct.target.iOS18), ct.target.iOS18)
-    descriptor = ct.utils.MultiFunctionDescriptor()
-    for name in ("zeta", "alpha"):
-        descriptor.add_function(str(source), "main", name)
-    descriptor.default_function_name = "zeta"
-    ct.utils.save_multifunction(descriptor, str(path))
-    return path
+    return with_functions(path, {"zeta": source, "alpha": source}, "zeta")
 
 
 BUILDERS = {
@@ -136,11 +139,6 @@ BUILDERS = {
 @pytest.fixture(scope="module", params=BUILDERS)
 def built(request, tmp_path_factory):
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param) / "source.mlpackage")
-
-
-@pytest.fixture
-def source(built, tmp_path):
-    return Path(shutil.copytree(built, tmp_path / "source.mlpackage"))
 
 
 def test_unchanged_package_is_copied_byte_for_byte(source, tmp_path):

@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.runtime import PredictError
+from tests.package.helpers import with_functions
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -202,13 +203,10 @@ def scaled(factor: float) -> Any:
 
 
 def test_the_function_the_model_was_loaded_with(tmp_path: Path) -> None:
-    described = ct.utils.MultiFunctionDescriptor()
+    parts = {name: tmp_path / f"{name}.mlpackage" for name in ("double", "triple")}
     for name, factor in (("double", 2.0), ("triple", 3.0)):
-        scaled(factor).save(str(tmp_path / f"{name}.mlpackage"))
-        described.add_function(str(tmp_path / f"{name}.mlpackage"), "main", name)
-    described.default_function_name = "double"
-    path = str(tmp_path / "both.mlpackage")
-    ct.utils.save_multifunction(described, path)
+        scaled(factor).save(str(parts[name]))
+    path = str(with_functions(tmp_path / "both.mlpackage", parts, "double"))
     for name, factor in ((None, 2), ("double", 2), ("triple", 3)):
         model = ct.models.MLModel(path, function_name=name, skip_model_load=True)
         np.testing.assert_array_equal(ane.runtime.predictor(model).predict({"x": [1.0, 2.0]})["y"],

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
-from tests.package.helpers import MODEL, WEIGHTS, host_program, make, normal, proto_ops, spec_of, tree
+from tests.package.helpers import MODEL, WEIGHTS, host_program, make, normal, proto_ops, spec_of, tree, with_functions
 
 EMPTY = ct.PassPipeline.EMPTY
 RANGED = ct.Shape((1, 4, ct.RangeDim(2, 64, default=8)))
@@ -306,13 +306,8 @@ def test_a_shape_that_is_fixed(ranged, tmp_path):
 
 
 def test_one_of_several_functions(ranged, tmp_path):
-    both = tmp_path / "both.mlpackage"
     other = flexible(tmp_path / "other.mlpackage", lambda x: mb.relu(x=x, name="y"), {"x": RANGED})
-    joint = ct.utils.MultiFunctionDescriptor()
-    joint.add_function(str(ranged), "main", "first")
-    joint.add_function(str(other), "main", "second")
-    joint.default_function_name = "second"
-    ct.utils.save_multifunction(joint, str(both))
+    both = with_functions(tmp_path / "both.mlpackage", {"first": ranged, "second": other}, "second")
     made = tmp_path / "fixed.mlpackage"
     ane.edit(both, made, fix_shape=["x=1,4,8", "x=1,4,9"], function="first")
     assert sorted(ane.load(made).functions) == ["first_1x4x8", "first_1x4x9", "second"]

@@ -346,10 +346,10 @@ def test_new_weights_of_an_edit_before_are_where_they_are_used(tmp_path):
     same(ane.run(source, feeds), chained(parts, feeds))
 
 
-def test_both_appear_or_neither(tmp_path, monkeypatch):
+def second_fails(monkeypatch):
+    """Of two packages that are to appear, the second does not; the names of those that were to."""
     from mil_ane_passes.package import write
 
-    source = skipping(tmp_path / "source.mlpackage")
     appear, seen = write._appear, []
 
     def failing(*arguments):
@@ -359,6 +359,12 @@ def test_both_appear_or_neither(tmp_path, monkeypatch):
         appear(*arguments)
 
     monkeypatch.setattr(write, "_appear", failing)
+    return seen
+
+
+def test_both_appear_or_neither(tmp_path, monkeypatch):
+    source = skipping(tmp_path / "source.mlpackage")
+    seen = second_fails(monkeypatch)
     with pytest.raises(ane.InputError, match=r"out_2\.mlpackage: the package cannot be written"):
         cut(source, ["c"], tmp_path)
     assert seen == ["out_1.mlpackage", "out_2.mlpackage"] and os.listdir(tmp_path) == ["source.mlpackage"]
@@ -367,22 +373,13 @@ def test_both_appear_or_neither(tmp_path, monkeypatch):
 @pytest.mark.parametrize("swap", [True, False])
 def test_what_was_there_comes_back_when_the_second_fails(tmp_path, monkeypatch, swap):
     from mil_ane_passes.package import swap as swaps
-    from mil_ane_passes.package import write
 
     source = skipping(tmp_path / "source.mlpackage")
     cut(source, ["c"], tmp_path)
     before = tree(tmp_path)
     if not swap:
         monkeypatch.setattr(swaps, "_rename", lambda *_: False)
-    appear, seen = write._appear, []
-
-    def failing(*arguments):
-        seen.append(arguments[1].name)
-        if len(seen) == 2:
-            raise OSError(28, "No space left on device")
-        appear(*arguments)
-
-    monkeypatch.setattr(write, "_appear", failing)
+    second_fails(monkeypatch)
     with pytest.raises(ane.InputError):
         cut(source, ["d"], tmp_path, overwrite=True)
     assert tree(tmp_path) == before

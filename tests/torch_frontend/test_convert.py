@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import coremltools as ct
 import numpy as np
@@ -18,6 +15,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.torch_frontend import active
 from mil_ane_passes.torch_frontend.convert import is_from_torch
+from tests.without_torch import without_torch
 
 from .checks import captured, input_types, outputs
 
@@ -120,14 +118,6 @@ def test_the_patches_hold_for_what_is_from_torch_only(monkeypatch):
 
 
 WITHOUT_TORCH = """
-import sys
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ImportError("no torch here", name="torch")
-
-sys.meta_path.insert(0, NoTorch())
 import coremltools as ct
 from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
@@ -146,8 +136,7 @@ except ane.InputError as error:
 
 
 def test_a_program_needs_no_torch():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False,
-                          cwd=Path(ane.__file__).parent.parent)
+    done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("the torch frontend needs torch, which is not installed; ")
 

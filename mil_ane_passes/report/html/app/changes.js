@@ -79,18 +79,20 @@ const changesView = {
     return box;
   },
 
+  /** A button that goes to what it shows, on that side. */
+  item(side, what, ...children) {
+    const go = () => {
+      showSide(side);
+      choose(what, "changes");
+    };
+    return el("button", { type: "button", class: "item", onclick: go }, ...children);
+  },
+
   op(row, side, moved = "") {
     const report = reports[side];
-    return el(
-      "button",
-      {
-        type: "button",
-        class: "item",
-        onclick: () => {
-          showSide(side);
-          choose({ kind: "op", row }, "changes");
-        },
-      },
+    return this.item(
+      side,
+      { kind: "op", row },
       badge(report.onAne(row) ? "ane" : "cpu", report.place(row)),
       " ",
       el("span", { class: "what name" }, report.title(row)),
@@ -99,16 +101,9 @@ const changesView = {
   },
 
   finding(finding, side) {
-    return el(
-      "button",
-      {
-        type: "button",
-        class: "item",
-        onclick: () => {
-          showSide(side);
-          choose({ kind: "finding", finding, row: finding.row }, "changes");
-        },
-      },
+    return this.item(
+      side,
+      { kind: "finding", finding, row: finding.row },
       el("span", { class: "what" }, `${finding.of.code} ${finding.of.slug} `),
       named(text(finding.value)),
       el("span", { class: "why text" }, text(finding.reason)),

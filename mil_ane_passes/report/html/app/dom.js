@@ -23,6 +23,16 @@ function say(text) {
   byId("said").textContent = text;
 }
 
+/** Has `what` draw itself in the next frame, once, however often it is asked to. */
+function drawSoon(what) {
+  if (what.waiting) return;
+  what.waiting = true;
+  requestAnimationFrame(() => {
+    what.waiting = false;
+    what.draw();
+  });
+}
+
 const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
 /** Rounded down: 100 % is all of it. */

@@ -24,15 +24,6 @@ Object.assign(graph, {
 
   // Drawing
 
-  later() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => {
-      this.waiting = false;
-      this.draw();
-    });
-  },
-
   draw() {
     const { pen, size, layout, view } = this;
     const started = performance.now();

@@ -54,7 +54,7 @@ const graph = {
       ].map((name) => [name, theme.colour(name)]),
     );
     this.font = getComputedStyle(document.body).fontFamily;
-    this.later();
+    drawSoon(this);
   },
 
   open() {
@@ -111,7 +111,7 @@ const graph = {
     const { k } = this.view;
     this.view.x = x - this.size.width / 2 / k;
     this.view.y = y - this.size.height / 2 / k;
-    this.later();
+    drawSoon(this);
   },
 
   /** By `step`, around a point of the canvas that stays where it is. */
@@ -121,14 +121,14 @@ const graph = {
     view.x += x / view.k - x / k;
     view.y += y / view.k - y / k;
     view.k = k;
-    this.later();
+    drawSoon(this);
     this.place();
   },
 
   pan(x, y) {
     this.view.x += x / this.view.k;
     this.view.y += y / this.view.k;
-    this.later();
+    drawSoon(this);
   },
 
   place(words = "") {
@@ -221,14 +221,14 @@ const graph = {
   pick(row) {
     this.cursor = row;
     choose({ kind: "op", row }, "graph");
-    this.later();
+    drawSoon(this);
   },
 
   /** What was chosen elsewhere comes into view. */
   follow(from) {
     const { chosen } = state;
     if (!chosen || from === "graph") {
-      this.later();
+      drawSoon(this);
       return;
     }
     if (chosen.kind === "segment") this.span(chosen.first, chosen.last);

@@ -19,9 +19,9 @@ class Grid {
       { class: "grid", role: "grid", tabindex: 0, "aria-label": label, "aria-colcount": columns.length },
       inner,
     );
-    this.box.addEventListener("scroll", () => this.later());
+    this.box.addEventListener("scroll", () => drawSoon(this));
     this.box.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.later()).observe(this.box);
+    new ResizeObserver(() => drawSoon(this)).observe(this.box);
     host.replaceChildren(this.box);
   }
 
@@ -75,15 +75,6 @@ class Grid {
     const keyed = this.rows.map((row) => [key(row), row]);
     const less = column.number ? ([a], [b]) => (a ?? -1) - (b ?? -1) : ([a], [b]) => (a < b ? -1 : a > b ? 1 : 0);
     return keyed.sort((a, b) => way * less(a, b)).map(([, row]) => row);
-  }
-
-  later() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => {
-      this.waiting = false;
-      this.draw();
-    });
   }
 
   draw() {

@@ -1,0 +1,23 @@
+"""What users give as a file of JSON."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+__all__ = ["read_json"]
+
+
+def read_json(path: str | PathLike[str], who: str, expected: str) -> Any:
+    """What is in the file. Raises InputError, which names `who` asked and what was `expected`."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"{who}: no file '{file}'; {expected}")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{who}: '{file}' cannot be read as JSON ({error}); {expected}") from error

@@ -1,0 +1,50 @@
+"""A part of a model file by its own bytes: read when somebody asks, and not changed in place."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from ..package import wire
+
+__all__ = ["NAME", "Named", "Piece"]
+
+NAME = 1
+_P = TypeVar("_P", bound="Piece")
+_N = TypeVar("_N", bound="Named")
+
+
+class Piece:
+    """Bytes, and the message of `KIND` in them. An edit puts another piece in its place."""
+
+    __slots__ = ("_message", "data")
+    KIND: ClassVar[Any]
+
+    def __init__(self, data: bytes, message: Any = None) -> None:
+        self.data = data
+        self._message = message
+
+    @classmethod
+    def of(cls: type[_P], message: Any) -> _P:
+        """A new piece of a message."""
+        return cls(message.SerializeToString(deterministic=True))
+
+    @property
+    def message(self) -> Any:
+        """The message; not to be changed (copy it for `of`)."""
+        if self._message is None:
+            self._message = self.KIND.FromString(self.data)
+        return self._message
+
+
+class Named(Piece):
+    """A piece that has a name, in the field `NAME`."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.message.name)
+
+    def named(self: _N, name: str) -> _N:
+        """The same under another name, the rest byte for byte."""
+        return self if name == self.name else type(self)(wire.replace(self.data, NAME, [name.encode()]))
