@@ -1,4 +1,4 @@
-"""One rule's page: why, when, how exact, before and after, options, evidence."""
+"""One rule's page (why, when, how exact, before and after, options, evidence), or the page of a part of the tool."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 
 from .output import add_format, show
 
-HELP = "one rule's page"
+HELP = "one rule's page, or one topic's"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("code", metavar="CODE", help="a code (ANE301), a slug or a pass name")
+    parser.add_argument("code", metavar="CODE", nargs="?",
+                        help="a code (ANE301), a slug, a pass name or a topic; without it, the topics are listed")
     add_format(parser)
     parser.set_defaults(run=run)
 
@@ -18,6 +19,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..core.registry import explainable
     from ..report.catalogue import Page
+    from ..report.topics import TOPICS, Contents, Topic
 
-    show(Page(explainable(arguments.code)), arguments.format)
+    if arguments.code is None:
+        show(Contents(), arguments.format)
+    elif arguments.code.lower() in TOPICS:
+        show(Topic(arguments.code.lower()), arguments.format)
+    else:
+        show(Page(explainable(arguments.code)), arguments.format)
     return 0

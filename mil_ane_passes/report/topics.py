@@ -1,0 +1,54 @@
+"""What `explain` tells besides rules: the pages of the parts, which are their own docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+__all__ = ["TOPICS", "Contents", "Topic"]
+
+TOPICS = {
+    "proof": "proof",
+    "prediction": "residency",
+    "guard": "core.guard",
+    "numbers": "api.calibrating",
+    "packages": "package",
+    "runtime": "runtime",
+    "frontend": "torch_frontend",
+}
+"""Topics, and the modules whose docstrings are their pages. They are looked up by name: a page is text, no dependency."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One part of the tool: what it promises, and what it does not."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        package = __name__.partition(".")[0]
+        return inspect.getdoc(import_module(f"{package}.{TOPICS[self.name]}")) or ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "command": "explain", "topic": self.name, "text": self.text}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What can be explained."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "command": "explain",
+                "topics": {name: Topic(name).text.splitlines()[0] for name in TOPICS}}
+
+    def __str__(self) -> str:
+        width = max(map(len, TOPICS))
+        lines = [f"  {name:<{width}}  {Topic(name).text.splitlines()[0]}" for name in TOPICS]
+        return "\n".join(["topics", *lines, "",
+                          "Rules by code, slug or pass name (explain ANE301); mil-ane-passes passes lists them."])

@@ -1,0 +1,37 @@
+"""`explain` tells of the parts of the tool what `explain CODE` tells of a rule."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.report.topics import TOPICS
+
+
+def test_without_a_code_the_topics_are_listed(capsys):
+    assert main(["explain"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in TOPICS) and "mil-ane-passes passes" in said
+    assert main(["explain", "--format", "json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["topics"]) == set(TOPICS)
+
+
+@pytest.mark.parametrize(("topic", "promise"), [
+    ("proof", "1e-9 of the output's largest"), ("prediction", "*predicted*"), ("guard", "--max-growth"),
+    ("numbers", "65504"), ("packages", "byte for byte"), ("runtime", "--quirk"), ("Frontend", "NotConverted")])
+def test_a_topic_is_a_page(topic, promise, capsys):
+    assert main(["explain", topic]) == 0
+    page = capsys.readouterr().out
+    assert promise in page and max(map(len, page.splitlines())) <= 120
+    assert main(["explain", topic, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["command"], data["topic"]) == (1, "explain", topic.lower())
+    assert data["text"] + "\n" == page
+
+
+def test_no_topic_hides_a_rule():
+    taken = {key for rule in all_rules().values() for key in (rule.code.lower(), rule.slug, rule.name)}
+    assert not taken & set(TOPICS)
