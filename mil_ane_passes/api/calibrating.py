@@ -1,19 +1,21 @@
 """Where a model leaves fp16 on the user's own feeds, and what cures it.
 
-Most faults of numbers are silent: the ANE gives a number, and it is wrong. Which of them strikes depends on the values, so
-ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504 over the
-largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each rewrite that applies on
-a copy. `--feeds` may be given several times; `--ranges 'image=0:1'` stands for inputs you have no sample of.
+Most faults of numbers are silent: the ANE gives a number, and it is wrong. Which of them strikes depends on the
+values, so ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504
+over the largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each rewrite
+that applies on a copy. `--feeds` may be given several times; `--ranges 'image=0:1'` stands for inputs you have no
+sample of.
 
-`rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps in
-fp32 what fp16 cannot hold, and the proof runs on them besides its own draws; what approximates is judged on them alone.
+`rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps
+in fp32 what fp16 cannot hold, and the proof runs on them besides its own draws; what approximates is judged on them
+alone.
 
-An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs stay as they are, and
-the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded draws).
+An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs stay as they are,
+and the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded draws).
 `--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it is never done unasked.
 
-`finite_mask` turns the infinities of additive masks into -1e4, as Apple's own models have it. A masked weight is 0 before
-and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
+`finite_mask` turns the infinities of additive masks into -1e4, as Apple's own models have it. A masked weight is 0
+before and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
 """
 
 from __future__ import annotations

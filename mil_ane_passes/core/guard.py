@@ -1,9 +1,9 @@
 """Undoes rewrites that leave a program predicted dearer, or further off the ANE, than it was.
 
-Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), or more ops are refused than before,
-what did that is undone, and the report says so (`undone`). Guarded is what a preset brings for the sake of place and
-speed. Never undone are the cures of wrong numbers (the preset `safe`, and what `mends`), which may cost what they cost,
-and what was asked for by name: `--passes full,unroll_lstm`.
+Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), or more ops are refused than
+before, what did that is undone, and the report says so (`undone`). Guarded is what a preset brings for the sake of
+place and speed. Never undone are the cures of wrong numbers (the preset `safe`, and what `mends`), which may cost
+what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
 """Feeds, comparison and proof: what "proved equal" means.
 
-A reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs: at float64 (is the algebra
-the same?) and at float16 (every value rounded to its declared dtype, as stored). What the passes that fired promise is
-what is asked. `bitwise` means equal bits in both. For `rounding`, float64 results agree to 1e-9 of the output's largest
-value, and float16 results are no further from the float64 ones than four times the worst error of the program before,
-plus one unit in the last place. `approximate` reports the error. What is left in a state counts as an output.
+A reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs: at float64 (is the
+algebra the same?) and at float16 (every value rounded to its declared dtype, as stored). What the passes that fired
+promise is what is asked. `bitwise` means equal bits in both. For `rounding`, float64 results agree to 1e-9 of the
+output's largest value, and float16 results are no further from the float64 ones than four times the worst error of
+the program before, plus one unit in the last place. `approximate` reports the error. What is left in a state counts
+as an output.
 
-A rewrite that cures an overflow says so (`mends`): where the program before gives NaN or infinity, the program after may
-give a number. It is held against the program before with those of its constants that fp16 cannot hold read as large
-finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite is judged
-as ever. A rewrite that changes a constant declares by which share of an output that may move it.
+A rewrite that cures an overflow says so (`mends`): where the program before gives NaN or infinity, the program after
+may give a number. It is held against the program before with those of its constants that fp16 cannot hold read as
+large finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite
+is judged as ever. A rewrite that changes a constant declares by which share of an output that may move it.
 
 Inputs are drawn per declared type: ids within their table, pixels for images, both values of a lone flag, every
 enumerated shape, both ends of a range (an end that is open or too large for a proof to finish is tried as far as is
-reasonable). The verdict is *not proved*, and nothing is written, when an op cannot be executed here, when no drawn input
-can be run, or when no run entered a branch or loop body that a rewrite changed. A shape that the model itself does not
-take is left out, and the report says so.
+reasonable). The verdict is *not proved*, and nothing is written, when an op cannot be executed here, when no drawn
+input can be run, or when no run entered a branch or loop body that a rewrite changed. A shape that the model itself
+does not take is left out, and the report says so.
 
 A proof by running is what it is: a difference that no draw reaches, such as one behind a relu that is always zero, is
 not seen; the rules' own tests cover those on each op alone. And it is about the program, not about Apple's hardware.
 
-When two models differ, the report names the first op whose value does, in the order in which the second computes: both
-values, what the op reads and whether that still agrees, and the MIL around it. Beside a torch module or a callable
-nothing is proved: outputs pass within a share of their largest value (1e-4, or 2e-2 with fp16 or compressed values; or
-`tolerance=`), and integers have to be equal. A classifier, whose outputs are a label and a dictionary, cannot be compared
-with a callable, and feeds that are given reach the default function only.
+When two models differ, the report names the first op whose value does, in the order in which the second computes:
+both values, what the op reads and whether that still agrees, and the MIL around it. Beside a torch module or a
+callable nothing is proved: outputs pass within a share of their largest value (1e-4, or 2e-2 with fp16 or compressed
+values; or `tolerance=`), and integers have to be equal. A classifier, whose outputs are a label and a dictionary,
+cannot be compared with a callable, and feeds that are given reach the default function only.
 """

@@ -18,7 +18,7 @@ TOPICS = {
     "runtime": "runtime",
     "frontend": "torch_frontend",
 }
-"""Topics, and the modules whose docstrings are their pages. They are looked up by name: a page is text, no dependency."""
+"""Topics, and the modules whose docstrings are their pages; looked up by name, as a page is text and no dependency."""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
 """The reference runtime: executes a `mil.Program` on the CPU with PyTorch kernels, on any machine.
 
-Core ML predicts on Apple's systems only. The runtime executes any ML Program of the opsets iOS15 to iOS18, states, several
-functions, control flow, compressed weights and images included, and follows coremltools' documentation of the ops. What
-that leaves open is said where the kernel is: the result of an index out of range, for instance, or how an image output
-rounds. An op that it lacks is named before anything runs.
+Core ML predicts on Apple's systems only. The runtime executes any ML Program of the opsets iOS15 to iOS18, states,
+several functions, control flow, compressed weights and images included, and follows coremltools' documentation of the
+ops. What that leaves open is said where the kernel is: the result of an index out of range, for instance, or how an
+image output rounds. An op that it lacks is named before anything runs.
 
     predictor = ane.runtime.predictor(mlmodel)             # or the path of an .mlpackage
     state = predictor.make_state()
     outputs = predictor.predict({"image": pil_image}, state=state)
 
-`predictor` has `MLModel.predict`'s and `make_state`'s signatures, coercions and refusals, so a test suite that predicts
-runs off a Mac too. Feeds are checked before anything runs: names, dtypes, shapes against the enumerated or ranged set,
-images against their size and colour layout (a PIL image, uint8 pixels of shape (height, width, 3), or an array as the
-program takes it).
+`predictor` has `MLModel.predict`'s and `make_state`'s signatures, coercions and refusals, so a test suite that
+predicts runs off a Mac too. Feeds are checked before anything runs: names, dtypes, shapes against the enumerated or
+ranged set, images against their size and colour layout (a PIL image, uint8 pixels of shape (height, width, 3), or an
+array as the program takes it).
 
-Published faults of the ANE can be imitated by name, off by default: `mil-ane-passes verify A A --quirk NAME` asks whether
-a fault would hit the model, `verify A B --quirk NAME` whether a rewrite cures it. They show what a rewrite cures, and
-prove nothing about a given chip. `mil-ane-passes verify --help` lists them.
+Published faults of the ANE can be imitated by name, off by default: `mil-ane-passes verify A A --quirk NAME` asks
+whether a fault would hit the model, `verify A B --quirk NAME` whether a rewrite cures it. They show what a rewrite
+cures, and prove nothing about a given chip. `mil-ane-passes verify --help` lists them.
 
 Importing this package does not import torch; constructing a `Runtime` (or calling `missing_ops`) does.
 """
