@@ -42,8 +42,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 register()
 
-
-__getattr__ = lazily(__name__, _HOME)
+if not TYPE_CHECKING:  # so that a checker refuses names that are not there
+    __getattr__ = lazily(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

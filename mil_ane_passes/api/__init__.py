@@ -21,4 +21,5 @@ _HOME = {"calibrate": ".calibrating", "edit": ".editing", "fault_models": ".runn
          "pipeline": ".passes", "rewrite": ".rewriting", "run": ".running", "trace": ".running", "verify": ".checking"}
 
 # An edit needs none of what predicts and proves.
-__getattr__ = lazily(__name__, _HOME)
+if not TYPE_CHECKING:  # so that a checker refuses names that are not there
+    __getattr__ = lazily(__name__, _HOME)

@@ -29,7 +29,7 @@ from ..core.errors import InputError
 from ..core.registry import all_rules
 from ..core.targets import parse_target
 from ..proof.calibrate import calibrated
-from ..proof.given import Given
+from ..proof.given import Feeds, Given, Ranges
 from ..report.calibrate import CalibrateReport
 from .source import Progress, opened, quiet
 
@@ -37,8 +37,8 @@ __all__ = ["calibrate"]
 
 
 def calibrate(
-    src: Any, *, feeds: Any = None, ranges: Any = None, target: str = "all", worst: int | None = None,
-    progress: Progress = quiet,
+    src: Any, *, feeds: Feeds | None = None, ranges: Ranges | None = None, target: str = "all",
+    worst: int | None = None, progress: Progress = quiet,
 ) -> CalibrateReport:
     """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to
     (low, high)), at float32, and say of each value its range, the room it leaves in fp16, the bound on its partial

@@ -15,16 +15,16 @@ from ..package import CopyAhead, check_destination
 from ..package.plan import WeightPlan
 from ..package.write import Output, write_models
 from ..report.edit import EditReport
-from ..surgery.contract import PARTS, apply_all, part_path
+from ..surgery.contract import PARTS, Done, apply_all, part_path
 from ..surgery.document import Document
 from ..surgery.open import open_document, source_path
-from .edits import Io_, Names, edits_for
+from .edits import FixShapes, Io_, Names, edits_for
 
 __all__ = ["edit"]
 
 
 def edit(
-    src: Any, dst: str | os.PathLike[str] | None = None, *, fix_shape: Any = None,
+    src: Any, dst: str | os.PathLike[str] | None = None, *, fix_shape: FixShapes | None = None,
     expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
     split_at: Names = (), dedup_weights: bool = False, function: str | None = None, overwrite: bool = False,
     link: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
@@ -99,7 +99,7 @@ def _written(
     return [os.fspath(part_path(target, document.part)) for document in documents]
 
 
-def _done(documents: list[Document]) -> list[Any]:
+def _done(documents: list[Document]) -> list[Done]:
     """What was done, each thing once: documents made of one begin with the same."""
     return list(dict.fromkeys(each for document in documents for each in document.done))
 

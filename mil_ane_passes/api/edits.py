@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ..core.errors import InputError
 from ..surgery.contract import Edit
@@ -15,17 +14,22 @@ from ..surgery.io import Io
 from ..surgery.rename import Rename
 from ..surgery.split_at import SplitAt
 
-__all__ = ["Io_", "Names", "edits_for"]
+__all__ = ["FixShapes", "Io_", "Names", "edits_for"]
 
 Names = str | Sequence[str]
 "A name, or several."
 Io_ = str | Mapping[str, Names] | None
 "A type for all inputs and outputs of floats, or the names that get one."
 
+Shapes = Mapping[str, Sequence[int]]
+"The shape that an input gets, by its name."
+FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
+"Texts as the command takes them, one set of shapes, one for each function to make, or those by their names."
+
 
 def edits_for(
-    function: str | None, *, fix_shape: Any = None, expose: Names = (), drop_output: Names = (), io: Io_ = None,
-    rename: Mapping[str, str] | None = None, split_at: Names = (), dedup_weights: bool = False,
+    function: str | None, *, fix_shape: FixShapes | None = None, expose: Names = (), drop_output: Names = (),
+    io: Io_ = None, rename: Mapping[str, str] | None = None, split_at: Names = (), dedup_weights: bool = False,
 ) -> list[Edit]:
     """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
 

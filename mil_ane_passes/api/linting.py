@@ -14,7 +14,7 @@ from ..report.lint import LintReport
 from ..report.mending import cures, mended
 from ..residency import predict
 from ..residency.agreement import agreement, believe
-from ..residency.measured import Measurement, best_match, read_measurements
+from ..residency.measured import Measured, Measurement, best_match, read_measurements
 from ..residency.measured_otherwise import MeasuredOtherwise, contradictions
 from .source import opened
 
@@ -26,7 +26,7 @@ Names = Iterable[str] | str
 def lint(
     src: Any, *, target: str = "all", select: Names | None = None, ignore: Names | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, after: Any = None,
-    baseline: str | PathLike[str] | None = None, measured: Any = None,
+    baseline: str | PathLike[str] | None = None, measured: Measured | None = None,
 ) -> LintReport:
     """Which ops of `src` leave the ANE of `target`, by which rule, on whose evidence, and what mends it.
 

@@ -11,13 +11,13 @@ from ..core.targets import parse_target
 from ..report.calibrate_plan import CalibratePlanReport, Compared
 from ..residency import predict
 from ..residency.agreement import agreement
-from ..residency.measured import Measurement, best_match, read_measurements
+from ..residency.measured import Measured, Measurement, best_match, read_measurements
 from .source import opened
 
 __all__ = ["calibrate_plan"]
 
 
-def calibrate_plan(measured: Any, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
+def calibrate_plan(measured: Measured, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
     """How the prediction stands to `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
 
     `model` is what was measured; without it the packages that lie beside a result.json are taken. `target` is what to

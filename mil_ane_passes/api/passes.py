@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import coremltools as ct
@@ -13,7 +12,7 @@ from ..core.growth import MOST_GROWTH
 from ..core.ranges import Measure
 from ..core.targets import parse_target
 from ..proof.execute import plans
-from ..proof.given import Given
+from ..proof.given import Feeds, Given, Ranges
 from ..proof.measure import measurer
 from .predicting import foreseeing, guard_of
 
@@ -24,9 +23,9 @@ DRAWS = 3
 
 
 def pipeline(
-    base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None,
-    max_growth: float | None = MOST_GROWTH,
+    base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all",
+    passes: passes_of.Passes | None = None, options: passes_of.Options | None = None,
+    feeds: Feeds | None = None, ranges: Ranges | None = None, max_growth: float | None = MOST_GROWTH,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 

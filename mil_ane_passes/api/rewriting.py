@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -18,13 +18,13 @@ from ..core.engine import PassTrace
 from ..core.errors import InputError, NotSupported
 from ..core.forecast import Foresee
 from ..core.growth import MOST_GROWTH
-from ..core.pipeline import run_all, selected
+from ..core.pipeline import Options, Passes, run_all, selected
 from ..core.printer import program_diff, program_text
 from ..core.query import op_count
 from ..core.targets import parse_target
 from ..package import CopyAhead, Package, check_destination, save
 from ..proof.compare import Strictness
-from ..proof.given import Given
+from ..proof.given import Feeds, Given, Ranges
 from ..proof.prove import VerifyReport, compare_programs
 from ..report.rewrite import RewriteReport
 from .passes import DRAWS, measures
@@ -60,8 +60,8 @@ class _Job:
 
 
 def rewrite(
-    src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Any = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None, feeds: Any = None, ranges: Any = None, verify: bool = True,
+    src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Passes | None = None,
+    options: Options | None = None, feeds: Feeds | None = None, ranges: Ranges | None = None, verify: bool = True,
     overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS,
     max_growth: float | None = MOST_GROWTH, progress: Progress = quiet, ahead: CopyAhead | None = None,
 ) -> RewriteReport:

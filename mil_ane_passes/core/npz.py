@@ -38,7 +38,8 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
 
 def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
     """What `np.savez` writes, for any names: an output may be called `file`, which is a parameter there."""
+    write: Any = np.lib.format.write_array  # numpy 1.26 gives it no types
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+                write(member, np.asarray(array), allow_pickle=False)

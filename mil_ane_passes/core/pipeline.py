@@ -25,10 +25,14 @@ from .ranges import Measure
 from .registry import by_name, rewrites
 from .targets import parse_target
 
-__all__ = ["PRESETS", "NAMESPACE", "ordered", "pipeline", "register_passes", "run_all", "selected"]
+__all__ = ["PRESETS", "NAMESPACE", "Options", "Passes", "ordered", "pipeline", "register_passes", "run_all", "selected"]
 
 PRESETS = ("safe", "full")
 NAMESPACE = "ane"
+Options = Mapping[str, Mapping[str, Any]]
+"What options of passes are set to, by the name of the pass."
+Passes = str | Iterable[str] | Mapping[str, Mapping[str, Any] | None]
+"Passes as users name them: a text, several, or each with its options."
 _MEASURE = "measure"
 "The option by which a pass gets its `Measure`; coremltools' options are texts or callables."
 
@@ -54,8 +58,8 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 def selected(
     preset: str = "safe",
-    passes: Any = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: Passes | None = None,
+    options: Options | None = None,
 ) -> list[Rewrite]:
     """The configured rewrites of a preset, or exactly those in `passes`, in order.
 
@@ -122,8 +126,8 @@ def pipeline(
     *,
     preset: str = "safe",
     target: str = "all",
-    passes: Any = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: Passes | None = None,
+    options: Options | None = None,
     measure: Measure | None = None,
     draw: Measure | None = None,
     guard: Guard | None = None,
@@ -214,7 +218,7 @@ def _members(preset: str) -> list[str]:
     return [name for name, rule in rewrites().items() if rule.preset in presets]
 
 
-def _pass_table(passes: Any) -> dict[str, dict[str, Any]]:
+def _pass_table(passes: Passes) -> dict[str, dict[str, Any]]:
     if isinstance(passes, str) and not passes.strip():
         raise InputError("passes: no name given; expected names like 'a,b{option=value}'")
     if isinstance(passes, str):

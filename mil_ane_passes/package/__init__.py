@@ -34,4 +34,5 @@ _HOME = {"CopyAhead": ".ahead", "Package": ".model", "check_destination": ".dest
          "package_of_mlmodel": ".model", "save": ".write"}
 
 # A copy can start before coremltools is there.
-__getattr__ = lazily(__name__, _HOME)
+if not TYPE_CHECKING:  # so that a checker refuses names that are not there
+    __getattr__ = lazily(__name__, _HOME)

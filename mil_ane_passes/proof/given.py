@@ -14,10 +14,14 @@ from ..core.errors import InputError, nearest
 from .execute import GIVEN, Plan, plans
 from .feeds import make_feeds, make_state, shape_choices
 
-__all__ = ["Given", "parse_ranges"]
+__all__ = ["Feeds", "Given", "Ranges", "parse_ranges"]
 
 Array = np.ndarray[Any, Any]
 Interval = tuple[float, float]
+Feeds = Mapping[str, Array] | Iterable[Mapping[str, Array]]
+"One sample, or several."
+Ranges = Mapping[str, Sequence[float]]
+"The lowest and the highest value of inputs, by name."
 
 _RANDOM = 4
 "Draws within ranges besides both ends: half of them anywhere inside, half of them at the ends only."
@@ -31,7 +35,7 @@ class Given:
     ranges: Mapping[str, Interval] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, feeds: Any, ranges: Any) -> Given:
+    def of(cls, feeds: Feeds | None, ranges: Ranges | None) -> Given:
         """From what users pass: one sample or several, ranges as pairs. Raises InputError for ranges that are none."""
         samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else _several(feeds)
         for sample in samples:

@@ -24,8 +24,10 @@ from ..core.json_file import read_json
 from ..core.plan import Plan, Row
 from ..core.targets import Generation, parse_target
 
-__all__ = ["Matched", "Measurement", "Told", "best_match", "matched", "read_measurements"]
+__all__ = ["Matched", "Measured", "Measurement", "Told", "best_match", "matched", "read_measurements"]
 
+Measured = str | os.PathLike[str] | Mapping[str, Any]
+"A file, or what was read from one."
 _UNITS = ("CPU_AND_NE", "ALL")
 "Of several plans of one package the first of these is read: with the GPU in play the ANE gets less."
 _DEVICES = {"cpu": "cpu", "gpu": "gpu", "ane": "ane", "mlcpucomputedevice": "cpu", "mlgpucomputedevice": "gpu",
@@ -165,7 +167,7 @@ def best_match(plan: Plan, measurements: Sequence[Measurement], name: str) -> Ma
     return best
 
 
-def read_measurements(given: str | os.PathLike[str] | Mapping[str, Any]) -> list[Measurement]:
+def read_measurements(given: Measured) -> list[Measurement]:
     """The plans in a file, or in what was read from one. Raises InputError for anything else."""
     if isinstance(given, Mapping):
         return list(_measurements(given, "the measurement"))

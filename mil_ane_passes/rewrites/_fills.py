@@ -86,7 +86,7 @@ def spread(mb: RewriteBuilder, dims: Sequence[int | Size | None], number: np.gen
     Nothing is greater than itself, neither a number nor an infinity nor NaN: cast, that is a 0 everywhere.
     """
     truth = number.dtype == np.bool_
-    held = np.float16(number) if truth else number
+    held = np.float16(bool(number)) if truth else number
     dtype = {"float16": "fp16", "float32": "fp32"}[held.dtype.name]
     made = full(mb, tuple(extent if isinstance(extent, int) else 1 for extent in dims), held)
     for axis, size in enumerate(dims):

@@ -174,7 +174,9 @@ def gathered(op: Operation) -> Array:
     if op.op_type == "gather":
         axis = int(op.axis.val) % table.ndim
         fronts = [np.take(table[at], indices[at], axis - batch) for at in np.ndindex(*indices.shape[:batch])]
-        return np.stack(fronts).reshape(*indices.shape[:batch], *fronts[0].shape)
+        joined: Array = np.stack(fronts).reshape(*indices.shape[:batch], *fronts[0].shape)
+        return joined
     lead = np.indices(indices.shape[:-1], sparse=True)[:batch]
-    found: Array = table[(*lead, *np.moveaxis(indices, -1, 0))]
+    places = (*lead, *np.moveaxis(indices, -1, 0))
+    found: Array = table[places]
     return found

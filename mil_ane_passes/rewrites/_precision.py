@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Operation, Program, Var, types
@@ -101,7 +101,7 @@ def _ops(program: Program) -> list[Operation]:
     return [op for function in program.functions.values() for op in walk(function)]
 
 
-def _check_names(names: Iterable[str], ops: Iterable[Operation]) -> None:
+def _check_names(names: Collection[str], ops: Iterable[Operation]) -> None:
     """Raises InputError for one that no op's type and no value bears."""
     known = {name for op in ops for name in (op.op_type, *(var.name for var in op.outputs))} if names else set()
     for name in sorted(set(names) - known):

@@ -141,8 +141,9 @@ def _with(data: Var, counts: dict[int, int]) -> list[Any]:
 
 def _mask(data: Var, runs: dict[int, Run]) -> Array:
     mask = np.zeros([int(extent) if axis in runs else 1 for axis, extent in enumerate(data.shape)], bool)
-    chosen = [np.arange(run.start, run.start + run.count * run.step, run.step) if (run := runs.get(axis)) else [0]
-              for axis in range(data.rank)]
+    chosen: list[Any] = [
+        np.arange(run.start, run.start + run.count * run.step, run.step) if (run := runs.get(axis)) else [0]
+        for axis in range(data.rank)]
     mask[np.ix_(*chosen)] = True
     return mask
 

@@ -42,10 +42,10 @@ def group_of(op: Operation) -> Group | str:
     if op.op_type == "slice_update":
         return _window(op)
     data, indices, mode = op.data, np.asarray(op.indices.val).astype(np.int64), str(op.mode.val)
+    axis = 0 if op.op_type == "scatter_nd" else int(op.axis.val) % data.rank
     if op.op_type == "scatter_nd":
         axes, columns = range(indices.shape[-1]), list(np.moveaxis(indices, -1, 0))
     else:
-        axis = int(op.axis.val) % data.rank
         axes, columns = range(axis, axis + 1), [indices]
     if op.op_type == "scatter_along_axis":
         line = indices[tuple(slice(None) if each == axis else slice(0, 1) for each in range(data.rank))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -82,7 +83,7 @@ class RuntimeGather(Rule):
             lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")
 
 
-def _gathered(table: np.ndarray, opset: object = ct.target.iOS17) -> Program:
+def _gathered(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) -> Program:
     def body(ids: Var) -> Var:
         result: Var = Builder.gather(x=table, indices=ids, axis=0, name="y")
         return result

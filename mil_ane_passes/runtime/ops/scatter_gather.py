@@ -35,7 +35,7 @@ def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, m
     return torch.from_numpy(flat).reshape(data.shape)
 
 
-_UFUNCS = {
+_UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -75,7 +75,8 @@ def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, 
         picked = torch.index_select(x, axis, indices.reshape(-1))
         return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
     grid = _batch_grid(tuple(indices.shape), batch_dims)
-    picked = x.movedim(axis, batch_dims)[(*grid, indices)]
+    places = (*grid, indices)
+    picked = x.movedim(axis, batch_dims)[places]
     # What stood between the batch axes and `axis` now stands behind the axes of the indices: back in front.
     between = axis - batch_dims
     moved = list(range(indices.dim(), indices.dim() + between))
@@ -85,10 +86,9 @@ def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, 
 
 def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batch_dims: int, ins: Any) -> torch.Tensor:
     grid = _batch_grid(tuple(indices.shape[:-1]), batch_dims)
-    columns = [
-        _wrapped(indices[..., each], x.shape[batch_dims + each], ins) for each in range(indices.shape[-1])
-    ]
-    return x[(*grid, *columns)]
+    columns = (_wrapped(indices[..., each], x.shape[batch_dims + each], ins) for each in range(indices.shape[-1]))
+    places = (*grid, *columns)
+    return x[places]
 
 
 def _gather_along_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, ins: Any) -> torch.Tensor:

@@ -152,7 +152,8 @@ def _conv_transpose(inputs: Inputs, y: torch.Tensor) -> _Products:
     strides, dilations = inputs.values("strides"), inputs.values("dilations")
     rank = x.dim() - 2
     spread = x.new_zeros(*x.shape[:2], *((extent - 1) * step + 1 for extent, step in zip(x.shape[2:], strides)))
-    spread[(..., *(slice(None, None, step) for step in strides))] = x
+    places = (..., *(slice(None, None, step) for step in strides))
+    spread[places] = x
     reach = [(size - 1) * step for size, step in zip(weight.shape[2:], dilations)]
     full = [extent + more for extent, more in zip(spread.shape[2:], reach)]
     same = [extent * step for extent, step in zip(x.shape[2:], strides)]
