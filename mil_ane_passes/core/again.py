@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from .inference import inferred_types
+from .inference import inferred_types, not_evaluated, sharpened
 from .query import flat_inputs
 
 __all__ = ["bindings", "detached", "infer", "insert"]
@@ -56,14 +56,14 @@ def infer(twin: Operation, like: Operation) -> Operation:
     made = inferred_types(twin)
     made = made if isinstance(made, tuple) else (made,)
     if len(made) == len(like.outputs):
-        made = tuple(_sharper(new, old.sym_type) for new, old in zip(made, like.outputs))
+        made = tuple(sharpened(new, old.sym_type) for new, old in zip(made, like.outputs))
 
     def known() -> Any:
         return made
 
     twin.type_inference = known
     if any(_heavy(var) for var in flat_inputs(twin)) or any(_bytes(each) > _EVALUATED_BYTES for each in made):
-        twin.value_inference = _not_evaluated
+        twin.value_inference = not_evaluated
     try:
         twin.type_value_inference()
     finally:
@@ -81,10 +81,6 @@ def insert(op: Operation, block: Block, before: Operation | None) -> None:
     block._insert_op_before(op, before_op=before)
 
 
-def _not_evaluated() -> NoReturn:
-    raise NotImplementedError("large values stay unread")
-
-
 def _heavy(var: Var) -> bool:
     return var._sym_val is not None and _bytes(var.sym_type) > _EVALUATED_BYTES
 
@@ -95,13 +91,3 @@ def _bytes(sym_type: Any) -> int:
         return 0
     elements = math.prod(int(size) for size in sym_type.get_shape() if not is_symbolic(size))
     return elements * int(np.dtype(types.nptype_from_builtin(sym_type.get_primitive())).itemsize)
-
-
-def _sharper(new: Any, old: Any) -> Any:
-    if new is old or not (types.is_tensor(new) and types.is_tensor(old)):
-        return new
-    ours, theirs = new.get_shape(), old.get_shape()
-    if len(ours) != len(theirs):
-        return new
-    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs)]
-    return new if list(ours) == shape else types.tensor(new.get_primitive(), shape)

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var
 
 from .query import flat_inputs
 
-__all__ = ["BlockEditor"]
+__all__ = ["BlockEditor", "first_op", "rebound"]
 
 _KEEPS = frozenset({"coreml_update_state", "write_state", "read_state", "classify"})
 "Ops that act on something else than their outputs, or that the model's interface refers to."
@@ -38,14 +38,7 @@ class BlockEditor:
         for op in dict.fromkeys(old.child_ops):
             if op in self._dead:
                 continue
-            changed = {}
-            for name, bound in op.inputs.items():
-                if isinstance(bound, (list, tuple)):
-                    if any(var is old for var in bound):
-                        changed[name] = tuple(new if var is old else var for var in bound)
-                elif bound is old:
-                    changed[name] = new
-            op.set_inputs(**changed)
+            op.set_inputs(**rebound(op, old, new))
         for block in dict.fromkeys(old.consuming_blocks):
             block.replace_block_output_var(old, new)
         old.consuming_blocks.clear()  # some of the host's passes note a block twice that returns a value twice
@@ -91,6 +84,18 @@ class BlockEditor:
         op.enclosing_block = None
         self.removed += op.op_type != "const"
         return producers
+
+
+def rebound(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
+    """The inputs of `op` that read `old`, reading `new`."""
+    found: dict[str, Var | tuple[Var, ...]] = {}
+    for name, bound in op.inputs.items():
+        if isinstance(bound, (list, tuple)):
+            if any(var is old for var in bound):
+                found[name] = tuple(new if var is old else var for var in bound)
+        elif bound is old:
+            found[name] = new
+    return found
 
 
 def first_op(block: Block) -> Operation | None:

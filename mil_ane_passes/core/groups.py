@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from coremltools.converters.mil.mil import Operation
+from collections.abc import Iterable, Mapping
 
-__all__ = ["join"]
+from coremltools.converters.mil.mil import Operation, Var
+
+__all__ = ["grouped", "join", "sharing"]
 
 
 def join(groups: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
@@ -14,3 +16,20 @@ def join(groups: dict[Operation, list[Operation]], one: Operation, other: Operat
         large.extend(small)
         for op in small:
             groups[op] = large
+
+
+def grouped(groups: Mapping[Operation, list[Operation]]) -> list[list[Operation]]:
+    """Each group once, in the order of the first op of each; their ops in the order of `groups`."""
+    order = {op: place for place, op in enumerate(groups)}
+    return [sorted(members, key=order.__getitem__) for members in {id(each): each for each in groups.values()}.values()]
+
+
+def sharing(values: Mapping[Operation, Iterable[Var]]) -> list[list[Operation]]:
+    """Ops that have values in common, directly or by others, from the values of each op."""
+    groups: dict[Operation, list[Operation]] = {}
+    holder: dict[Var, Operation] = {}
+    for op, own in values.items():
+        groups[op] = [op]
+        for var in own:
+            join(groups, holder.setdefault(var, op), op)
+    return grouped(groups)

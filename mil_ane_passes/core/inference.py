@@ -1,14 +1,15 @@
-"""The host's answer to what an op makes, without what asking for it does to the op's inputs."""
+"""The host's answer to what an op makes: without what asking for it does to the op's inputs, or not asked at all."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil import Operation, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-__all__ = ["inferred_types"]
+__all__ = ["inferred_types", "not_evaluated", "sharpened"]
 
 
 def inferred_types(op: Operation) -> Any:
@@ -27,3 +28,19 @@ def inferred_types(op: Operation) -> Any:
     finally:
         for side, var in given.items():
             setattr(op, side, var)
+
+
+def not_evaluated() -> NoReturn:
+    """For `value_inference` of an op whose value is not to be asked for: that would read weights."""
+    raise NotImplementedError("large values stay unread")
+
+
+def sharpened(inferred: Any, known: Any) -> Any:
+    """The type `inferred`, with sizes of the type `known` where only that knows them."""
+    if inferred is known or not (types.is_tensor(inferred) and types.is_tensor(known)):
+        return inferred
+    ours, theirs = inferred.get_shape(), known.get_shape()
+    if len(ours) != len(theirs):
+        return inferred
+    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs, strict=True)]
+    return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from .groups import join
+from .groups import sharing
 from .query import flat_inputs, is_const, kind_of
 
 __all__ = ["Shape", "islands"]
@@ -22,9 +22,7 @@ def islands(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Ope
     judged = {var: large(_shape(var)) for var in _own(block)}
     if isinstance(block, Function) and not any(judged.values()):
         return []
-    group: dict[Operation, list[Operation]] = {}
-    holder: dict[Var, Operation] = {}
-    first: dict[Operation, Var] = {}
+    held: dict[Operation, list[Var]] = {}
     for op in block.operations:
         if op.op_type == "const" or op.op_type.startswith("constexpr_"):
             continue
@@ -32,12 +30,8 @@ def islands(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Ope
             if var not in judged:
                 judged[var] = not is_const(var) and large(_shape(var))
             if judged[var]:
-                group.setdefault(op, [op])
-                first.setdefault(op, var)
-                join(group, holder.setdefault(var, op), op)
-    order = {op: place for place, op in enumerate(block.operations)}
-    found = [sorted(members, key=order.__getitem__) for members in {id(one): one for one in group.values()}.values()]
-    return [(ops, first[ops[0]]) for ops in found]
+                held.setdefault(op, []).append(var)
+    return [(ops, held[ops[0]][0]) for ops in sharing(held)]
 
 
 def _own(block: Block) -> Iterator[Var]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from coremltools.converters.mil.mil.input_type import InternalInputType, TupleInputType
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
-from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
-from ..core.inference import inferred_types
+from ..core.inference import inferred_types, not_evaluated, sharpened
 from .branches import joined
 from .checked import Checks
 from .excess import Rejected, refuse_excess
@@ -32,10 +31,6 @@ _SHARED_USES = 64
 _HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _PLAIN = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?")))
 _CHECKS = Checks()
-
-
-def _not_evaluated() -> NoReturn:
-    raise NotImplementedError("weights stay unread while a package is loaded")
 
 
 class OpBuilder:
@@ -148,7 +143,7 @@ class OpBuilder:
         heavy = any(var in self._heavy for var in (*flat, *inner))
         count = sum(map(_elements, result))
         if heavy or not self._budget.allows(count):
-            op.value_inference = _not_evaluated
+            op.value_inference = not_evaluated
 
         def known() -> tuple[Any, ...]:
             return result
@@ -160,7 +155,7 @@ class OpBuilder:
         except _HOST_ERRORS:
             # A value the host cannot compute is no value; the types are known all the same.
             op._output_vars = None
-            op.value_inference = _not_evaluated
+            op.value_inference = not_evaluated
             make(op, result)
         del op.type_inference
         if any(var._sym_val is not None for var in op.outputs):
@@ -237,7 +232,7 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
         raise Rejected(f"{len(result)} outputs, {len(declared)} declared")
     if not all(map(_compatible, result, declared)):
         raise Rejected("outputs of other types than declared")
-    result = tuple(map(_sharpen, result, declared))
+    result = tuple(map(sharpened, result, declared))
     if any(_elements(sym_type) > ELEMENTS for sym_type in result):
         raise Rejected("outputs of more elements than can be counted")
     return result
@@ -245,14 +240,3 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
 
 def _compatible(inferred: Any, declared: Any) -> bool:
     return inferred is declared or bool(types.is_compatible_type(inferred, declared))
-
-
-def _sharpen(inferred: Any, declared: Any) -> Any:
-    """`inferred`, with sizes from `declared` where only that knows them."""
-    if inferred is declared or not (types.is_tensor(inferred) and types.is_tensor(declared)):
-        return inferred
-    ours, theirs = inferred.get_shape(), declared.get_shape()
-    if len(ours) != len(theirs):
-        return inferred
-    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs, strict=True)]
-    return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..core.build import Names, RewriteBuilder
-from ..core.edit import BlockEditor
+from ..core.edit import BlockEditor, rebound
 from ..core.ranges import Range
 from ._halves import LARGEST, SMALLEST
 
@@ -53,7 +53,7 @@ def narrow_input(function: Function, var: Var) -> None:
                     wide = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
                     mb.adopt(op.scopes)
             assert wide is not None
-            op.set_inputs(no_check_var_types=True, **_rebound(op, var, wide))
+            op.set_inputs(no_check_var_types=True, **rebound(op, var, wide))
 
 
 def narrow_output(function: Function, var: Var) -> None:
@@ -76,15 +76,3 @@ def narrow_output(function: Function, var: Var) -> None:
 
 def _narrows(op: Operation) -> bool:
     return bool(op.op_type == "cast" and op.outputs[0].dtype == types.fp16)
-
-
-def _rebound(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
-    """The inputs of `op` that read `old`, reading `new`."""
-    found: dict[str, Var | tuple[Var, ...]] = {}
-    for name, bound in op.inputs.items():
-        if isinstance(bound, (list, tuple)):
-            if any(var is old for var in bound):
-                found[name] = tuple(new if var is old else var for var in bound)
-        elif bound is old:
-            found[name] = new
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Hit, Miss
 from ..core.query import consumers, flat_inputs, is_const, is_opaque
 
-__all__ = ["half", "join", "judged", "moves", "to_fp16"]
+__all__ = ["half", "judged", "moves", "to_fp16"]
 
 _MOVES = frozenset({
     "concat", "depth_to_space", "expand_dims", "gather", "identity", "pixel_shuffle", "pixel_unshuffle", "reshape",
@@ -40,14 +39,7 @@ def _from_fp16(var: Var) -> bool:
     return var.op is not None and var.op.op_type == "cast" and bool(var.op.x.dtype == types.fp16)
 
 
-def join(islands: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
-    small, large = sorted((islands[one], islands[other]), key=len)
-    large.extend(small)
-    islands.update(dict.fromkeys(small, large))
-
-
-def judged(members: list[Operation], order: Mapping[Operation, int]) -> Hit | Miss:
-    members = sorted(members, key=order.__getitem__)
+def judged(members: list[Operation]) -> Hit | Miss:
     made = {var for op in members for var in op.outputs}
     read = {var for op in members for var in flat_inputs(op) if var.dtype == types.fp32 and var not in made}
     heavy = next((var for var in read if var.op is not None and var.op.op_type.startswith("const") and not (

@@ -7,7 +7,7 @@ from math import isqrt, prod
 
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from ..core.groups import join
+from ..core.groups import grouped, join
 from ..core.layout import padded_bytes
 from ..core.limits import limit
 from ..core.query import is_opaque, static_shape, used
@@ -50,9 +50,7 @@ def regions(block: Block, generations: Iterable[Generation]) -> Iterator[tuple[l
         for var in given:
             if var.op in groups and static_shape(var) == shape:
                 join(groups, var.op, op)
-    order = {op: place for place, op in enumerate(groups)}
-    for members in {id(each): each for each in groups.values()}.values():
-        members.sort(key=order.__getitem__)
+    for members in grouped(groups):
         yield members, static_shape(members[0].outputs[0]) or ()
 
 

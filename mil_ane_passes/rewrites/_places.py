@@ -31,8 +31,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """Each place of `inner` `times` in a row."""
+class _Times:
+    """`inner` several times over."""
 
     inner: Places
     times: int
@@ -40,21 +40,17 @@ class Repeated:
     @property
     def parts(self) -> int:
         return self.inner.parts * self.times
+
+
+class Repeated(_Times):
+    """Each place of `inner` `times` in a row."""
 
     def words(self) -> str:
         return f"{self.inner.words()}, each place {self.times} times"
 
 
-@dataclass(frozen=True)
-class Tiled:
+class Tiled(_Times):
     """All of `inner`, `times` in a row."""
-
-    inner: Places
-    times: int
-
-    @property
-    def parts(self) -> int:
-        return self.inner.parts * self.times
 
     def words(self) -> str:
         return f"{self.inner.words()}, {self.times} times"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Block, Operation, Var
 
+from ..core.groups import sharing
 from ..core.query import consumers
 from ._carry import cannot_carry, main_inputs
 from ._lift import axis_of
@@ -84,26 +85,9 @@ def _worth_expanding(able: dict[Operation, list[Var]], block: Block, at: int) ->
 
 
 def _connected(kept: dict[Operation, None], at: int) -> list[Region]:
-    """Group `kept` by shared values (union-find with path halving)."""
-    parent: dict[Var, Var] = {}
-
-    def root(var: Var) -> Var:
-        parent.setdefault(var, var)
-        while parent[var] is not var:
-            parent[var] = parent[parent[var]]
-            var = parent[var]
-        return var
-
-    for op in kept:
-        first = root(op.outputs[0])
-        for var in [*main_inputs(op), *op.outputs[1:]]:
-            parent[root(var)] = first
-    found: dict[Var, Region] = {}
-    for op in kept:
-        region = found.setdefault(root(op.outputs[0]), Region(at))
-        region.ops.append(op)
-        region.values.update(dict.fromkeys([*main_inputs(op), *op.outputs]))
-    return list(found.values())
+    """`kept` by the values they share."""
+    values = {op: [*main_inputs(op), *op.outputs] for op in kept}
+    return [Region(at, ops, dict.fromkeys(var for op in ops for var in values[op])) for ops in sharing(values)]
 
 
 def _is_squeezed(var: Var, at: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Block, Operation, Var
 
+from ..core.groups import sharing
 from ..core.query import consumers
 from ._row_steps import step_of
 from ._rows import Rows, Step
@@ -47,7 +48,7 @@ def row_regions(block: Block, rows: Rows, max_bytes: int, refused: dict[Operatio
         else:
             steps[op] = step
             reaches.update(dict.fromkeys(step.gives, step.reach))
-    for members in _connected(steps):
+    for members in sharing({op: (*step.takes, *step.gives) for op, step in steps.items()}):
         region = RowRegion({op: steps[op] for op in members})
         made = {var for op in members for var in steps[op].gives}
         region.enters = [var for var in region.values if var not in made]
@@ -60,23 +61,3 @@ def _needed_narrow(var: Var, steps: dict[Operation, Step]) -> bool:
     return bool(var.consuming_blocks) or any(
         reader not in steps or var not in steps[reader].takes or var in steps[reader].keeps
         for reader in consumers(var))
-
-
-def _connected(steps: dict[Operation, Step]) -> list[list[Operation]]:
-    """Group ops by the padded values they share (union-find with path halving)."""
-    parent: dict[object, object] = {}
-
-    def root(item: object) -> object:
-        parent.setdefault(item, item)
-        while parent[item] is not item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
-        return item
-
-    for op, step in steps.items():
-        for var in (*step.takes, *step.gives):
-            parent[root(var)] = root(op)
-    found: dict[object, list[Operation]] = {}
-    for op in steps:
-        found.setdefault(root(op), []).append(op)
-    return list(found.values())

@@ -9,6 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
+from ..core.groups import grouped, join
 from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of, value
 
 __all__ = ["COMPARES", "DATA", "EXACT", "chains", "reason"]
@@ -55,16 +56,11 @@ def chains(block: Block) -> Iterable[list[Operation]]:
     for op in block.operations:
         if op.op_type == "const" or not any(map(is_computed, [*op.outputs, *flat_inputs(op)])):
             continue
-        mine = group[op] = [op]
+        group[op] = [op]
         for var in flat_inputs(op):
-            other = group.get(var.op) if is_computed(var) and var.op is not None else None
-            if other is not None and other is not mine:
-                small, large = sorted((mine, other), key=len)
-                large.extend(small)
-                group.update(dict.fromkeys(small, large))
-                mine = large
-    order = {op: place for place, op in enumerate(group)}
-    return [sorted(members, key=order.__getitem__) for members in {id(each): each for each in group.values()}.values()]
+            if var.op in group and is_computed(var):
+                join(group, var.op, op)
+    return grouped(group)
 
 
 def is_computed(var: Var) -> bool:

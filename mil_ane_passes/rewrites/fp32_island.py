@@ -12,8 +12,9 @@ from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
+from ..core.groups import grouped, join
 from ..core.query import consumers, flat_inputs
-from ._fp32_moves import half, join, judged, moves, to_fp16
+from ._fp32_moves import half, judged, moves, to_fp16
 
 
 class Fp32Island(BlockRewrite):
@@ -62,14 +63,12 @@ class Fp32Island(BlockRewrite):
                 ends[op] = bool(readers) and not any(var.consuming_blocks for var in op.outputs) and all(
                     to_fp16(reader) or ends.get(reader, False) for reader in readers)
         islands: dict[Operation, list[Operation]] = {}
-        order = {op: place for place, op in enumerate(block.operations) if ends.get(op)} if any(ends.values()) else {}
-        for op in order:
+        for op in [each for each in block.operations if ends.get(each)] if any(ends.values()) else []:
             islands[op] = [op]
             for var in flat_inputs(op):
-                if var.op in islands and islands[var.op] is not islands[op]:
+                if var.op in islands:
                     join(islands, var.op, op)
-        for members in {id(each): each for each in islands.values()}.values():
-            yield judged(members, order)
+        yield from map(judged, grouped(islands))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         halves, replaced = dict[Var, Var](), dict[Var, Var]()

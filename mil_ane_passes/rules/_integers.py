@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
-from ..core.groups import join
+from ..core.groups import grouped, join
 from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
 from ._refused import at_run_time
 
@@ -75,19 +75,14 @@ def _integer(dtype: type) -> bool:
 def chains(block: Block, found: Mapping[Operation, object]) -> Iterable[list[Operation]]:
     """Groups of ops that hand integers to one another, in program order; each holds one of `found` at least."""
     group: dict[Operation, list[Operation]] = {}
-    place: dict[Operation, int] = {}
     for op in block.operations:
         if op not in found and (op.op_type == "const" or not any(_is_int(out) for out in op.outputs)):
             continue
-        group[op], place[op] = [op], len(place)
+        group[op] = [op]
         for var in flat_inputs(op):
             if var.op in group and (_is_int(var) or (op in found and var.op in found)):
                 join(group, var.op, op)
-    unique = {id(members): members for members in group.values()}
-    for members in unique.values():
-        if any(op in found for op in members):
-            yield sorted(members, key=place.__getitem__)
-
+    return [members for members in grouped(group) if any(op in found for op in members)]
 
 
 def purposes(members: list[Operation]) -> str:

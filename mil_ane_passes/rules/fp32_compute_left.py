@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
 from ..core.examples import program
-from ..core.groups import join
+from ..core.groups import grouped, join
 from ..core.query import flat_inputs, is_opaque, kind_of
 
 _SHOWN = 4
@@ -56,11 +56,8 @@ class Fp32ComputeLeft(BlockRule):
                 if var.op in island and kind_of(var).dtype == types.fp32:
                     join(island, var.op, op)
         mend = "fp16_compute{mixed=true}" if island and _is_mixed(block) else "fp16_compute"
-        reported: set[int] = set()
-        for op, members in island.items():
-            if id(members) not in reported:
-                reported.add(id(members))
-                yield Hit(op, note=_note(members, mend), covers=members, mended_by=mend)
+        for members in grouped(island):
+            yield Hit(members[0], note=_note(members, mend), covers=members, mended_by=mend)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one island", lambda: _chain(types.fp32, False))
