@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 __all__ = [
-    "ANY_OP", "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding", "Hit",
-    "Measured", "Miss", "PlanRule", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
+    "ANY_OP", "FP32", "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding",
+    "Hit", "Measured", "Miss", "PlanRule", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
 ]
 
 ANY_OP = "*"
 """In a rule's `roots`: every op but const."""
+
+FP32 = "computed in fp32, which the ANE does not take"
+"""Why a rewrite for the ANE's sake leaves an op alone that is not there."""
 
 STAGES = ("structure", "precision", "numerics", "decompose", "layout", "cleanup")
 """The order of stages in a pipeline; within a stage `after` and then the name decide.

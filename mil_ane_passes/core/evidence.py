@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Community", "Evidence", "Measured", "Vendor", "on_m4", "private"]
+__all__ = [
+    "Community", "Evidence", "Measured", "Vendor", "for_authors", "in_2020", "notes", "on_m1", "on_m4", "private",
+    "private_quirk", "surgery_tip",
+]
 
 _DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
 _ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
@@ -54,7 +57,39 @@ def on_m4(says: str, *, rows: bool = False) -> Measured:
     return Measured(says, source=_ROWS if rows else _DISPATCH, chip="M4", os="macOS 27.0.1", date="2026")
 
 
+def on_m1(says: str) -> Community:
+    """What a user saw of GPT models of their own."""
+    return Community(says, source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro",
+                     date="2023")
+
+
 def private(says: str, chip: str = "M1 to M5") -> Community:
     """What the ANE's compiler answered without Core ML."""
     return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
                      date="2026")
+
+
+def private_quirk(says: str) -> Community:
+    """What its users noted of single ops on that route; on which chips is not said."""
+    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
+
+
+def for_authors(says: str) -> Vendor:
+    """What Apple tells authors of models for Core AI."""
+    return Vendor(says, source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md",
+                  date="2026")
+
+
+def in_2020(says: str) -> Community:
+    """What a list of layers of the time before ML Programs says, some of which is guessed."""
+    return Community(says, source="hollance/neural-engine docs/unsupported-layers.md", date="2020")
+
+
+def notes(says: str) -> Community:
+    """What one user saw in Xcode's performance reports."""
+    return Community(says, source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d")
+
+
+def surgery_tip(says: str) -> Community:
+    """What the author of a driver advises."""
+    return Community(says, source="eiln, coreml102: Model Surgery Tips")

@@ -7,10 +7,10 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Function, Program, types
+from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 
-__all__ = ["program", "weight"]
+__all__ = ["masks", "program", "weight"]
 
 
 def weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
@@ -33,3 +33,13 @@ def program(
     built = Program()
     built.add_function("main", function)
     return built
+
+
+def masks(kind: str) -> Program:
+    """Two masks that are made while the model runs, joined by the logical op `kind`."""
+    def body(x: Var, z: Var) -> Var:
+        both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
+        result: Var = Builder.cast(x=both, dtype="fp16", name="y")
+        return result
+
+    return program(body, x=(2, 3), z=(2, 3))

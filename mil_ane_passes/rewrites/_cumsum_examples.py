@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Program, Var, types
 
-from ..core.contract import Example
+from ..core.contract import FP32, Example
 from ..core.examples import program
 
 __all__ = ["cumsum_examples"]
@@ -34,8 +34,7 @@ def cumsum_examples() -> Iterator[Example]:
         "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements"))
     yield Example("large triangle", lambda: _sums((2, 2000), axis=1), options={"form": "triangle"}, reason=(
         "a triangle of 2000 x 2000 is 8000000 bytes, above max_bytes=2097152; form=windows needs none"))
-    yield Example("fp32", lambda: _sums((2, 5), dtype=types.fp32, axis=1),
-                  reason="computed in fp32, which the ANE does not take")
+    yield Example("fp32", lambda: _sums((2, 5), dtype=types.fp32, axis=1), reason=FP32)
     yield Example("integers", lambda: _sums((2, 5), dtype=types.int32, axis=1), reason="computes on integers")
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.contract import Community, Miss
+from ..core.contract import FP32, Community, Miss
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 
-__all__ = ["EVIDENCE", "FP32", "TABLES", "one", "stands_back"]
+__all__ = ["EVIDENCE", "TABLES", "one", "stands_back"]
 
 EVIDENCE = (
     on_m4("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, tanh, exp and log are accepted"),
@@ -19,7 +19,6 @@ EVIDENCE = (
 TABLES = Community("functions are read from tables of 33 points: sine within 6.3e-4, tanh within 1.6e-3",
                    source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                    date="2026-10-02")
-FP32 = "computed in fp32, which the ANE does not take"
 
 
 def stands_back(op: Operation, error: float, most: float) -> Miss | None:

@@ -14,7 +14,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Evidence, Exactness, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import FP32, Community, Evidence, Exactness, Hit, Miss, Rewrite, Vendor
+from ..core.evidence import on_m4, private
 from ..core.limits import over
 from ..core.query import is_all_zero, is_const, is_symbolic, used, value
 from ..core.targets import Generation
@@ -29,11 +30,8 @@ _REFUSED = {
 EVIDENCE: tuple[Evidence, ...] = (
     Vendor("RNN and LSTM ops are not supported on the neural engine",
            source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),
-    Measured("rnn, lstm and gru are refused; linear, split, concat, sigmoid, tanh, mul, add and clip are "
-             "accepted", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-             chip="M4", os="macOS 27.0.1", date="2026"),
-    Community("lstm, gru and rnn have no form on any generation (private route)", chip="M1 to M5", date="2026",
-              source="sbryngelson/ANEForge docs/op-catalog.md"),
+    on_m4("rnn, lstm and gru are refused; linear, split, concat, sigmoid, tanh, mul, add and clip are accepted"),
+    private("lstm, gru and rnn have no form on any generation"),
     Community("a chain of 386 convs compiles, 387 overflow the compiler's stack: why long sequences are left alone",
               chip="M6", date="2026", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md"),
 )
@@ -66,7 +64,7 @@ class UnrollRecurrent(Rewrite):
         if int(steps) > self.max_steps:
             return Miss(op, f"{int(steps)} steps, above max_steps={self.max_steps}")
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         reason = _unknown(op, self.activations) or _too_wide(op, self.generations)
         if reason:
             return Miss(op, reason)

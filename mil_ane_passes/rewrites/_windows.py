@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Operation, types
 
-from ..core.contract import Miss
+from ..core.contract import FP32, Miss
 from ..core.limits import POOL_SIDE, limit, over
 from ..core.query import is_symbolic, value
 from ..core.targets import Generation, between, listed
@@ -98,7 +98,7 @@ def candidate(op: Operation, generations: Sequence[Generation], always: bool) ->
     if not large:
         return Miss(op, f"refused by {old_chips()} only; name one of them as the target")
     if op.x.dtype != types.fp16:
-        return Miss(op, "computed in fp32, which the ANE does not take")
+        return Miss(op, FP32)
     pads = pads_of(op)
     return Miss(op, pads) if isinstance(pads, str) else (large, pads)
 

@@ -9,8 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ._elementary import EVIDENCE, FP32, one, stands_back
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ._elementary import EVIDENCE, one, stands_back
 
 _ERRORS = {"asin": 1.79, "acos": 2.15}
 "Units in the last place by which the replacement is off at most, over all fp16 numbers."

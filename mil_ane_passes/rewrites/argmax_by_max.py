@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import FP32, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import consumers, is_symbolic, value
 
@@ -58,9 +59,8 @@ class ArgmaxByMax(Rewrite):
     preset = "full"
     roots = ("cast",)
     evidence = (
-        Measured("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select are accepted",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
+        on_m4("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select "
+              "are accepted", rows=True),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -72,7 +72,7 @@ class ArgmaxByMax(Rewrite):
         if not types.is_float(found.x.dtype):
             return Miss(op, "the place of an integer", near=False)
         if found.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         if is_symbolic(extent):
             return Miss(op, "the place among elements whose number is known only at run time")
         if not 0 < extent <= _MOST:
@@ -106,8 +106,7 @@ class ArgmaxByMax(Rewrite):
         yield Example("smallest", lambda: _placed("reduce_argmin", axis=0, keep_dims=True))
         yield Example("in the middle", lambda: _placed("reduce_argmax", axis=1, shape=(2, 5, 3)))
         yield Example("returned in fp32", lambda: _placed("reduce_argmax", dtype="fp32"))
-        yield Example("of fp32", lambda: _placed("reduce_argmax", of=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("of fp32", lambda: _placed("reduce_argmax", of=types.fp32), reason=FP32)
         yield Example("read as int32", lambda: _placed("reduce_argmax", shown=True),
                       reason="the int32 place is read as such, too")
         yield Example("many", lambda: _placed("reduce_argmax", shape=(1, 3000)),

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import for_authors
 from ..core.examples import program
 from ._lift import axis_of
 
@@ -36,8 +37,7 @@ class CancelLiftPairs(Rewrite):
     preset = "safe"
     roots = ("expand_dims",)
     evidence = (
-        Vendor("avoid reshape and transpose between ops: each is a pass over the data",
-               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+        for_authors("avoid reshape and transpose between ops: each is a pass over the data"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -8,7 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import for_authors
 from ..core.examples import program, weight
 from ..core.query import consumers
 from ._carry import carried
@@ -45,8 +46,7 @@ class CarryLift(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        Vendor("avoid reshape and transpose between ops: each is a pass over the data",
-               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+        for_authors("avoid reshape and transpose between ops: each is a pass over the data"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

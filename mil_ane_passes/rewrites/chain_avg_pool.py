@@ -8,7 +8,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import private
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import value
@@ -43,8 +44,7 @@ class ChainAvgPool(Rewrite):
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (
-        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
-                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+        private("a pool's window ends at 29 on M1, at 31 later"),
         *evidence_of("pool-kernel", "pool-stride"),
     )
 
@@ -104,8 +104,7 @@ class ChainAvgPool(Rewrite):
                              "place")
         yield Example("old chips only", lambda: _pool([4, 4], strides=[4, 4]),
                       reason="refused by A12 and A13 only; name one of them as the target")
-        yield Example("fp32", lambda: _pool([40, 40], dtype=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _pool([40, 40], dtype=types.fp32), reason=FP32)
 
 
 def _rest(op: Operation, done: list[int]) -> dict[str, Any]:

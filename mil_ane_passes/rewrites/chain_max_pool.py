@@ -8,7 +8,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import private
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import value
@@ -44,8 +45,7 @@ class ChainMaxPool(Rewrite):
     roots = ("max_pool",)
     evidence = (
         *evidence_of("max-pool-width", "pool-kernel", "pool-stride"),
-        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
-                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+        private("a pool's window ends at 29 on M1, at 31 later"),
         Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/1"),
     )
@@ -103,8 +103,7 @@ class ChainMaxPool(Rewrite):
                       reason="refused by A12 and A13 only; name one of them as the target")
         yield Example("too many steps", lambda: _pool([9, 9]), options={"max_steps": 1},
                       reason="would take 2 steps, max_steps is 1")
-        yield Example("fp32", lambda: _pool([9, 9], dtype=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _pool([9, 9], dtype=types.fp32), reason=FP32)
         yield Example("padding alone", lambda: _pool([1, 9], pad_type="custom", pad=[0, 0, 9, 9]),
                       reason="a window may lie in the padding alone")
         yield Example("symbolic, same", lambda: _pool([9, 9], strides=[2, 2], shape=(1, 2, 16, None)),

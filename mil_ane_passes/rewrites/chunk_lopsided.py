@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import surgery_tip
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import consumers, is_const, static_shape
@@ -52,8 +53,7 @@ class ChunkLopsided(BlockRewrite):
     preset = "full"
     evidence = (
         *evidence_of("spatial"),
-        Community("tensors lopsided to a shape like (50000,): chunk or parallelise",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
     )
 
     always: bool = False

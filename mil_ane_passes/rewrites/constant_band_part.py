@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m1, on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from ._generated import Size, constant, first_elements, line, too_large
@@ -39,12 +40,9 @@ class ConstantBandPart(Rewrite):
     preset = "full"
     roots = ("band_part",)
     evidence = (
-        Measured("band_part is refused; select is accepted", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("band_part is supported nowhere, select everywhere (private route)", chip="M1 to M5",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
-        Community("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE",
-                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"),
+        on_m4("band_part is refused; select is accepted"),
+        private("band_part is supported nowhere, select everywhere"),
+        on_m1("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"),
     )
 
     longest: int = 0

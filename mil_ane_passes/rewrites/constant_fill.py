@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import notes, on_m4, private
 from ..core.examples import program
 from ..core.targets import Gate
 from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
@@ -46,12 +47,9 @@ class ConstantFill(BlockRewrite):
     preset = "full"
     roots = FILLS
     evidence = (
-        Community("fill and fill_like run on the CPU only, with fixed shapes, too",
-                  source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d"),
-        Measured("at odds with it: fill_like is accepted", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
-        Community("at odds with it: fill and fill_like make constants on every generation (private route)",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1 to M5", date="2026"),
+        notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
+        on_m4("at odds with it: fill_like is accepted", rows=True),
+        private("at odds with it: fill and fill_like make constants on every generation"),
     )
 
     max_bytes: int = 1 << 20

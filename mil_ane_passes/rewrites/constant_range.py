@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import notes, on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from ._generated import Size, constant, first_elements, float_ends, line, replaced, sizes, too_large
@@ -48,11 +49,8 @@ class ConstantRange(BlockRewrite):
     preset = "full"
     roots = ("range_1d",)
     evidence = (
-        Measured("range_1d is refused, and runs on no GPU either; slice_by_index and concat are accepted", chip="M4",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-                 os="macOS 27.0.1", date="2026"),
-        Community("range_1d, which is torch.arange, runs on the CPU only",
-                  source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d"),
+        on_m4("range_1d is refused, and runs on no GPU either; slice_by_index and concat are accepted"),
+        notes("range_1d, which is torch.arange, runs on the CPU only"),
     )
 
     longest: int = 0

@@ -10,7 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private, private_quirk
 from ..core.examples import program
 from ..core.query import is_const, is_symbolic
 from ._crops import cropped, crops_of
@@ -50,14 +51,10 @@ class CropResizeBySlices(Rewrite):
     preset = "full"
     roots = ("crop_resize",)
     evidence = (
-        Measured("crop_resize is refused, and runs on no GPU either; resize and slices are accepted", chip="M4",
-                 os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("crop_resize is not there on M1; the hardware has it from M2 on (private route)", chip="M1 to M5",
-                  date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
-        Community("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
-                  "transposing the axis away and back is right on all", date="2026",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md"),
+        on_m4("crop_resize is refused, and runs on no GPU either; resize and slices are accepted"),
+        private("crop_resize is not there on M1; the hardware has it from M2 on"),
+        private_quirk("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
+                      "transposing the axis away and back is right on all"),
     )
 
     max_parts: int = 64
@@ -68,7 +65,7 @@ class CropResizeBySlices(Rewrite):
         if computed:
             return Miss(op, f"its {computed[0]} are computed when the model runs")
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         if any(map(is_symbolic, op.x.shape[2:])):
             return Miss(op, "an image whose height or width is known only at run time")
         crops = crops_of(op)
@@ -115,8 +112,7 @@ class CropResizeBySlices(Rewrite):
         yield Example("computed", lambda: program(lambda x, boxes: Builder.crop_resize(
             x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
             x=(1, 2, 6, 7), boxes=(2, 4)), reason="its boxes are computed when the model runs")
-        yield Example("fp32", lambda: _crop([[0, 0, 2, 2]], dtype=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32)
 
 
 def _crop(boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any) -> Program:

@@ -10,13 +10,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import for_authors, on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic
 
 _MASKED = -4e4
 "What a score becomes where a boolean mask is false: Apple's number."
-_FP32 = "computed in fp32, which the ANE does not take"
 
 
 class DecomposeAttention(Rewrite):
@@ -54,17 +54,14 @@ class DecomposeAttention(Rewrite):
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "
                   "falls back to the CPU without an error", os="macOS 26.5 and 26.6", date="2026-08-26",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/89"),
-        Vendor("no fused attention on the ANE's path: split heads, einsum, softmax, einsum", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
-        Measured("contradicts it for one: scaled_dot_product_attention is accepted, with a mask, too", chip="M4",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-                 os="macOS 27.0.1", date="2026"),
+        for_authors("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
+        on_m4("contradicts it for one: scaled_dot_product_attention is accepted, with a mask, too"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         width, mask = op.query.shape[-1], op.attn_mask
         if op.query.dtype != types.fp16:
-            return Miss(op, _FP32)
+            return Miss(op, FP32)
         if is_symbolic(width):
             return Miss(op, "the width of a head is not known before the model runs")
         if mask is not None and mask.dtype not in (types.bool, types.fp16):
@@ -92,7 +89,7 @@ class DecomposeAttention(Rewrite):
         yield Example("float mask", lambda: _attention(16, lambda m: m), within=2.0)
         yield Example("boolean mask", lambda: _attention(
             16, lambda m: Builder.greater(x=m, y=np.float16(0))), within=2.0)
-        yield Example("fp32", lambda: _attention(16, dtype=types.fp32), reason=_FP32)
+        yield Example("fp32", lambda: _attention(16, dtype=types.fp32), reason=FP32)
         yield Example("fp32 mask", lambda: _attention(16, lambda m: Builder.cast(x=m, dtype="fp32")),
                       reason="the mask is fp32 beside fp16 queries: rounding it might make it infinite")
         yield Example("open heads", lambda: _attention(None),

@@ -8,7 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import consumers
 from ..core.targets import Gate
@@ -44,9 +45,8 @@ class DropBroadcastTile(Rewrite):
     level, confidence = "note", "low"
     roots = BROADCASTING
     evidence = (
-        Measured("add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons and select are accepted with "
-                 "every broadcast", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        on_m4("add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons and select are accepted with "
+              "every broadcast"),
         Community("a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
                   "units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),

@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.query import flat_inputs, is_opaque, kind_of
 
@@ -45,10 +46,9 @@ class EdgeIntegers(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        Measured("any arithmetic on int32 is refused, and casts between fp16 and int32", chip="M4", os="macOS 27.0.1",
-                 date="2026", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers "
-                  "that cause them", source="hollance/neural-engine docs/unsupported-layers.md"),
+        on_m4("any arithmetic on int32 is refused, and casts between fp16 and int32"),
+        in_2020("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+                "cause them"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
 from ..core.examples import program, weight
 from ..core.query import value
 from ._lift import same_op
@@ -70,7 +70,7 @@ class FactorConvStride(Rewrite):
         if not axes:
             return Miss(op, "every stride is a product of 2s and 3s", near=False)
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         pads = explicit_pads(op)
         if isinstance(pads, str):
             return Miss(op, pads)
@@ -112,8 +112,7 @@ class FactorConvStride(Rewrite):
         yield Example("slice, one of two axes", lambda: _plane([5, 3], (3, 4), pad_type="same"),
                       options={"form": "slice"})
         yield Example("2s and 3s", lambda: _one((1, 3, 40), 8, [6]), reason="every stride is a product of 2s and 3s")
-        yield Example("fp32", lambda: _one((1, 3, 25), 10, [5], dtype=np.float32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _one((1, 3, 25), 10, [5], dtype=np.float32), reason=FP32)
         yield Example("dilated", lambda: _one((1, 3, 25), 3, [5], dilations=[2]),
                       reason="dilated along the strided axis; form=slice keeps the dilation")
         yield Example("symbolic", lambda: _one((1, 3, None), 5, [5]),

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ..core.errors import InputError
+from ..core.evidence import for_authors
 from ..core.query import is_opaque
 from . import _mask_examples as shown
 from ._lift import same_op
@@ -61,12 +62,11 @@ class FiniteMask(BlockRewrite):
     preset = "safe"
     mends = True
     evidence = (
-        Vendor("the ANE does not handle minus infinity in softmax correctly; masks use -40000",
-               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+        for_authors("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
                source="https://github.com/apple/ml-ane-transformers", date="2022"),
         Community("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
-                  source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
                   chip="M4, M6"),
         Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, something else on the ANE",
                   source="https://github.com/cactus-compute/cactus/pull/734"),

@@ -11,7 +11,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.query import consumers, is_const, itemsize, static_shape, value
 from ._gathers import KINDS, gathered, outside
@@ -45,11 +46,8 @@ class FoldConstantGather(Rewrite):
     level, confidence = "note", "medium"
     roots = KINDS
     evidence = (
-        Measured("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-                 chip="M4", os="macOS 27.0.1", date="2026"),
-        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
-                  date="2020"),
+        on_m4("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of"),
+        in_2020("gather does not run on the ANE"),
     )
 
     max_bytes: int = 1 << 20

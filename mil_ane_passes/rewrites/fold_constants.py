@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program
 from ..core.query import consumers, flat_inputs, kind_of
 from ._settled import held_bytes, settled
@@ -44,10 +45,8 @@ class FoldConstants(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        Measured("any arithmetic on int32 is refused", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("layers whose shapes are dynamic do not run on the ANE",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        on_m4("any arithmetic on int32 is refused"),
+        surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
     )
 
     max_bytes: int = 65536

@@ -10,7 +10,8 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
+from ..core.evidence import on_m4, private_quirk
 from ..core.examples import program
 from ..core.groups import grouped, join
 from ..core.query import consumers, flat_inputs
@@ -48,11 +49,8 @@ class Fp32Island(BlockRewrite):
     evidence = (
         Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        Measured("fp32 model inputs get a cast to fp16, and the rest runs on the ANE",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
-        Community("fp32, int32 and bf16 are not implemented (private route)",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+        on_m4("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
+        private_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -10,7 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
+from ..core.evidence import in_2020, on_m4, private_quirk
 from ..core.examples import program, weight
 from ..core.query import is_const
 from ..core.targets import Gate
@@ -46,18 +47,14 @@ class GatherAsSlices(Rewrite):
     level, confidence = "note", "low"
     roots = KINDS
     evidence = (
-        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
-                  date="2020"),
-        Measured("contradicts it: gather with constant indices is accepted", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
-        Measured("by Core ML's estimates a gather moves 23 GB/s on the CPU (fitted to them), a slice 73 on the ANE",
-                 chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        in_2020("gather does not run on the ANE"),
+        on_m4("contradicts it: gather with constant indices is accepted", rows=True),
+        on_m4("by Core ML's estimates a gather moves 23 GB/s on the CPU (fitted to them), a slice 73 on "
+              "the ANE", rows=True),
         Vendor("contradicts it: gather resides on the ANE",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        Community("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
-                  "transposing the axis away and back is right on all", date="2026",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md"),
+        private_quirk("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
+                      "transposing the axis away and back is right on all"),
     )
 
     always: bool = False

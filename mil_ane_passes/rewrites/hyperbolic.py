@@ -9,8 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ._elementary import EVIDENCE, FP32, TABLES, one, stands_back
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ._elementary import EVIDENCE, TABLES, one, stands_back
 
 _ERRORS = {"cosh": 2.07, "sinh": 3.27}
 "Units in the last place by which the replacement is off at most, over all fp16 numbers."

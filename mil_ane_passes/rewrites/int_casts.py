@@ -10,7 +10,8 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.again import detached, infer
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_const
 from ._small_integers import COMPARES, DATA, chains, reason
@@ -42,9 +43,7 @@ class IntCasts(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        Measured("any arithmetic on int32 is refused, and so are casts between fp16 and int32; bool is accepted",
-                 chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
+        on_m4("any arithmetic on int32 is refused, and so are casts between fp16 and int32; bool is accepted"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

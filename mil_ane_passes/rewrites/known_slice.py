@@ -9,7 +9,8 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_shape
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_const, is_symbolic
 from ._sizes_known import constant_slice, numbers
@@ -43,9 +44,7 @@ class KnownSlice(Rewrite):
     confidence = "high"
     roots = tuple(_KINDS)
     evidence = (
-        Measured("a slice that begins at a computed place is refused, for its int32 begin",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch",
-                 chip="M4", os="macOS 27.0.1", date="2026"),
+        on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.evidence import private_quirk
 from ..core.examples import program
 from ..core.query import used
 from ..core.targets import Gate
@@ -54,9 +55,8 @@ class LastAxisSlice(Rewrite):
                   source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
         Community("at odds with it: M1 only, and from M2 on the way is clean",
                   source="sbryngelson/ANEForge docs/cross-chip.md", date="2026"),
-        Community("a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 and "
-                  "M2 generations; transposing the axis away and back is right on all",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+        private_quirk("a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 and "
+                      "M2 generations; transposing the axis away and back is right on all"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -8,7 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from . import _written_examples as examples
 from ._written_reads import Reads, is_bare, single
@@ -59,10 +60,8 @@ class ListsAsStack(BlockRewrite):
     bound = "none but the sign of a zero, where a scatter adds to zeros"
     preset = "full"
     evidence = (
-        Measured("scatter and scatter_along_axis are refused", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("the list ops and scatter have no form on any generation (private route)", chip="M1 to M5",
-                  date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+        on_m4("scatter and scatter_along_axis are refused"),
+        private("the list ops and scatter have no form on any generation"),
     )
 
     max_parts: int = 1024

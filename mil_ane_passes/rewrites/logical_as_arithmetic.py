@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Example, Hit, Measured, Miss, Rewrite
-from ..core.examples import program
+from ..core.contract import Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
+from ..core.examples import masks
 from ..core.targets import Gate
 
 _M4 = Gate(first="m4", last="m4")
@@ -48,11 +49,8 @@ class LogicalAsArithmetic(Rewrite):
     preset = "full"
     roots = tuple(_FORMS)
     evidence = (
-        Measured("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too", chip="M4",
-                 os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("logical_and, logical_or and logical_xor are supported nowhere (private route)", chip="M1 to M5",
-                  date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+        on_m4("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too"),
+        private("logical_and, logical_or and logical_xor are supported nowhere"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -76,15 +74,6 @@ class LogicalAsArithmetic(Rewrite):
         return built
 
     def examples(self) -> Iterable[Example]:
-        yield Example("or", lambda: _masks("logical_or"))
-        yield Example("xor", lambda: _masks("logical_xor"))
-        yield Example("and", lambda: _masks("logical_and"), reason="logical_and is accepted on M4; name another target")
-
-
-def _masks(kind: str) -> Program:
-    def body(x: Var, z: Var) -> Var:
-        both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
-        result: Var = Builder.cast(x=both, dtype="fp16", name="y")
-        return result
-
-    return program(body, x=(2, 3), z=(2, 3))
+        yield Example("or", lambda: masks("logical_or"))
+        yield Example("xor", lambda: masks("logical_xor"))
+        yield Example("and", lambda: masks("logical_and"), reason="logical_and is accepted on M4; name another target")

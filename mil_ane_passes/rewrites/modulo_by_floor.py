@@ -11,7 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ._remainders import LEAST, MOST, by_fraction, by_whole, remainder, steps_for
@@ -61,7 +61,7 @@ class ModuloByFloor(Rewrite):
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "computes on integers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         if op.y.val is None:
             return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
         held = np.asarray(op.y.val)

@@ -10,7 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import value
 from ._generated import constant, float_ends, replaced
@@ -47,11 +48,8 @@ class OneHotCompare(BlockRewrite):
     preset = "full"
     roots = ("one_hot",)
     evidence = (
-        Measured("one_hot is refused, as are casts from int32; equal, and casts of its result, are accepted", chip="M4",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-                 os="macOS 27.0.1", date="2026"),
-        Community("one_hot is supported nowhere, equal everywhere (private route)", chip="M1 to M5",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
+        on_m4("one_hot is refused, as are casts from int32; equal, and casts of its result, are accepted"),
+        private("one_hot is supported nowhere, equal everywhere"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -11,7 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import consumers, value
 from . import _slabs as slabs
@@ -63,7 +63,7 @@ class PadByConstants(Rewrite):
         if fill == 0:
             return Miss(op, "pads with zero", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         padded = slabs.amounts(op)
         if padded is None:
             return Miss(op, "how much is padded is known only at run time")
@@ -104,8 +104,7 @@ class PadByConstants(Rewrite):
                       reason="what is added takes 84 bytes, max_bytes=64")
         yield Example("a border", lambda: _pad((4, 8, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 84})
         yield Example("zeros", lambda: _pad((2, 3), [1, 1], 0), reason="pads with zero")
-        yield Example("fp32", lambda: _pad((2, 3), [1, 1], 1.0, dtype=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _pad((2, 3), [1, 1], 1.0, dtype=types.fp32), reason=FP32)
 
 
 def _pools_only(var: Var) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
+from ..core.evidence import for_authors
 from ..core.layout import size_text
 from ._row_examples import examples
 from ._row_regions import RowRegion, row_regions
@@ -56,13 +57,11 @@ class PadLastAxis(BlockRewrite):
     evidence = (
         Community("pad the last axis to a multiple of 64: not a requirement, worth a try on bigger nets",
                   source="coreml102: Model Surgery Tips (an author of eiln/ane)", chip="M1"),
-        Vendor("the last axis of inputs and outputs is aligned to 64 bytes; values between may tolerate smaller widths "
-               "(against it: 32 numbers of fp16, and the padding is there anyway)",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("the last axis of inputs and outputs is aligned to 64 bytes; values between may tolerate smaller "
+                    "widths (against it: 32 numbers of fp16, and the padding is there anyway)"),
         Community("row and plane strides are multiples of 64 bytes (a driver for Linux)",
                   source="eiln/ane libane/ane.c", chip="M1"),
-        Vendor("the ANE does not handle minus infinity in softmax correctly",
-               source="apple/coreai-models skills/model-authoring/references/neural_engine_rules.md", date="2026"),
+        for_authors("the ANE does not handle minus infinity in softmax correctly"),
     )
 
     multiple: int = 64

@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ._whole_ranges import bounds, holds
 
@@ -45,9 +46,8 @@ class PlainIndices(Rewrite):
     confidence = "high"
     roots = ("select", "cast")
     evidence = (
-        Measured("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 are accepted",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch",
-                 chip="M4", os="macOS 27.0.1", date="2026"),
+        on_m4("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 "
+              "are accepted", rows=True),
         Vendor("since iOS17 negative indices have to be converted by select(index >= 0, index, index + max_index)",
                source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
@@ -57,7 +57,7 @@ class ProductByParts(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         axes = _axes(op)
         lost = [axis for axis in axes if is_symbolic(op.x.shape[axis])]
         if lost:
@@ -89,8 +89,7 @@ class ProductByParts(Rewrite):
                       reason="a product of 9 elements, rounded 8 times; max_parts=8")
         yield Example("flexible", lambda: _product((2, None), axes=[1]),
                       reason="the number of elements along axis 1 is known only at run time")
-        yield Example("fp32", lambda: _product((2, 3), types.fp32), reason="computed in fp32, which the ANE does not "
-                                                                           "take")
+        yield Example("fp32", lambda: _product((2, 3), types.fp32), reason=FP32)
         yield Example("integers", lambda: _product((2, 3), types.int32, axes=[0]), reason="computes on integers")
 
 

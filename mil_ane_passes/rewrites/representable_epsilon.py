@@ -58,7 +58,7 @@ class RepresentableEpsilon(Rewrite):
                source=_CAST),
         Community("sums and products of 2^-24 are kept; the same notes quote a paper by which M1 flushes subnormal "
                   "numbers in matrix products and M5 does not", chip="M4, M6", date="2026-10",
-                  source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
         Community("where rows are zeros \"a plain 1e-6 underflows\"", date="2026-05",
                   source="https://github.com/pytorch/executorch/pull/19523"),
     )

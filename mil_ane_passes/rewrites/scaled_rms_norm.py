@@ -72,7 +72,7 @@ class ScaledRmsNorm(Rewrite):
             source="https://github.com/apple/coremltools/issues/2821", date="2026-08"),
         Community(
             "256 * 256 is infinite on the ANE", chip="M4, M6",
-            source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
+            source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
         Community(
             "a default RMSNorm overflows on the ANE; in fp32 it is not placed there",
             source="https://github.com/apple/coremltools/issues/2585", date="2025-09"),

@@ -10,7 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Measured, Miss, Vendor
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
+from ..core.evidence import on_m1, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_const
 from ._put_plans import executed, planned
@@ -53,10 +54,8 @@ class ScatterAsSlices(BlockRewrite):
     evidence = (
         Vendor("scatter falls off the ANE; an assignment to a window may reside there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        Measured("scatter is refused; select, concat, pad and slices are accepted", chip="M4", os="macOS 27.0.1",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
-        Community("a scatter into a key and value cache is not supported; where with a mask runs on the ANE",
-                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"),
+        on_m4("scatter is refused; select, concat, pad and slices are accepted"),
+        on_m1("a scatter into a key and value cache is not supported; where with a mask runs on the ANE"),
     )
 
     max_parts: int = 32

@@ -9,7 +9,7 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
@@ -45,8 +45,7 @@ class SlicedPad(Rewrite):
     evidence = (
         private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
         on_m4("at odds with it for M4: reflecting and replicating pads are accepted"),
-        Community("reverse is native on M1 (private route)", source="sbryngelson/ANEForge docs/op-catalog.md",
-                  chip="M1", date="2026"),
+        private("reverse is native on M1", chip="M1"),
     )
 
     always: bool = False
@@ -57,7 +56,7 @@ class SlicedPad(Rewrite):
         if mode != "reflect":
             return Miss(op, f"pads with mode {mode}", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         back = taken(self, op, self.always)
         if back is not None:
             return back
@@ -88,8 +87,7 @@ class SlicedPad(Rewrite):
                       reason="the length of an axis is known only at run time")
         yield Example("replicate", lambda: _pad((2, 5), [1, 1], mode="replicate"), options=anyway,
                       reason="pads with mode replicate")
-        yield Example("fp32", lambda: _pad((2, 5), [1, 1], dtype=types.fp32), options=anyway,
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32)
 
 
 def _edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:

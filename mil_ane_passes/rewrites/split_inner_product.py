@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, is_symbolic, value
@@ -78,7 +78,7 @@ class SplitInnerProduct(Rewrite):
 
     def _unfit(self, op: Operation, count: int) -> str:
         if op.x.dtype != types.fp16:
-            return "computed in fp32, which the ANE does not take"
+            return FP32
         if count > self.max_parts:
             return f"{count} parts, above max_parts={self.max_parts}"
         for name, var in _operands(op).items():

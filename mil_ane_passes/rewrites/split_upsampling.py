@@ -10,8 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import in_2020, on_m4
 from ..core.examples import program
 from ..core.limits import evidence_of, limit
 from ..core.query import is_symbolic, value
@@ -51,8 +51,7 @@ class SplitUpsampling(Rewrite):
     targets = Gate(last="a13")
     evidence = (
         *evidence_of("upsampling"),
-        Community("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed",
-                  source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        in_2020("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed"),
         on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 
@@ -71,7 +70,7 @@ class SplitUpsampling(Rewrite):
         if all(factor in (1, most) for factor in factors) or max(factors) < 1:
             return Miss(op, f"by {shown}", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         back = taken(self, op, self.always)
         if back is not None:
             return back

@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, over
 from ..core.query import is_compressed, is_symbolic, value
@@ -58,8 +59,7 @@ class SplitWideConv(Rewrite):
     roots = ("conv",)
     evidence = (
         *evidence_of("conv-kernel-width", "conv-kernel-height"),
-        Measured("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s", chip="M4", os="macOS 27.0.1",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        on_m4("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
     )
 
     slow: bool = True
@@ -74,7 +74,7 @@ class SplitWideConv(Rewrite):
         if not large:
             return Miss(op, "fits, or a 1-D kernel below 32", near=False)
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         reason = cannot_show(op.weight)
         if reason:
             return Miss(op, reason)
@@ -128,8 +128,7 @@ class SplitWideConv(Rewrite):
         yield Example("tall", lambda: _conv((1, 2, 40, 3), (2, 35, 1), pad_type="same_lower"), within=500)
         yield Example("3-D", lambda: _conv((1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same"), within=200)
         yield Example("fits", lambda: _conv((1, 2, 9, 30), (2, 3, 13)), reason="fits, or a 1-D kernel below 32")
-        yield Example("fp32", lambda: _conv((1, 2, 9, 30), (2, 1, 20), np.float32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _conv((1, 2, 9, 30), (2, 1, 20), np.float32), reason=FP32)
         yield Example("symbolic, same", lambda: _conv((1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same"),
                       reason="pad_type same pads by the input's size, which is symbolic")
         yield Example("too many parts", lambda: _conv((1, 2, 4, 90), (2, 1, 40)), options={"max_parts": 3},

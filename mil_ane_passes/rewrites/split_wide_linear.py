@@ -8,7 +8,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m1
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, value
@@ -51,8 +52,7 @@ class SplitWideLinear(Rewrite):
     roots = ("linear", "matmul", "conv")
     evidence = (
         *evidence_of("spatial", "channels"),
-        Community("products with 50257 columns exceed a limit of the ANE", chip="M1 Pro", date="2023",
-                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        on_m1("products with 50257 columns exceed a limit of the ANE"),
     )
 
     max_parts: int = 32
@@ -89,7 +89,7 @@ class SplitWideLinear(Rewrite):
     def _unfit(self, op: Operation, name: str, axis: int) -> str:
         held, bias = op.inputs[name], op.inputs.get("bias")
         if op.x.dtype != types.fp16:
-            return "computed in fp32, which the ANE does not take"
+            return FP32
         if is_compressed(held):
             return f"the weight is compressed by {held.op.op_type}: its parts would have to be unpacked"
         if not is_const(held) or (bias is not None and not is_const(bias)):

@@ -60,7 +60,7 @@ class StableLogSumExp(Rewrite):
         Community("with the maximum taken off, compute units ALL agree with double precision at 100 and at -100",
                   source="https://github.com/rustnn/rustnn/pull/213", chip="M4", date="2026-08-28"),
         Measured("cumsum is computed on the CPU", chip="M4", os="macOS 27.0.1",
-                 source="https://github.com/751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
+                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
                         "notes/coreml_dispatch.md"),
         Community("logcumsumexp, exp then cumsum then log, is infinite and then NaN above 11.09 on the ANE",
                   source="https://github.com/apple/coremltools/issues/2729", date="2026-05-29"),

@@ -8,7 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ._generated import constant, too_large
 
@@ -39,10 +40,8 @@ class StaticNonZero(Rewrite):
     preset = "full"
     roots = ("non_zero",)
     evidence = (
-        Measured("non_zero is refused, and runs on no GPU either", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("non_zero has no form on any generation: shapes are static (private route)", chip="M1 to M5",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
+        on_m4("non_zero is refused, and runs on no GPU either"),
+        private("non_zero has no form on any generation: shapes are static"),
     )
 
     max_bytes: int = 1 << 20

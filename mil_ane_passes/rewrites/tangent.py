@@ -8,10 +8,10 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import private
 from ..core.targets import Gate
-from ._elementary import EVIDENCE, FP32, TABLES, one, stands_back
+from ._elementary import EVIDENCE, TABLES, one, stands_back
 
 
 class Tangent(Rewrite):

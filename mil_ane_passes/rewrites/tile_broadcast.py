@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, is_symbolic
 from ..core.targets import between
@@ -50,8 +51,7 @@ class TileBroadcast(Rewrite):
         Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "
                   "of Core ML's; NeuralNetwork format)", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/2"),
-        Measured("contradicts it for ML Programs: every broadcast is accepted", chip="M4", os="macOS 27.0.1",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        on_m4("contradicts it for ML Programs: every broadcast is accepted"),
         Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
                   "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),

@@ -9,7 +9,8 @@ from typing import Literal
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import notes, on_m4, private
 from ..core.limits import limit
 from ..core.query import is_symbolic, itemsize, static_shape
 from ._cumsum_examples import cumsum_examples
@@ -55,12 +56,9 @@ class TriangleCumsum(Rewrite):
     preset = "full"
     roots = ("cumsum",)
     evidence = (
-        Measured("cumsum is refused; conv, matmul, add, pad and reshape are accepted", chip="M4", os="macOS 27.0.1",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
-        Community("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along",
-                  source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d"),
-        Community("MIL's cumsum is not implemented; the ANE does one reached by another way (private route)",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1 to M5", date="2026"),
+        on_m4("cumsum is refused; conv, matmul, add, pad and reshape are accepted"),
+        notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),
+        private("MIL's cumsum is not implemented; the ANE does one reached by another way"),
         Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),
@@ -79,7 +77,7 @@ class TriangleCumsum(Rewrite):
         if op.x.rank == 0 or op.axis.val is None:
             return Miss(op, "has no axis to sum along")
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         asked = running(op)
         extent = op.x.shape[asked.axis]
         if is_symbolic(extent):

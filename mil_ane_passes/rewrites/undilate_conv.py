@@ -9,7 +9,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import in_2020
 from ..core.examples import program, weight
 from ..core.limits import evidence_of
 from ..core.query import is_symbolic
@@ -53,8 +54,7 @@ class UndilateConv(Rewrite):
     confidence = "low"
     roots = ("conv",)
     evidence = (
-        Community("dilated convolutions are among the layers known not to work; some of the list is guessed",
-                  source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        in_2020("dilated convolutions are among the layers known not to work; some of the list is guessed"),
         *evidence_of("pool-kernel"),
         Community("contradicts it: dilated convs leave the ANE from a width of 16384 on only", chip="M2",
                   source="https://github.com/FluidInference/mobius/pull/53", date="2026-05-05"),
@@ -73,7 +73,7 @@ class UndilateConv(Rewrite):
         if not self.always and any(one not in _OLD for one in self.generations):
             return Miss(op, "taken by an M4; name A13 or older as the target, or always=true")
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         pads = explicit_pads(op)
         if isinstance(pads, str):
             return Miss(op, pads)

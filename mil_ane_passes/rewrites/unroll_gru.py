@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Example, Vendor
+from ..core.contract import FP32, Example, Vendor
 from ..core.examples import program, weight
 from ..core.query import is_const, value
 from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, linear, plus, product, split
@@ -105,7 +105,7 @@ class UnrollGru(UnrollRecurrent):
         yield Example("flexible length", lambda: _gru(None), reason="the number of steps is known only at run time; "
                                                                     "fix the length of the sequence")
         yield Example("long", lambda: _gru(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason=FP32)
         yield Example("hard_sigmoid", lambda: _gru(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
 

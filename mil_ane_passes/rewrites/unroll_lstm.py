@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Example, Hit, Miss
+from ..core.contract import FP32, Example, Hit, Miss
 from ..core.examples import program, weight
 from ..core.query import is_const, value
 from ._lstm import carried, gates, output_gate, seeing_gates
@@ -109,8 +109,7 @@ class UnrollLstm(UnrollRecurrent):
         yield Example("flexible length", lambda: _lstm(None), reason="the number of steps is known only at run time; "
                                                                      "fix the length of the sequence")
         yield Example("long", lambda: _lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("fp32", lambda: _lstm(2, dtype=types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _lstm(2, dtype=types.fp32), reason=FP32)
         yield Example("hard_sigmoid", lambda: _lstm(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
         yield Example("scaled_tanh", lambda: _lstm(2, activation="scaled_tanh"),

@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Example
+from ..core.contract import FP32, Example
 from ..core.examples import program, weight
 from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
 
@@ -63,7 +63,7 @@ class UnrollRnn(UnrollRecurrent):
         yield Example("flexible length", lambda: _rnn(None), reason="the number of steps is known only at run time; "
                                                                     "fix the length of the sequence")
         yield Example("long", lambda: _rnn(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("fp32", lambda: _rnn(2, dtype=types.fp32), reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _rnn(2, dtype=types.fp32), reason=FP32)
         yield Example("scaled_tanh", lambda: _rnn(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")
 

@@ -8,7 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m1, private
 from ..core.examples import program
 from ..core.query import is_opaque
 from ..core.steps import Unknown, counted
@@ -56,10 +57,8 @@ class UnrollWhileLoop(Rewrite):
     preset = "full"
     roots = ("while_loop",)
     evidence = (
-        Community("cond is not supported on the neural engine: the branch is taken on the CPU", chip="M1 Pro",
-                  date="2023", source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
-        Community("cond and while_loop have no form of their own on any generation (private route)",
-                  chip="M1 to M5", date="2026", source="sbryngelson/ANEForge docs/op-catalog.md"),
+        on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
+        private("cond and while_loop have no form of their own on any generation"),
     )
 
     max_steps: int = 256

@@ -10,7 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from . import _ones as ones
@@ -58,8 +59,7 @@ class WideReduceSum(Rewrite):
         Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "
                   "could pass 17321 (private route)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
-        Measured("a matrix product whose inner dimension is above 32768 is refused", chip="M4", os="macOS 27.0.1",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+        on_m4("a matrix product whose inner dimension is above 32768 is refused"),
         Community("products are summed in 32 bits, 16 after the point; a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),

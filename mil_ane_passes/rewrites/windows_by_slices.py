@@ -9,7 +9,7 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
+from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.limits import limit
@@ -58,7 +58,7 @@ class WindowsBySlices(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "moves no floating-point numbers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         if is_symbolic(extent):
             return Miss(op, "the length of the axis is known only at run time")
         most = limit("rank", self.generations)
@@ -105,8 +105,7 @@ class WindowsBySlices(Rewrite):
                       reason="the length of the axis is known only at run time")
         yield Example("rank 5", lambda: _windows((1, 2, 2, 2, 8), axis=4, size=4),
                       reason="the windows have 6 dimensions, the ANE takes 5")
-        yield Example("fp32", lambda: _windows((2, 8), dtype=types.fp32, axis=1, size=4),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _windows((2, 8), dtype=types.fp32, axis=1, size=4), reason=FP32)
         yield Example("integers", lambda: _windows((2, 8), dtype=types.int32, axis=1, size=4),
                       reason="moves no floating-point numbers")
 

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Measured
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.plan import Row
 from ..core.query import consumers
 
 __all__ = ["COST_MODEL", "chain", "counted", "inputs_at", "kinds", "listed", "ms", "name", "rows_text"]
 
-COST_MODEL = Measured(
-    "the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, 0.125 ms for each "
-    "change of backend, 0.125 ms for an output on the ANE; that model gives 440 of 482 measured placements exactly, 41 "
-    "more at equal cost", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md",
-    chip="M4", os="macOS 27.0.1", date="2026")
+COST_MODEL = on_m4("the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, "
+                   "0.125 ms for each change of backend, 0.125 ms for an output on the ANE; that model gives 440 of "
+                   "482 measured placements exactly, 41 more at equal cost")
 
 
 def ms(milliseconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What rules about kinds of ops share: a refusal that is sure only where it was seen, and the sources by name."""
+"""What rules about kinds of ops share: a refusal that is sure only where it was seen."""
 
 from __future__ import annotations
 
@@ -7,30 +7,16 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.contract import Community, Hit, Rule
-from ..core.evidence import on_m4, private
+from ..core.contract import Hit, Rule
 from ..core.query import is_compressed, is_const
 from ..core.targets import ALL, Gate, Generation
 
-__all__ = [
-    "BEFORE_M4", "M1_TO_M5", "M4", "admits", "at_run_time", "chips", "notes", "on_m1", "on_m4", "private", "refusal",
-]
+__all__ = ["BEFORE_M4", "M1_TO_M5", "M4", "admits", "at_run_time", "chips", "refusal"]
 
 M4 = Gate(first="m4", last="m4")
 BEFORE_M4 = Gate(last="m3")
 M1_TO_M5 = Gate(first="m1", last="m5")
 "Where the ANE's compiler was asked without Core ML; on M4 it and Core ML agree in what is gated so."
-
-
-def notes(says: str) -> Community:
-    """What one user saw in Xcode's performance reports."""
-    return Community(says, source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d")
-
-
-def on_m1(says: str) -> Community:
-    """What another saw in 2023, on GPT models of their own."""
-    return Community(says, source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro",
-                     date="2023")
 
 
 def refusal(

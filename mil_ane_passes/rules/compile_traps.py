@@ -7,7 +7,8 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.contract import Community, Example, Hit, Measured, Miss, Rule
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.query import is_const, is_symbolic, value
 
@@ -35,16 +36,12 @@ class CompileTraps(Rule):
     advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for strides "
               "run ane::factor_conv_stride{form=slice}.")
     evidence = (
-        Measured("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
+        on_m4("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
         Community("fp16, kernel 12, stride 6, length 18001: loading hangs; with fp32 or on the GPU it does not",
                   source="https://github.com/apple/coremltools/issues/2660", date="2026-03-09"),
         Community("strides 5 and 7 do not finish in 5 minutes, 10 and 11 take 30 s, all others up to 18 less than 10 s",
                   source="https://github.com/apple/coremltools/issues/2473", date="2025-03-19"),
-        Measured("contradicts it: strides 2 to 8 are all supported",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
+        on_m4("contradicts it: strides 2 to 8 are all supported"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

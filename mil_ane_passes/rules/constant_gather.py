@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.contract import Example, Hit, Miss, Rule, Vendor
+from ..core.evidence import in_2020, on_m4, private
 from ..core.examples import program
-from ._refused import BEFORE_M4, at_run_time, on_m4, private
+from ._refused import BEFORE_M4, at_run_time
 
 
 class ConstantGather(Rule):
@@ -29,8 +30,7 @@ class ConstantGather(Rule):
     advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
     mended_by = ("gather_as_slices", "fold_constant_gather")
     evidence = (
-        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
-                  date="2020"),
+        in_2020("gather does not run on the ANE"),
         Vendor("contradicts it: scatter falls off the ANE, while gather resides there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
         on_m4("contradicts it: gather with constant indices is accepted", rows=True),

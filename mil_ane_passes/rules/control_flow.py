@@ -8,10 +8,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m1, private
 from ..core.examples import program
 from ..core.query import is_const
 from ._cuts import COMMAND, cuts
-from ._refused import M1_TO_M5, on_m1, private, refusal
+from ._refused import M1_TO_M5, refusal
 
 _LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit, over
-from ._refused import on_m4
 from ._sizes import spatial
 
 

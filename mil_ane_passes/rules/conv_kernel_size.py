@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit, over
 from ..core.query import is_compressed, is_const
-from ._refused import on_m4
 from ._sizes import among, spatial
 
 _MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"

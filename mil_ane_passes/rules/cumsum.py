@@ -8,9 +8,10 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import notes, on_m4, private
 from ..core.examples import program
 from ..core.query import value
-from ._refused import notes, on_m4, private, refusal
+from ._refused import refusal
 
 
 class Cumsum(Rule):

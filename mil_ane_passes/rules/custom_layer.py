@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, mil_list, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.contract import BlockRule, Example, Hit, Miss
+from ..core.evidence import in_2020
 from ..core.examples import program
 from ..core.query import is_opaque
 from ._cuts import COMMAND, cuts
@@ -33,8 +34,7 @@ class CustomLayer(BlockRule):
               "return the probabilities.")
     no_rewrite = "What the layer computes is code of the app's own, which is not in the package."
     evidence = (
-        Community("custom layers do not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
-                  date="2020"),
+        in_2020("custom layers do not run on the ANE"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private, surgery_tip
 from ..core.examples import program
 from ._cuts import COMMAND, cuts
-from ._refused import at_run_time, on_m4, private, refusal
+from ._refused import at_run_time, refusal
 
 _SHAPES = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
 "Ops that take the shape of their output, or what makes it, as an input."
@@ -37,8 +38,7 @@ class DataDependentShape(Rule):
     evidence = (
         on_m4("non_zero is refused, and runs on no GPU either"),
         private("non_zero has no form on any generation, as its shape depends on the data; shapes are static"),
-        Community("layers whose shapes are dynamic do not run on the ANE",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.evidence import for_authors, in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.limits import evidence_of
 from ..core.query import value
 from ..core.targets import Gate
-from ._refused import on_m4
 from ._sizes import spatial
 
 _WIDEST = 13
@@ -35,14 +35,12 @@ class DilatedConv(Rule):
     mended_by = ("undilate_conv",)
     advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
     evidence = (
-        Community("dilated convolutions are among the layers known not to work; some of the list is guessed",
-                  source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        in_2020("dilated convolutions are among the layers known not to work; some of the list is guessed"),
         *evidence_of("pool-kernel"),
         on_m4("contradicts it: dilated convs are accepted (3x3, dilation 2)"),
         Community("contradicts it: dilated convs leave the ANE from a width of 16384 on only", chip="M2",
                   source="https://github.com/FluidInference/mobius/pull/53", date="2026-05-05"),
-        Vendor("large dilations are expensive", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("large dilations are expensive"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

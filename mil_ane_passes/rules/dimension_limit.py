@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.contract import BlockRule, Example, Hit, Miss
+from ..core.evidence import on_m1
 from ..core.examples import program
 from ..core.large import Shape, islands
 from ..core.limits import Over, evidence_of, limit, over
@@ -35,8 +36,7 @@ class DimensionLimit(BlockRule):
     advice = "Reshape the long axis into two (the same bits where ops are elementwise), or work in chunks."
     evidence = (
         *evidence_of("spatial", "channels"),
-        Community("products with 50257 columns exceed a limit of the ANE", chip="M1 Pro", date="2023",
-                  source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        on_m1("products with 50257 columns exceed a limit of the ANE"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

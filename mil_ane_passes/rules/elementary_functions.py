@@ -9,8 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
-from ._refused import M1_TO_M5, on_m4, private, refusal
+from ._refused import M1_TO_M5, refusal
 
 _SPELT = {
     "asin": "2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))",

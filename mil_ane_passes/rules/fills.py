@@ -8,8 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import notes, on_m4, private
 from ..core.examples import program
-from ._refused import BEFORE_M4, admits, at_run_time, chips, notes, on_m4, private, refusal
+from ._refused import BEFORE_M4, admits, at_run_time, chips, refusal
 
 
 class Fills(Rule):

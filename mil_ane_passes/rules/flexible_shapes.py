@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Builder, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
+from ..core.evidence import surgery_tip
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan, Row
@@ -46,8 +47,7 @@ class FlexibleShapes(PlanRule):
                   "run, 2 % in another", source="https://github.com/apple/coremltools/issues/2370", date="2024-10-29"),
         Community("contradicts the above: a model with a flexible shape does not use the ANE at all",
                   source="https://github.com/apple/coremltools/issues/1764", date="2023-02-09"),
-        Community("use static and known shapes, or pad to the largest: the ANE's tasks are fixed at compile time",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("use static and known shapes, or pad to the largest: the ANE's tasks are fixed at compile time"),
         Community("enumerated shapes in fp16 run on the CPU", chip="A13",
                   source="https://developer.apple.com/forums/thread/763368"),
         Community("a layer_norm of rank 3 keeps a model with enumerated shapes off the ANE; ranged and fixed ones run",

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
+from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.evidence import on_m4, private_quirk
 from ..core.examples import program
 from ..core.groups import grouped, join
 from ..core.query import flat_inputs, is_opaque, kind_of
@@ -42,11 +43,8 @@ class Fp32ComputeLeft(BlockRule):
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
         Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        Measured("fp32 model inputs get a cast to fp16, and the rest runs on the ANE",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
-        Community("fp32, int32 and bf16 are not implemented (private route)",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+        on_m4("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
+        private_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

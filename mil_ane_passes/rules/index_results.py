@@ -9,8 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
-from ._refused import on_m4, private, refusal
+from ._refused import refusal
 
 _INDICES = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
 "Which output holds indices."

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.evidence import on_m4, private, private_quirk
 from ..core.examples import program, weight
 from ..core.query import is_const
 from ._integers import chains, kinds_of, purposes, refused
-from ._refused import on_m4, private, refusal
+from ._refused import refusal
 
 _SHOWN = 4
 "Kinds of ops a note names."
@@ -45,8 +46,7 @@ class Int32Ops(BlockRule):
         Vendor("with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup",
                source="apple/ml-ane-transformers README.md", date="2022-06"),
         private("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are taken", chip="M1"),
-        Community("fp32, int32 and bf16 are not implemented (private route)",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+        private_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

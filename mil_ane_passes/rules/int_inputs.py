@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
+from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program, weight
 from ..core.query import consumers
 from ._follow import is_whole, readers
@@ -31,13 +32,10 @@ class IntInputs(BlockRule):
     code, slug = "ANE501", "int-inputs"
     advice = "Look embeddings up outside and pass their rows, and pass positions, lengths and masks as fp16."
     evidence = (
-        Community("passing an int, even an unused one, is an automatic signal for the CPU (whole model)",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("passing an int, even an unused one, is an automatic signal for the CPU (whole model)"),
         Vendor("contradicts it: with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup, "
                "because they are more efficient there", source="apple/ml-ane-transformers README.md", date="2022-06"),
-        Measured("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
+        on_m4("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Measured, Miss, Rule
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private, surgery_tip
 from ..core.examples import program
 from ._bounds import largest, seen
 
@@ -32,12 +33,11 @@ class LargeAngle(Rule):
         Community("sine within 6.3e-4; 33 table points over a quarter period, the rest by symmetry; how arguments are "
                  "reduced is not stated", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
                                                  "notes/numerics.md", chip="M6", date="2026-10-05"),
-        Measured("sin and cos are accepted", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
-        Community("sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial "
-                  "stands in (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", date="2026"),
-        Community("a model with a single sin or cos layer does not run on the ANE: at odds with the M4 list, unless it "
-                  "is the cost of so small a model", source="eiln, coreml102: Model Surgery Tips"),
+        on_m4("sin and cos are accepted"),
+        private("sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial stands "
+                "in"),
+        surgery_tip("a model with a single sin or cos layer does not run on the ANE: at odds with the M4 list, unless "
+                    "it is the cost of so small a model"),
         Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
                   "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
                   chip="n150 (no Apple chip)", date="2026-06-22"),

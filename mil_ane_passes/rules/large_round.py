@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.contract import FP32, Community, Example, Hit, Miss, Rule
+from ..core.evidence import private
 from ..core.examples import program
 from ._bounds import largest, seen
 
@@ -34,13 +35,13 @@ class LargeRound(Rule):
         Community("round(1024) gives 1025, round(1025) 1026, round(-2047) -2048: a half is added where fp16 has none; "
                   "select(|x| < 1024, round(x), x) cures it; ties go away from zero (private route, not Core ML)",
                   source="https://github.com/sbryngelson/ANEForge/pull/116", date="2026-07-23"),
-        Community("round is native on all chips, M1 probed; no limit is stated: at odds with the report on 1024",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1", date="2026"),
+        private("round is native on all chips, M1 probed; no limit is stated: at odds with the report on 1024",
+                chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, which the ANE does not take")
+            return Miss(op, FP32)
         bound, found = largest(op.x), seen(self.measured, op.x)
         if bound is not None and bound < _LIMIT:
             return Miss(op, f"the program keeps the operand within {bound:g}")
@@ -62,8 +63,7 @@ class LargeRound(Rule):
             x=x, alpha=np.float16(-128), beta=np.float16(127))), reason="the program keeps the operand within 128")
         yield Example("of a sigmoid", lambda: _rounded(lambda x: Builder.mul(
             x=Builder.sigmoid(x=x), y=np.float16(255))), reason="the program keeps the operand within 255")
-        yield Example("fp32", lambda: _rounded(lambda x: x, types.fp32),
-                      reason="computed in fp32, which the ANE does not take")
+        yield Example("fp32", lambda: _rounded(lambda x: x, types.fp32), reason=FP32)
 
 
 def _rounded(operand: Callable[[Var], Var], dtype: object = types.fp16) -> Program:

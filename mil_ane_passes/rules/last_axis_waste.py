@@ -8,6 +8,7 @@ from math import prod
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
+from ..core.evidence import for_authors
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.layout import padded_bytes, size_text
@@ -35,9 +36,8 @@ class LastAxisWaste(PlanRule):
     level = "note"
     advice = "Lay such tensors out with a longer axis last, for instance (1, C, 1, S) in place of (1, C, S, 1)."
     evidence = (
-        Vendor("the last axis of inputs and outputs is contiguous and aligned to 64 bytes; a singleton last axis costs "
-               "32 times the memory in fp16, 64 times in int8; values between may tolerate smaller widths",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("the last axis of inputs and outputs is contiguous and aligned to 64 bytes; a singleton last axis "
+                    "costs 32 times the memory in fp16, 64 times in int8; values between may tolerate smaller widths"),
         Vendor("a singleton last axis is padded to 64 bytes: 32 times the memory in 16 bit",
                source="https://machinelearning.apple.com/research/neural-engine-transformers", date="2022-06"),
         Community("row and plane strides are multiples of 64 bytes, whole buffers of 16 KiB (a driver for Linux)",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Var
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.contract import Example, Hit, Miss, PlanRule
+from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import Plan, Row
 from ..core.query import flat_inputs
@@ -29,11 +30,9 @@ class LateDeparture(PlanRule):
     level, confidence = "note", "medium"
     advice = "Split the model at the values named and run the second part on its own."
     evidence = (
-        Community("where what the ANE does not take stands near the end, split the model and run one part after the "
-                  "other: the first can use the ANE; may be faster than running all on CPU or GPU",
-                  source="hollance/neural-engine docs/unsupported-layers.md"),
-        Community("Core ML may run the first part on the ANE and then switch for the rest",
-                  source="hollance/neural-engine docs/unsupported-layers.md"),
+        in_2020("where what the ANE does not take stands near the end, split the model and run one part after the "
+                "other: the first can use the ANE; may be faster than running all on CPU or GPU"),
+        in_2020("Core ML may run the first part on the ANE and then switch for the rest"),
         COST_MODEL,
     )
     share: float = 0.5

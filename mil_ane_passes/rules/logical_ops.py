@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.examples import program
-from ._refused import M4, admits, chips, on_m4, private
+from ..core.evidence import on_m4, private
+from ..core.examples import masks, program
+from ._refused import M4, admits, chips
 
 
 class LogicalOps(Rule):
@@ -42,17 +42,8 @@ class LogicalOps(Rule):
         return Hit(op, sure=False, note=f"{op.op_type} was not measured through Core ML; a private route refuses it")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("and", lambda: _masks("logical_and"))
-        yield Example("or", lambda: _masks("logical_or"))
-        yield Example("xor", lambda: _masks("logical_xor"))
+        yield Example("and", lambda: masks("logical_and"))
+        yield Example("or", lambda: masks("logical_or"))
+        yield Example("xor", lambda: masks("logical_xor"))
         yield Example("product", lambda: program(
             lambda x, z: Builder.mul(x=x, y=z, name="y"), x=(2, 3), z=(2, 3)), reason="")
-
-
-def _masks(kind: str) -> Program:
-    def body(x: Var, z: Var) -> Var:
-        both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
-        result: Var = Builder.cast(x=both, dtype="fp16", name="y")
-        return result
-
-    return program(body, x=(2, 3), z=(2, 3))

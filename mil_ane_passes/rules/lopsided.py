@@ -7,7 +7,8 @@ from math import prod
 
 from coremltools.converters.mil.mil import Builder, Var, types
 
-from ..core.contract import Community, Example, Hit, Measured, Miss, PlanRule
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
@@ -34,10 +35,8 @@ class Lopsided(PlanRule):
     level, confidence = "note", "low"
     advice = "Reshape long vectors to two axes, or cut them into chunks that go into the batch."
     evidence = (
-        Community("tensors lopsided to a shape like (50000,): chunk or parallelise", chip=None,
-                  source="eiln, coreml102: Model Surgery Tips"),
-        Measured("contradicts it: a relu of (65536,) is accepted", chip="M4", os="macOS 27.0.1", date="2026",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"),
+        surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
+        on_m4("contradicts it: a relu of (65536,) is accepted", rows=True),
         Community("a width of 16384 passes, 17920 fails", chip="M3 Ultra",
                   source="https://github.com/ncdrone/rustane/issues/13"),
     )

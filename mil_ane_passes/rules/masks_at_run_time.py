@@ -8,8 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m1, on_m4, private
 from ..core.examples import program
-from ._refused import M1_TO_M5, on_m1, on_m4, private, refusal
+from ._refused import M1_TO_M5, refusal
 
 _MENDS = {"one_hot": "one_hot_compare", "band_part": "constant_band_part"}
 _CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}

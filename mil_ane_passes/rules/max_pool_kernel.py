@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.limits import POOL_SIDE, evidence_of, over
-from ._refused import on_m4
 from ._sizes import among, spatial
 
 
@@ -34,8 +34,7 @@ class MaxPoolKernel(Rule):
     evidence = (
         *evidence_of("max-pool-width"),
         on_m4("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
-        Community("a pool's window ends at 29 on M1, at 31 later (private route)", chip="M1 to M5", date="2026",
-                  source="sbryngelson/ANEForge docs/op-catalog.md"),
+        private("a pool's window ends at 29 on M1, at 31 later"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -8,6 +8,7 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.evidence import for_authors
 from ..core.examples import program
 from ..core.layout import size_text
 from ..core.query import is_opaque, itemsize, kind_of, value
@@ -30,8 +31,7 @@ class MovedRows(BlockRule):
     level, confidence = "note", "high"
     advice = "Stay in one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
     evidence = (
-        Vendor("a reshape or transpose that touches the last axis rewrites the data: keep them few", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("a reshape or transpose that touches the last axis rewrites the data: keep them few"),
         Vendor("reshapes and transposes are likely to cause copies: choose an einsum that needs none", date="2022-06",
                source="https://machinelearning.apple.com/research/neural-engine-transformers"),
     )

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.evidence import in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, kind_of
 from ._plans import counted, kinds
-from ._refused import BEFORE_M4, on_m4
+from ._refused import BEFORE_M4
 
 _BINARY = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"})
 
@@ -37,8 +38,8 @@ class OldBroadcast(BlockRule):
         Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "
                   "of Core ML's; NeuralNetwork format)", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/2"),
-        Community("broadcastable and ND layers, and certain broadcasts, are among the layers that leave the ANE; some "
-                  "of the list is guessed", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        in_2020("broadcastable and ND layers, and certain broadcasts, are among the layers that leave the ANE; some of "
+                "the list is guessed"),
         Community("MobileNetV3 takes 11 ms with the ANE allowed, MobileNetV2 3 ms: it seems to be the products with "
                   "broadcast; plain multiply layers, which broadcast within limits, seem to work",
                   source="https://github.com/apple/coremltools/issues/657", date="2020-04-15"),

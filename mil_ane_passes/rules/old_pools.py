@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.evidence import for_authors, in_2020
 from ..core.examples import program
 from ..core.limits import evidence_of, over
 from ..core.query import value
@@ -36,10 +37,9 @@ class OldPools(Rule):
         *evidence_of("pool-kernel", "pool-stride"),
         Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/1"),
-        Community("pools with a kernel over 13 or a stride over 2 are among the layers that leave the ANE; some of the "
-                  "list is guessed", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
-        Vendor("use pooling strides of 2 or 4", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        in_2020("pools with a kernel over 13 or a stride over 2 are among the layers that leave the ANE; some of the "
+                "list is guessed"),
+        for_authors("use pooling strides of 2 or 4"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

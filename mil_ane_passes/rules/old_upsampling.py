@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from coremltools.converters.mil.mil import Builder, Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import in_2020, on_m4
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.targets import Gate
-from ._refused import on_m4
 
 _TARGETED = ("resize_bilinear", "resize_nearest_neighbor", "resize")
 
@@ -34,8 +34,8 @@ class OldUpsampling(Rule):
     advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
     evidence = (
         *evidence_of("upsampling"),
-        Community("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling "
-                  "as such works there", source="hollance/neural-engine docs/unsupported-layers.md", date="2020"),
+        in_2020("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
+                "such works there"),
         on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 

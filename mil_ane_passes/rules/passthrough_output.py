@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Block, Builder, Function
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.contract import BlockRule, Example, Hit, Miss
+from ..core.evidence import private_quirk
 from ..core.examples import program
 
 
@@ -24,8 +25,7 @@ class PassthroughOutput(BlockRule):
     level, confidence = "note", "low"
     advice = "Leave the output out, since the caller has the value, or multiply it by one."
     evidence = (
-        Community("an output that is an input crashes in Espresso; a multiplication by one mends it (private route)",
-                  source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026"),
+        private_quirk("an output that is an input crashes in Espresso; a multiplication by one mends it"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import CHANGE, ENTER, Plan, Row
 from ._plans import COST_MODEL, chain, counted, kinds, listed, ms, name
@@ -31,8 +32,8 @@ class PingPong(PlanRule):
     advice = "Mend the refused ops of the CPU islands named, the costliest first."
     evidence = (
         COST_MODEL,
-        Community("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers "
-                  "that cause them", source="hollance/neural-engine docs/unsupported-layers.md"),
+        in_2020("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+                "cause them"),
         Community("with more ops on the ANE a model became slower through partitioning: 24.6 to 31.8 ms (fp16, all "
                   "compute units)", source="https://github.com/kasper0406/stablehlo-coreml/issues/105", chip="M4"),
     )

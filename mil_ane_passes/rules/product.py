@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
-from ._refused import M1_TO_M5, on_m4, private, refusal
+from ._refused import M1_TO_M5, refusal
 
 
 class Product(Rule):

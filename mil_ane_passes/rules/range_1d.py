@@ -8,8 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import notes, on_m4, private
 from ..core.examples import program
-from ._refused import at_run_time, notes, on_m4, private, refusal
+from ._refused import at_run_time, refusal
 
 
 class Range1d(Rule):

@@ -8,8 +8,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.evidence import in_2020, on_m4, private
 from ..core.examples import program, weight
-from ._refused import on_m4, private, refusal
+from ._refused import refusal
 
 
 class Recurrent(Rule):
@@ -35,8 +36,7 @@ class Recurrent(Rule):
         on_m4("rnn, lstm and gru are refused"),
         Community("an LSTM runs on BNNS, while the layers after it run on the ANE",
                   source="https://github.com/apple/coremltools/issues/337", chip="A12", date="2019-03"),
-        Community("RNN layers, LSTM and GRU among them, do not run on the ANE", date="2020",
-                  source="hollance/neural-engine docs/unsupported-layers.md"),
+        in_2020("RNN layers, LSTM and GRU among them, do not run on the ANE"),
         private("lstm, gru and rnn have no form on any generation"),
     )
 

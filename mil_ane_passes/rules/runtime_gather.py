@@ -10,9 +10,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.evidence import in_2020, on_m1, on_m4, private
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const
-from ._refused import BEFORE_M4, admits, at_run_time, chips, on_m1, on_m4, private, refusal
+from ._refused import BEFORE_M4, admits, at_run_time, chips, refusal
 
 _BESIDE = ("gather_nd", "gather_along_axis")
 
@@ -45,8 +46,7 @@ class RuntimeGather(Rule):
         Vendor("the lookup of an embedding runs on the CPU: 4 of 606 ops", source="apple/ml-ane-transformers README.md",
                date="2022-06"),
         on_m1("the gather of GPT models runs on the CPU"),
-        Community("gather does not run on the ANE", source="hollance/neural-engine docs/unsupported-layers.md",
-                  date="2020"),
+        in_2020("gather does not run on the ANE"),
         Community("of RF-DETR only topk and the expand_dims, tile and gather_along_axis that use its indices leave "
                   "the ANE", source="https://github.com/roboflow/rf-detr/pull/1495", chip="M3 Pro", os="macOS 27.0",
                   date="2026-09-21"),

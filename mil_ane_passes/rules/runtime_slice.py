@@ -9,8 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.evidence import on_m4, private
 from ..core.examples import program, weight
-from ._refused import M1_TO_M5, at_run_time, on_m4, private, refusal
+from ._refused import M1_TO_M5, at_run_time, refusal
 
 _PLACES = {
     "slice_by_index": ("begin", "end", "stride"), "slice_by_size": ("begin", "size"),

@@ -9,8 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..core.evidence import on_m1, on_m4, private
 from ..core.examples import program
-from ._refused import at_run_time, on_m1, on_m4, private, refusal
+from ._refused import at_run_time, refusal
 
 
 class Scatter(Rule):

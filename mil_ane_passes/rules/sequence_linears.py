@@ -8,10 +8,10 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..core.evidence import for_authors, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, is_opaque
 from ._plans import counted
-from ._refused import on_m4
 
 
 class SequenceLinears(BlockRule):
@@ -33,8 +33,7 @@ class SequenceLinears(BlockRule):
     evidence = (
         Vendor("linear layers become 1x1 convs on (B, C, 1, S), the data format that suits the ANE", date="2022-06",
                source="https://machinelearning.apple.com/research/neural-engine-transformers"),
-        Vendor("the same for Core AI, where a linear layer may fall back", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("the same for Core AI, where a linear layer may fall back"),
         on_m4("contradicts it: linear and matmul are accepted"),
         Community("an encoder with 1x1 convs for linears, (B, C, 1, S) and attention head by head runs in 7.60 ms, "
                   "before in 11.61 ms", source="https://github.com/FluidInference/FluidAudio/pull/410", chip="M4 Max",

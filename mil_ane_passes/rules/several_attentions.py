@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import coremltools as ct
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..core.contract import BlockRule, Community, Example, Hit, Miss
+from ..core.evidence import for_authors, on_m4
 from ..core.examples import program
 from ..core.query import is_opaque
-from ._refused import on_m4
 
 _KIND = "scaled_dot_product_attention"
 
@@ -38,8 +38,7 @@ class SeveralAttentions(BlockRule):
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/89", os="macOS 26.5 and 26.6",
                   date="2026-08-26"),
         on_m4("one scaled_dot_product_attention is accepted, with a mask, too"),
-        Vendor("no fused attention on the ANE's path: split heads, einsum, softmax, einsum", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

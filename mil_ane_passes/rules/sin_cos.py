@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private, surgery_tip
 from ..core.examples import program
 from ..core.targets import Gate, listed
-from ._refused import on_m4, private
 from ._sizes import among
 
 
@@ -31,8 +31,7 @@ class SinCos(Rule):
     no_rewrite = "No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each."
     evidence = (
         private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
-        Community("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does",
-                  source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does"),
         on_m4("contradicts it: sin and cos are accepted"),
     )
 

@@ -8,10 +8,10 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..core.evidence import for_authors, on_m4
 from ..core.examples import program
 from ..core.query import is_opaque, kind_of, value
 from ._plans import counted
-from ._refused import on_m4
 
 
 class SoftmaxAxis(BlockRule):
@@ -29,9 +29,8 @@ class SoftmaxAxis(BlockRule):
     level, confidence = "note", "high"
     advice = "Lay attention out so that the softmax is over axis 1, the channels."
     evidence = (
-        Vendor("softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the channels",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md",
-               date="2026"),
+        for_authors("softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the "
+                    "channels"),
         Vendor("attention with the keys on axis 1, softmax over it", date="2022",
                source="apple/ml-ane-transformers ane_transformers/reference/multihead_attention.py"),
         on_m4("softmax over any axis is accepted"),

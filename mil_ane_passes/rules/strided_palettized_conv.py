@@ -8,7 +8,8 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Example, Hit, Miss, Rule, Vendor
+from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import for_authors
 from ..core.examples import program, weight
 from ..core.query import is_compressed, value
 
@@ -32,8 +33,7 @@ class StridedPalettizedConv(Rule):
     level, confidence = "note", "high"
     advice = "Leave this conv's weight uncompressed, or bring the phases of the input into its channels first."
     evidence = (
-        Vendor("strides over 2 have limited support with palettized weights", date="2026",
-               source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
+        for_authors("strides over 2 have limited support with palettized weights"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -8,10 +8,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import value
 from ..core.targets import Gate
-from ._refused import on_m4, private
 from ._sizes import among
 
 

@@ -7,7 +7,8 @@ from math import prod
 
 from coremltools.converters.mil.mil import Builder, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.contract import Example, Hit, Miss, PlanRule
+from ..core.evidence import surgery_tip
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
@@ -30,8 +31,8 @@ class TinyTensors(PlanRule):
     level, confidence = "note", "low"
     advice = "Put many inputs into one batch, or leave the model on the CPU: it is the faster place."
     evidence = (
-        Community("if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
-                  "total flattened size of 64 at least", source="eiln, coreml102: Model Surgery Tips"),
+        surgery_tip("if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
+                    "total flattened size of 64 at least"),
         COST_MODEL,
     )
     least: int = 64

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Measured, Miss, Rule
+from ..core.contract import Community, Example, Hit, Miss, Rule
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import consumers, used
 from ._follow import readers
@@ -42,12 +43,9 @@ class TopkArgmax(Rule):
         Community("a topk costs 1.75 ms wherever the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
                   source="https://github.com/apple/coreai-torch/issues/66", chip="iPhone 17 Pro",
                   os="iOS 27.0 beta 6 (24A5418b)", date="2026-08-25"),
-        Measured("topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
-                 "without: about 200 times the estimate",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", chip="M4",
-                 os="macOS 27.0.1", date="2026"),
-        Community("topk and argmin are refused on M1, argmax is taken (private route)",
-                  source="sbryngelson/ANEForge docs/op-catalog.md", chip="M1", date="2026"),
+        on_m4("topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
+              "without: about 200 times the estimate"),
+        private("topk and argmin are refused on M1, argmax is taken", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Builder, Program, Var
 
-from ..core.contract import Community, Example, Hit, Measured, Miss, PlanRule
+from ..core.contract import Community, Example, Hit, Miss, PlanRule
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
@@ -28,9 +29,8 @@ class TopkInTheMiddle(PlanRule):
     code, slug = "ANE514", "topk-in-the-middle"
     advice = "Split the model at the topk and rank outside, or measure it with and without the ANE."
     evidence = (
-        Measured("a model with one topk: 8.00 ms with the ANE allowed, 6.23 ms on the CPU alone; the estimate is about "
-                 "200 times too low", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
-                 "notes/coreml_dispatch.md", chip="M4", os="macOS 27.0.1", date="2026"),
+        on_m4("a model with one topk: 8.00 ms with the ANE allowed, 6.23 ms on the CPU alone; the estimate is about "
+              "200 times too low"),
         Community("a topk costs 1.75 ms where the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
                   source="https://github.com/apple/coreai-torch/issues/66", chip="iPhone 17 Pro",
                   os="iOS 27.0 beta 6 (24A5418b)", date="2026-08-25"),

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import coremltools as ct
 import numpy as np
 import torch
 
-import mil_ane_passes as ane
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import half, torch_outputs
+from tests.rewrites.helpers import WAYS, converted_as, half, torch_outputs
 
-WAYS = ("traced", "exported", "decomposed")
+__all__ = ["WAYS", "BehindRelu", "built", "converted", "distance", "draw"]
 
 
-def converted(layer, shape, way, tmp_path, *, passes=None, precision="FLOAT16", target="iOS17"):
-    """The program of the saved package, after the host's passes; ours at their place where `passes` names some."""
-    layer, x, settings = half(layer.float().eval()), torch.zeros(shape), {}
-    if way == "traced":
-        model = torch.jit.trace(layer, x)
-        settings["inputs"] = [ct.TensorType(name="x", shape=shape)]
-    else:
-        model = torch.export.export(layer, (x,))
-        model = model.run_decompositions({}) if way == "exported" else model.run_decompositions()
-    made = ct.convert(model, convert_to="mlprogram", compute_precision=getattr(ct.precision, precision),
-                      minimum_deployment_target=getattr(ct.target, target), skip_model_load=True,
-                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None else ane.pipeline(passes=passes),
-                      **settings)
-    made.save(str(tmp_path / "m.mlpackage"))
-    return ane.load(tmp_path / "m.mlpackage").program
+class BehindRelu(torch.nn.Module):
+    """A layer whose input is computed."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(torch.nn.functional.relu(x))
+
+
+def converted(layer, shape, way, tmp_path, **settings):
+    """The program of the package of `layer`, saved and loaded; `settings` are those of `converted_as`."""
+    return converted_as(half(layer.float().eval()), torch.zeros(shape), way, tmp_path / "m.mlpackage", **settings)
 
 
 def built(body, layer, shape):

@@ -4,10 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 
+import coremltools as ct
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import mil_ane_passes as ane
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.runtime import Runtime
+
+WAYS = ("traced", "exported", "decomposed")
+
+
+def converted_as(module, x, way, path, *, passes=None, chip="all", precision="FLOAT16", target="iOS17"):
+    """The program of the saved package, after the host's own passes; ours at their place where `passes` names some.
+
+    "exported" goes through `run_decompositions({})`, which keeps torch's ops, "decomposed" through
+    `run_decompositions()`, which takes them apart.
+    """
+    import torch
+
+    settings_ = {}
+    if way == "traced":
+        model = torch.jit.trace(module, x)
+        settings_["inputs"] = [ct.TensorType(name="x", shape=x.shape)]
+    else:
+        model = torch.export.export(module, (x,))
+        model = model.run_decompositions({}) if way == "exported" else model.run_decompositions()
+    made = ct.convert(model, convert_to="mlprogram", compute_precision=getattr(ct.precision, precision),
+                      minimum_deployment_target=getattr(ct.target, target), skip_model_load=True,
+                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None
+                      else ane.pipeline(passes=passes, target=chip), **settings_)
+    made.save(str(path))
+    return ane.load(path).program
+
+
+def at_any_numbers(check, count, reach):
+    """Call `check` with many lists of `count` numbers that fp16 has, up to `reach` in size."""
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.floats(-reach, reach, width=16), min_size=count, max_size=count))
+    def checked(numbers):
+        check(np.array(numbers, np.float16))
+
+    checked()
 
 
 def kinds(program) -> Counter:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import coremltools as ct
 import numpy as np
 
-import mil_ane_passes as ane
 from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import WAYS, converted_as
 
-WAYS = ("traced", "exported", "decomposed")
+__all__ = ["WAYS", "converted", "grid", "outputs", "spelt", "truth"]
 
 
 def spelt(function):
@@ -22,30 +21,11 @@ def spelt(function):
     return Spelt()
 
 
-def converted(function, way, tmp_path, *, passes=None, precision="FLOAT16", target="iOS17", shape=(2, 8, 4)):
-    """The program of the saved package, after the host's own passes; ours at their place where `passes` names some.
-
-    "exported" goes through `run_decompositions({})`, which keeps torch's ops, "decomposed" through
-    `run_decompositions()`, which takes them apart.
-    """
+def converted(function, way, tmp_path, *, shape=(2, 8, 4), **settings):
+    """The program of the package of `function`, saved and loaded; `settings` are those of `converted_as`."""
     import torch
 
-    module = spelt(function).eval()
-    x = torch.randn(shape)
-    settings = {}
-    if way == "traced":
-        model = torch.jit.trace(module, x)
-        settings["inputs"] = [ct.TensorType(name="x", shape=shape)]
-    else:
-        exported = torch.export.export(module, (x,))
-        model = exported.run_decompositions({}) if way == "exported" else exported.run_decompositions()
-    made = ct.convert(model, convert_to="mlprogram", compute_precision=getattr(ct.precision, precision),
-                      minimum_deployment_target=getattr(ct.target, target), skip_model_load=True,
-                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None else ane.pipeline(passes=passes),
-                      **settings)
-    path = tmp_path / f"{way}.mlpackage"
-    made.save(str(path))
-    return ane.load(path).program
+    return converted_as(spelt(function).eval(), torch.randn(shape), way, tmp_path / f"{way}.mlpackage", **settings)
 
 
 def outputs(program, x, precision, quirks=()):

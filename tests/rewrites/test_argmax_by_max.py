@@ -27,6 +27,20 @@ def placed(kind, shape, axis, keep_dims=False):
                                      name="y"), x=shape)
 
 
+def proved(module, target, tmp_path):
+    """Draws, and what the module makes of them once it is converted, rewritten and proved."""
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
+    model = ct.convert(torch.jit.trace(module, (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
+                       minimum_deployment_target=target, skip_model_load=True)
+    model.save(str(tmp_path / "in.mlpackage"))
+    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
+    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
+    before, after = report.predicted
+    assert before.refused == 2 and after.refused == 0
+    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
+    return x.double(), found
+
+
 class Pointed(torch.nn.Module):
     """Goes on computing with the place of the largest."""
 
@@ -36,16 +50,8 @@ class Pointed(torch.nn.Module):
 
 @pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
 def test_a_place_that_torch_goes_on_computing_with(tmp_path, target):
-    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
-    model = ct.convert(torch.jit.trace(Pointed(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
-                       minimum_deployment_target=target, skip_model_load=True)
-    model.save(str(tmp_path / "in.mlpackage"))
-    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
-    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
-    before, after = report.predicted
-    assert before.refused == 2 and after.refused == 0
-    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
-    np.testing.assert_allclose(found, Pointed()(x.double()).numpy(), atol=1e-6)
+    x, found = proved(Pointed(), target, tmp_path)
+    np.testing.assert_allclose(found, Pointed()(x).numpy(), atol=1e-6)
 
 
 def test_a_place_that_leaves_a_model_for_ios15_in_fp32(tmp_path):
@@ -54,16 +60,8 @@ def test_a_place_that_leaves_a_model_for_ios15_in_fp32(tmp_path):
         def forward(self, x):
             return x.softmax(-1).argmax(-1).float()
 
-    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
-    model = ct.convert(torch.jit.trace(Chosen(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
-                       minimum_deployment_target=ct.target.iOS15, skip_model_load=True)
-    model.save(str(tmp_path / "in.mlpackage"))
-    report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
-    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
-    before, after = report.predicted
-    assert before.refused == 2 and after.refused == 0
-    (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
-    np.testing.assert_array_equal(found, Chosen()(x.double()).numpy())
+    x, found = proved(Chosen(), ct.target.iOS15, tmp_path)
+    np.testing.assert_array_equal(found, Chosen()(x).numpy())
 
 
 class Gated(torch.nn.Module):

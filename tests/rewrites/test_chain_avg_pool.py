@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.examples import program
-from tests.rewrites.convolutions import WAYS, converted, distance
+from tests.rewrites.convolutions import WAYS, BehindRelu, converted, distance
 from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused
 
@@ -67,18 +67,10 @@ def test_every_mean_is_the_same(pool, target):
     (torch.nn.AvgPool2d((36, 2), 1), (1, 4, 50, 9)), (torch.nn.AvgPool2d((3, 40), (2, 40), (1, 0)), (1, 4, 20, 85)),
 ], ids=["all", "overlapping", "parts", "one axis"])
 def test_as_torch_converts(layer, shape, way, target, tmp_path):
-    class Only(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(torch.nn.functional.relu(x))
-
-    after = converted(Only(), shape, way, tmp_path, passes=NAME, target=target)
+    after = converted(BehindRelu(layer), shape, way, tmp_path, passes=NAME, target=target)
     assert not refused(after, "m4") and not refused(after, "m1")
-    assert distance(after, Only(), shape) < 1e-12
-    assert distance(after, Only(), shape, "float16") < 1e-3
+    assert distance(after, BehindRelu(layer), shape) < 1e-12
+    assert distance(after, BehindRelu(layer), shape, "float16") < 1e-3
 
 
 def test_which_form_is_taken():

@@ -15,7 +15,7 @@ from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.convolutions import WAYS, converted, distance
+from tests.rewrites.convolutions import WAYS, BehindRelu, converted, distance
 from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, drawn, holds, refused
 
@@ -73,17 +73,9 @@ def test_every_window_is_the_same(pool, target):
     (torch.nn.MaxPool3d((1, 2, 9), 1), (1, 4, 3, 8, 20)), (torch.nn.AdaptiveMaxPool2d(1), (1, 4, 40, 40)),
 ], ids=["pyramid", "strided", "more counted", "all of a text", "3-D", "global"])
 def test_as_torch_converts(layer, shape, way, target, tmp_path):
-    class Only(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(torch.nn.functional.relu(x))
-
-    after = converted(Only(), shape, way, tmp_path, passes=NAME, target=target)
+    after = converted(BehindRelu(layer), shape, way, tmp_path, passes=NAME, target=target)
     assert not refused(after, "m4") and not refused(after, "m1")
-    assert distance(after, Only(), shape) == 0
+    assert distance(after, BehindRelu(layer), shape) == 0
 
 
 def test_a_pyramid_is_taken_on_an_m4():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -11,7 +10,6 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.query import all_ops
@@ -19,7 +17,7 @@ from mil_ane_passes.core.registry import all_rules, by_name
 from mil_ane_passes.residency.predict import predict
 from mil_ane_passes.rewrites._cut import spans
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import converted_as, kinds
 
 NAME, LONG = "split_inner_product", 33000
 
@@ -89,14 +87,7 @@ def test_as_torch_converts(way, tmp_path):
     module, x = Pooled().eval(), torch.randn(1, 2, 200, 200)
     for parameter in module.parameters():
         parameter.data = parameter.data.half().float()
-    if way == "traced":
-        model, inputs = torch.jit.trace(module, x), {"inputs": [ct.TensorType(name="x", shape=x.shape)]}
-    else:
-        model, inputs = torch.export.export(module, (x,)).run_decompositions({}), {}
-    made = ct.convert(model, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-                      pass_pipeline=ane.pipeline(passes=NAME, target="m4"), **inputs)
-    made.save(str(tmp_path / "m.mlpackage"))
-    held = ane.load(tmp_path / "m.mlpackage").program
+    held = converted_as(module, x, way, tmp_path / "m.mlpackage", passes=NAME, chip="m4")
     assert kinds(held)["linear"] == 2 and kinds(held)["matmul"] == 2 and not refused(held)
     (name,) = held.functions["main"].inputs
     found = Runtime(held, precision="float64")({name: x.numpy()}).values()

@@ -18,7 +18,7 @@ from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.core.registry import all_rules, by_name
 from mil_ane_passes.residency.predict import predict
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import converted_as, kinds
 
 NAME = "split_wide_linear"
 
@@ -80,15 +80,7 @@ def test_as_torch_converts(way, tmp_path):
     torch.manual_seed(0)
     module, x = Head().eval(), torch.randn(1, 3, 4)
     module.head.requires_grad_(False).half().float()
-    if way == "traced":
-        model, inputs = torch.jit.trace(module, x), {"inputs": [ct.TensorType(name="x", shape=x.shape)]}
-    else:
-        model, inputs = torch.export.export(module, (x,)).run_decompositions({}), {}
-    made = ct.convert(model, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-                      pass_pipeline=ane.pipeline(passes=NAME, target="m2"), **inputs)
-    made.save(str(tmp_path / "m.mlpackage"))
-    package = ane.load(tmp_path / "m.mlpackage")
-    held = package.program
+    held = converted_as(module, x, way, tmp_path / "m.mlpackage", passes=NAME, chip="m2")
     assert kinds(held)["linear"] == 2 and refused(held, "m2").count("linear") == 0
     assert not run(rule(), held, target="m2").fired
     (name,) = held.functions["main"].inputs
