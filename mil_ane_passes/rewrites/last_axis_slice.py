@@ -55,8 +55,8 @@ class LastAxisSlice(Rewrite):
                   source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
         Community("at odds with it: M1 only, and from M2 on the way is clean",
                   source="sbryngelson/ANEForge docs/cross-chip.md", date="2026"),
-        private_quirk("a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 and "
-                      "M2 generations; transposing the axis away and back is right on all"),
+        private_quirk("a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 "
+                      "and M2 generations; transposing the axis away and back is right on all"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
