@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 __all__ = [
-    "Community", "Evidence", "Measured", "Vendor", "for_authors", "in_2020", "notes", "on_m1", "on_m4", "private",
-    "private_quirk", "surgery_tip",
+    "PRIVATE", "Community", "Evidence", "Measured", "Vendor", "for_authors", "in_2020", "notes", "on_m1", "on_m4",
+    "private", "private_quirk", "surgery_tip",
 ]
 
+PRIVATE = "(private route)"
+"""Marks evidence that did not pass through Core ML, which may answer otherwise."""
 _DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
 _ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 
@@ -65,13 +67,13 @@ def on_m1(says: str) -> Community:
 
 def private(says: str, chip: str = "M1 to M5") -> Community:
     """What the ANE's compiler answered without Core ML."""
-    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
+    return Community(f"{says} {PRIVATE}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
                      date="2026")
 
 
 def private_quirk(says: str) -> Community:
     """What its users noted of single ops on that route; on which chips is not said."""
-    return Community(f"{says} (private route)", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
+    return Community(f"{says} {PRIVATE}", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
 
 
 def for_authors(says: str) -> Vendor:

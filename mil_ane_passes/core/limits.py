@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .contract import Community, Evidence, Measured, Vendor
+from .evidence import PRIVATE, Community, Evidence, Vendor, for_authors, on_m4, private_quirk
 from .targets import Generation, between, listed
 
 __all__ = ["LIMITS", "POOL_SIDE", "Bound", "Over", "evidence_of", "limit", "over"]
@@ -21,16 +21,12 @@ _STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 _TARGETS = "sbryngelson/ANEForge aneforge/_targets.py"
 
 
-def _m4(says: str) -> Evidence:
-    return Measured(says, chip="M4", os="macOS 27.0.1", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
-
-
 def _m6(says: str) -> Evidence:
     return Community(says, chip="M6", date="2026", source=f"{_STUDY} notes/defects.md")
 
 
-def _private(says: str, chip: str | None = None, source: str = _TARGETS) -> Evidence:
-    return Community(f"{says} (private route)", chip=chip, date="2026", source=source)
+def _private(says: str, chip: str) -> Evidence:
+    return Community(f"{says} {PRIVATE}", chip=chip, date="2026", source=_TARGETS)
 
 
 def _log(says: str, number: int = 2) -> Evidence:
@@ -63,11 +59,13 @@ class Over:
 
 
 _WIDTH_13 = _private("conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be alike", "M1")
-_WIDTH_15 = _m4("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are refused")
+_WIDTH_15 = on_m4("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are refused")
+_HEIGHT_31 = on_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused")
 _DIM_16384 = _private("width, height and the inner dimension of products end at 16384, channels at 65536", "M1 and M2")
 _SMALL_2020 = "the device is not stated; the newest of that day was A13"
-_KMEM = _m4("a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is refused: 2 bytes each do not fit 65536")
-_DIM_65536 = _m4("65536 is accepted, 65537 refused, whichever of N, D, C, H and W it is")
+_KMEM = on_m4("a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is refused: 2 bytes each do not fit "
+              "65536")
+_DIM_65536 = on_m4("65536 is accepted, 65537 refused, whichever of N, D, C, H and W it is")
 _SAME_M6 = Community("the size limits measured on M4 hold when the same models are compiled for the M6 family",
                      chip="M6", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
 _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 Ultra", os="macOS 26.3.1",
@@ -78,6 +76,13 @@ _OLDER = Community("Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16
 _M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author takes the message "
                       "for a symptom of cutting the tensor up", chip="M2", date="2026-05-09",
                       source="https://github.com/FluidInference/mobius/pull/61")
+
+_AXIS_65536 = (
+    Bound("m4", "m4", 65536, (_DIM_65536,)),
+    Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
+    Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
+    Bound("m6", "m6", 65536, (_SAME_M6,)),
+)
 
 LIMITS: dict[str, tuple[Bound, ...]] = {
     "conv-kernel-width": (
@@ -91,12 +96,12 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
                                    "times slower"),)),
     ),
     "conv-kernel-height": (
-        Bound("m4", "m4", 31, (_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused"),)),
-        Bound("a18", "a18", 31, (_m4("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused"),), sure=False),
+        Bound("m4", "m4", 31, (_HEIGHT_31,)),
+        Bound("a18", "a18", 31, (_HEIGHT_31,), sure=False),
         Bound("m6", "m6", 31, (_SAME_M6,)),
     ),
     "max-pool-width": (
-        Bound("m4", "m4", 8, (_m4("max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are refused: the kernel's width "
+        Bound("m4", "m4", 8, (on_m4("max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are refused: the kernel's width "
                                   "must be [1-8] or 32"),)),
         Bound("a18", "a18", 8, (_SAME_M6,), sure=False),
         Bound("m6", "m6", 8, (_SAME_M6,)),
@@ -112,19 +117,13 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a12", "a13", 16384, (_DIM_16384,), sure=False),
         Bound("a14", "a15", 16384, (_DIM_16384, _M2_WIDTH, _OLDER)),
         Bound("a16", "m3", 16384, (_M3_WIDTH,)),
-        Bound("m4", "m4", 65536, (_DIM_65536,)),
-        Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
-        Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
-        Bound("m6", "m6", 65536, (_SAME_M6,)),
+        *_AXIS_65536,
     ),
     "channels": (
         Bound("a12", "a13", 65536, (_DIM_16384,), sure=False),
         Bound("a14", "a15", 65536, (_DIM_16384, _OLDER)),
         Bound("a16", "m3", 65536, (_DIM_16384,), sure=False),
-        Bound("m4", "m4", 65536, (_DIM_65536,)),
-        Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
-        Bound("m5", "m5", 65536, (_private("an axis ends at 65536", "M5"),)),
-        Bound("m6", "m6", 65536, (_SAME_M6,)),
+        *_AXIS_65536,
     ),
     "matmul-inner": (
         Bound("a12", "a13", 16384, (_DIM_16384,), sure=False),
@@ -138,9 +137,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
     ),
     "rank": (
         Bound("", "", 5, (
-            Vendor("the ANE takes up to 5 dimensions", date="2026",
-                   source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md"),
-            _private("rank 5 is the highest", source="sbryngelson/ANEForge docs/developer/op-quirks.md"))),
+            for_authors("the ANE takes up to 5 dimensions"), private_quirk("rank 5 is the highest"))),
     ),
     "convs": (
         Bound("m6", "m6", 386, (_m6("a chain of 386 conv layers compiles, 387 overflow the compiler's stack: all of "

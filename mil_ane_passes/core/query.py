@@ -103,12 +103,15 @@ def used(var: Var) -> bool:
 
 
 def is_default(op: Operation, parameter: str) -> bool:
-    """Whether an input says what MIL assumes when it is absent."""
+    """Whether an input says what MIL assumes when it is absent, as its own dtype holds that."""
     var = op.inputs[parameter]
     if not isinstance(var, Var) or not is_const(var) or types.is_list(var.sym_type) or np.size(var.val) > 16:
         return False
     default = dict(op.default_inputs().items()).get(parameter)
-    return default is not None and np.array_equal(np.asarray(default), np.asarray(var.val))
+    held, assumed = np.asarray(var.val), np.asarray(default)
+    if held.dtype.kind == assumed.dtype.kind == "f":
+        assumed = assumed.astype(held.dtype)
+    return default is not None and np.array_equal(assumed, held)
 
 
 def all_blocks(program: Program) -> Iterator[tuple[str, Block]]:

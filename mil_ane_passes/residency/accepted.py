@@ -10,28 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..core.contract import Community, Evidence, Measured, Vendor
+from ..core.evidence import PRIVATE, Community, Evidence, Measured, Vendor, on_m4, private
 from ..core.targets import GENERATIONS, Generation, parse_target
 
-__all__ = ["PRIVATE", "Seen", "accepted", "accepted_types", "seen_on"]
+__all__ = ["Seen", "accepted", "accepted_types", "seen_on"]
 
-PRIVATE = "(private route)"
-"""Marks evidence that did not pass through Core ML, which may answer otherwise."""
 _STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 _FORGE = "sbryngelson/ANEForge docs"
 
-_BY_CORE_ML = Measured("accepted, by Core ML's own answer", chip="M4", os="macOS 27.0.1", date="2026",
-                       source=f"{_STUDY} data/03_compile/opdispatch")
-_STATED = Measured("accepted, as the notes on the measured kinds state", chip="M4", os="macOS 27.0.1", date="2026",
-                   source=f"{_STUDY} notes/coreml_dispatch.md")
-_NOT_REFUSED = Measured("among the 276 cases that were tried, and not listed with those refused", chip="M4",
-                        os="macOS 27.0.1", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
+_BY_CORE_ML = on_m4("accepted, by Core ML's own answer", rows=True)
+_STATED = on_m4("accepted, as the notes on the measured kinds state")
+_NOT_REFUSED = on_m4("among the 276 cases that were tried, and not listed with those refused")
 _STATES = Measured("a model with a state 256 wide runs on the ANE", chip="M4", os="macOS 15.2", date="2025-12-19",
                    source="https://github.com/apple/coremltools/issues/2631")
 _SWEPT = Community(f"compiles and runs {PRIVATE}", chip="M5", date="2026", source=f"{_FORGE}/capabilities.json")
 _PLANNED = Community("supported by the ANE in a published compute plan", chip="M5 Max",
                      source="https://github.com/0seba/VoxCPMANE/issues/15")
-_PROBED = Community(f"native, by a probe {PRIVATE}", chip="M1", date="2026", source=f"{_FORGE}/op-catalog.md")
+_PROBED = private("native, by a probe", chip="M1")
 _AT_ITS_CAP = Community(f"compiles and runs up to its largest size {PRIVATE}", chip="M1 and M2 Pro", date="2026",
                         source="sbryngelson/ANEForge aneforge/_targets.py")
 _DISTILBERT = Vendor("the code has it in a transformer of which all but 4 of 606 ops, its embedding, run on the ANE",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.core.clone import clone
 from mil_ane_passes.core.contract import Exactness
 from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.core.query import is_default
 from mil_ane_passes.proof.compare import differences
 from mil_ane_passes.proof.prove import compare_programs
 from tests.models import vocoder
@@ -68,6 +71,24 @@ def test_is_still_what_pytorch_computes(kind, preset):
     typed = [only_output(each, example.numpy(), "float16") for each in (before, after)]
     (found,) = differences({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
     assert found.equal_bits
+
+
+@pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])
+def test_a_norm_whose_epsilon_the_host_filled_in_as_fp32_is_carried(opset):
+    """pymil accepts the default in fp32 beside fp16, but not when it is given."""
+    def body(x):
+        x = mb.conv(x=x, weight=weight(8, 4, 3))
+        x = mb.batch_norm(x=x, mean=weight(8), variance=np.ones(8, np.float16))
+        return mb.conv(x=x, weight=weight(8, 8, 3), name="y")
+
+    before = program(body, opset=opset, x=(1, 4, 20))
+    (norm,) = before.functions["main"].find_ops(op_type="batch_norm")
+    assert norm.epsilon.dtype == types.fp32 and norm.epsilon.val != 1e-5 and is_default(norm, "epsilon")
+    after = clone(before)
+    run_all(selected(passes="lift_conv_1d,carry_lift"), after)
+    assert after.functions["main"].find_ops(op_type="batch_norm")[0].x.rank == 4
+    report = compare_programs(before, after, precisions=("float64", "float16"), exactness=Exactness.BITWISE)
+    assert report.equal, str(report)
 
 
 def test_a_value_read_outside_the_region_keeps_one_squeeze():
