@@ -1,35 +1,33 @@
 """Finds rules: every module of `rules/` and `rewrites/`, and third parties by entry point. There is no list to edit.
 
-A third party names a module or a class under the entry point group `mil_ane_passes.rules`.
+A third party names a module or a class under the entry point group `mil_ane_passes.rules`; see `plugins`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import pkgutil
-import sys
-from collections.abc import Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
+from collections.abc import Iterator
 
-from .contract import BlockRewrite, BlockRule, PlanRule, ProgramRewrite, Rewrite, Rule
+from .contract import Rewrite, Rule
 from .errors import InputError, RuleError, nearest
+from .plugins import ENTRY_POINTS, LeftOut, accepted, defined_in
+from .whole import flaw, named, place
 
-__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "refresh", "rewrites"]
+__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "left_out", "refresh", "rewrites"]
 
-ENTRY_POINTS = "mil_ane_passes.rules"
 _FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
-_BASES = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 
 
 def all_rules() -> dict[str, type[Rule]]:
-    """Every rule by name. Raises RuleError when two share a name or a code, naming both files."""
-    rules, complete = _discovered()
-    if not complete:
-        _discovered.cache_clear()
-    return rules
+    """Every rule by name. Raises RuleError when two of ours share a name or a code, naming both files."""
+    return _known()[0]
+
+
+def left_out() -> list[LeftOut]:
+    """What of other distributions is not used, and why; it was said when it was found."""
+    return _known()[1]
 
 
 def refresh() -> None:
@@ -37,20 +35,26 @@ def refresh() -> None:
     _discovered.cache_clear()
 
 
+def _known() -> tuple[dict[str, type[Rule]], list[LeftOut]]:
+    rules, left, complete = _discovered()
+    if not complete:
+        _discovered.cache_clear()
+    return rules, left
+
+
 @functools.cache
-def _discovered() -> tuple[dict[str, type[Rule]], bool]:
-    """The rules, and whether all of them: a plugin that is just being imported (it imports us) is not there yet."""
-    found: dict[str, type[Rule]] = {}
+def _discovered() -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
+    """The rules, what is left out, and whether all were asked: a plugin that is being imported is not there yet."""
+    ours: dict[str, type[Rule]] = {}
     codes: dict[str, type[Rule]] = {}
-    points = list(entry_points(group=ENTRY_POINTS))
-    ready = [point for point in points if not _half_imported(point.module)]
-    for rule in [*_of_folders(), *_of_plugins(ready)]:
-        for table, key, what in ((found, rule.name, "name"), (codes, rule.code, "code")):
-            if key in table and table[key] is not rule:
-                raise RuleError(f"{what} '{key}' is claimed by {_file(table[key])} and by {_file(rule)}; "
+    for rule in _of_folders():
+        for table, key, what in ((ours, rule.name, "name"), (codes, rule.code, "code")):
+            if key in table:
+                raise RuleError(f"{what} '{key}' is claimed by {place(table[key])} and by {place(rule)}; "
                                 f"expected one rule for each {what}")
             table[key] = rule
-    return dict(sorted(found.items())), len(ready) == len(points)
+    theirs, left, complete = accepted(ours)
+    return dict(sorted({**ours, **theirs}.items())), left, complete
 
 
 def rewrites() -> dict[str, type[Rewrite]]:
@@ -65,7 +69,8 @@ def by_name(name: str) -> type[Rewrite]:
     if short not in known:
         coded = next((f"; did you mean '{rule.name}'?" for rule in known.values()
                       if name.lower() in (rule.code.lower(), rule.slug)), "")
-        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or nearest(short, known)}")
+        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or nearest(short, known)}"
+                         f"{_left_out()}")
     return known[short]
 
 
@@ -76,7 +81,8 @@ def explainable(key: str) -> type[Rule]:
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:
-        raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{nearest(wanted, names)}")
+        raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{nearest(wanted, names)}"
+                         f"{_left_out()}")
     return names[wanted]
 
 
@@ -85,40 +91,22 @@ def _of_folders() -> Iterator[type[Rule]]:
         package = importlib.import_module(folder)
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
-                yield from _rules_of(importlib.import_module(f"{folder}.{module.name}"), one=True)
+                yield _of_file(f"{folder}.{module.name}")
 
 
-def _half_imported(module: str) -> bool:
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
-
-
-def _of_plugins(points: Iterable[EntryPoint]) -> Iterator[type[Rule]]:
-    for point in points:
-        loaded = point.load()
-        yield from _rules_of(loaded) if isinstance(loaded, ModuleType) else [_named(loaded)]
-
-
-def _rules_of(module: ModuleType, one: bool = False) -> list[type[Rule]]:
-    """The rules a module defines (not those it imports)."""
-    rules = [
-        _named(value) for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Rule) and value not in _BASES
-        and value.__module__ == module.__name__
-    ]
-    if one and len(rules) != 1:
-        raise RuleError(f"{module.__file__} defines {len(rules)} rules; expected exactly one a file")
-    return rules
-
-
-def _named(rule: type[Rule]) -> type[Rule]:
-    if not vars(rule).get("name"):
-        rule.name = rule.__module__.rpartition(".")[2]
-    for field in ("code", "slug", "evidence"):
-        if not getattr(rule, field):
-            raise RuleError(f"{_file(rule)} has no {field}; every rule states code, slug and evidence")
+def _of_file(module: str) -> type[Rule]:
+    loaded = importlib.import_module(module)
+    rules = defined_in(loaded)
+    if len(rules) != 1:
+        raise RuleError(f"{loaded.__file__} defines {len(rules)} rules; expected exactly one a file")
+    rule = named(rules[0])
+    wrong = flaw(rule, ours=True)
+    if wrong:
+        raise RuleError(f"{place(rule)} {wrong}")
     return rule
 
 
-def _file(rule: type[Rule]) -> str:
-    return f"{rule.__name__} in {inspect.getsourcefile(rule)}"
+def _left_out() -> str:
+    """For an error about a name: it may be a plugin's."""
+    names = sorted({each.distribution for each in left_out()})
+    return f"; left out are rules of {', '.join(names)}" if names else ""

@@ -1,11 +1,9 @@
-"""Rules are found where they lie: in our folders, in a newcomer's file, in another distribution."""
+"""Rules are found where they lie: in our folders, and in a newcomer's file there."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,9 @@ from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import BlockRewrite, Rewrite
 from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.pipeline import register_passes, run_all, selected
+from mil_ane_passes.core.pipeline import register_passes
 from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name, explainable, rewrites
+from mil_ane_passes.core.registry import all_rules, by_name, explainable
 
 SOURCE = '''
 """Square by mul."""
@@ -60,25 +58,6 @@ def newcomer(tmp_path, monkeypatch, clean_registry):
     yield write
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(f"mil_ane_passes.rewrites.{file.stem}", None)
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch, clean_registry):
-    """Installs a distribution that names a module or class under our entry point."""
-    site = tmp_path / "site"
-
-    def install(target: str, text: str) -> Path:
-        (site / "newcomer-1.0.dist-info").mkdir(parents=True)
-        (site / "newcomer-1.0.dist-info" / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: newcomer\nVersion: 1.0\n"
-        )
-        (site / "newcomer-1.0.dist-info" / "entry_points.txt").write_text(f"[mil_ane_passes.rules]\nmine = {target}\n")
-        (site / "newcomer_rules.py").write_text(text)
-        monkeypatch.syspath_prepend(str(site))
-        return site
-
-    yield install
-    sys.modules.pop("newcomer_rules", None)
 
 
 def squares():
@@ -158,64 +137,6 @@ def test_a_code_that_is_taken_is_refused_with_both_files(newcomer):
     text = str(error.value)
     assert text.startswith("code 'ANE301' is claimed by ") and text.endswith("expected one rule for each code")
     assert str(file) in text and "lift_conv_transpose_1d.py" in text
-
-
-def test_a_name_that_is_taken_is_refused_with_both_files(plugin):
-    site = plugin("newcomer_rules", source().replace("preset = ", 'name = "lift_conv_1d"\n    preset = '))
-    with pytest.raises(RuleError) as error:
-        all_rules()
-    text = str(error.value)
-    assert text.startswith("name 'lift_conv_1d' is claimed by ") and text.endswith("expected one rule for each name")
-    assert str(site / "newcomer_rules.py") in text and "lift_conv_1d.py" in text
-
-
-@pytest.mark.parametrize(
-    ("target", "names"),
-    [
-        ("newcomer_rules:SquareByMul", ["newcomer_rules"]),
-        ("newcomer_rules:named", ["squares"]),
-    ],
-)
-def test_another_distributions_class_is_found(plugin, target, names):
-    text = source() + "class named(SquareByMul):\n    name, code, slug = 'squares', 'X1', 'squares'\n"
-    plugin(target, text)
-    assert set(names) <= set(rewrites())
-    register_passes()
-    assert {f"ane::{name}" for name in names} <= set(PASS_REGISTRY.passes)
-
-
-def test_another_distributions_module_is_found(plugin):
-    plugin("newcomer_rules", source() + source("Other", "ANE902").replace("preset = ", 'name = "other"\n    preset = '))
-    assert {"newcomer_rules", "other"} <= set(rewrites())
-    prog = squares()
-    (trace,) = run_all(selected(passes="newcomer_rules"), prog)
-    assert len(trace.fired) == 2
-
-
-FIRST = """
-import sys
-sys.modules["torch"] = None
-{first}
-import mil_ane_passes
-import newcomer_rules
-from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
-assert "ane::newcomer_rules" in mil_ane_passes.pipeline(passes="newcomer_rules").passes
-assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
-"""
-
-
-@pytest.mark.parametrize("target", ["newcomer_rules", "newcomer_rules:SquareByMul"])
-@pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])
-def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
-    site = plugin(target, textwrap.dedent(source()))
-    result = subprocess.run(
-        [sys.executable, "-c", FIRST.format(first=first)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": f"{site}:{Path(ane.__file__).parent.parent}", "PATH": ""},
-    )
-    assert result.returncode == 0, result.stderr[-600:]
 
 
 def test_names_are_taken_with_and_without_the_namespace():

@@ -1,0 +1,137 @@
+"""Rules of other distributions, by entry point. What cannot be used is left out, and said: it must not stop the rest.
+
+A distribution names its modules or classes in the group `mil_ane_passes.rules`:
+
+    [project.entry-points."mil_ane_passes.rules"]
+    double_relu = "my_rules.double_relu"
+
+A module brings every rule that it defines; a rule without a `name` of its own is called like its module. A rewrite
+joins the preset that it states as soon as its distribution is installed. See `core/whole.py` for what a rule states and
+which codes are free, and `mil_ane_passes.testing` for its tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from .contract import Rule
+from .whole import BASES, flaw, named, place
+
+__all__ = ["ENTRY_POINTS", "LeftOut", "accepted", "defined_in"]
+
+ENTRY_POINTS = "mil_ane_passes.rules"
+
+_log = logging.getLogger("mil_ane_passes")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What of which distribution is not used, and why."""
+
+    distribution: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return (f"plugin {self.distribution}: {self.what} is left out: {self.why}. The rest works; repair, update or "
+                f"uninstall {self.distribution.partition(' ')[0]}")
+
+
+def defined_in(module: ModuleType) -> list[type[Rule]]:
+    """The rules a module defines, not those it imports."""
+    return [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Rule)
+            and value not in BASES and value.__module__ == module.__name__]
+
+
+def accepted(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
+    """The rules of others by name, what is left out, and whether all were asked.
+
+    A plugin that is just being imported (it imports us) is not there yet. Where two claim a name, a code or a slug,
+    ours has it, else the distribution that comes first by name.
+    """
+    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (_distribution(point), point.name))
+    ready = [point for point in points if not _half_imported(point.module)]
+    found: dict[str, type[Rule]] = {}
+    left: list[LeftOut] = []
+    owner: dict[str, str] = {}
+    for point in ready:
+        for rule in _offered(point, left):
+            if rule in found.values():
+                continue
+            why = flaw(rule, ours=False) or _clash(rule, [*ours.values(), *found.values()])
+            if why:
+                left.append(LeftOut(_distribution(point), place(rule), f"it {why}"))
+            else:
+                found[rule.name] = rule
+                owner[rule.name] = _distribution(point)
+    for rule in _in_circles(found):
+        del found[rule.name]
+        left.append(LeftOut(owner[rule.name], place(rule), f"its after={rule.after!r} leads in a circle back to it"))
+    for each in left:
+        _say_once(str(each))
+    return found, left, len(ready) == len(points)
+
+
+def _offered(point: EntryPoint, left: list[LeftOut]) -> Iterator[type[Rule]]:
+    """The rules behind an entry point; what cannot be loaded is added to `left`."""
+    what = f"entry point '{point.name} = {point.value}'"
+    try:
+        loaded: Any = point.load()
+    except (Exception, SystemExit) as error:  # whatever the module of somebody else does when it is imported
+        left.append(LeftOut(_distribution(point), what, f"importing it fails ({type(error).__name__}: {error})"))
+        return
+    rules = defined_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
+    if not all(inspect.isclass(rule) and issubclass(rule, Rule) and rule not in BASES for rule in rules):
+        why = (f"found {loaded!r}; expected a module, or a class derived from Rule or Rewrite of "
+               "mil_ane_passes.core.contract")
+        left.append(LeftOut(_distribution(point), what, why))
+    elif not rules:
+        left.append(LeftOut(_distribution(point), what, "the module defines no rule (those it imports do not count)"))
+    else:
+        yield from map(named, rules)
+
+
+def _clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
+    """What a known rule has already: its name, code or slug."""
+    for other in known:
+        for what in ("name", "code", "slug"):
+            key = getattr(rule, what)
+            if key == getattr(other, what):
+                hint = ("set `name` on each class" if what == "name" and other.__module__ == rule.__module__ else
+                        f"expected a {what} of its own")
+                return f"has {what} '{key}', which {place(other)} has already; {hint}"
+    return ""
+
+
+def _in_circles(rules: Mapping[str, type[Rule]]) -> list[type[Rule]]:
+    """The rules that stand in each other's `after`, by way of others or not."""
+    waiting = dict(rules)
+    while free := [name for name, rule in waiting.items() if not set(rule.after) & set(waiting)
+                   or not any(name in other.after for other in waiting.values())]:
+        for name in free:
+            del waiting[name]
+    return list(waiting.values())
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "of unknown name"
+
+
+def _half_imported(module: str) -> bool:
+    """Whether `module`, or a package around it, is being imported right now."""
+    parts = module.split(".")
+    around = (sys.modules.get(".".join(parts[:number])) for number in range(1, len(parts) + 1))
+    return any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in around)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _log.warning(text)
