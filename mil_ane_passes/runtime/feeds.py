@@ -82,7 +82,7 @@ def _check_dtype(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
     else:
         fits = kind in "iu"
         if fits and array.size:
-            bits, unsigned = int(dtype.get_bitwidth()), types.is_unsigned_int(dtype)
+            bits, unsigned = int(dtype.get_bitwidth()), dtype.is_unsigned()
             low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
             found = int(array.min()), int(array.max())
             if found[0] < low or found[1] > high:

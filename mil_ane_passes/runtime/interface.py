@@ -13,7 +13,8 @@ from .images import image_array, is_image, is_pixels
 
 __all__ = ["apply_description", "array_dtype"]
 
-_DTYPES = {"FLOAT16": np.float16, "FLOAT32": np.float32, "DOUBLE": np.float64, "INT32": np.int32, "INT8": np.int8}
+_DTYPES = {0x10010: np.float16, 0x10020: np.float32, 0x10040: np.float64, 0x20020: np.int32, 0x20008: np.int8}
+"ArrayDataType by number: int8 has a name from coremltools 9.0 on only."
 _SHOWN = 6
 "How many enumerated shapes an error lists."
 
@@ -35,7 +36,7 @@ def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, A
 
 def array_dtype(array: Any) -> Any:
     """The numpy dtype of an `ArrayFeatureType` proto, None when it says none."""
-    return _DTYPES.get(array.ArrayDataType.Name(array.dataType))
+    return _DTYPES.get(array.dataType)
 
 
 def _one(feature: Any, value: Any) -> Any:

@@ -142,7 +142,7 @@ class Precision:
         if bits >= 64 or dtype == types.int32:
             return value
         value = value & ((1 << bits) - 1)
-        if types.is_unsigned_int(dtype):
+        if dtype.is_unsigned():
             return value
         return torch.where(value >= 1 << (bits - 1), value - (1 << bits), value)
 

@@ -16,8 +16,8 @@ DTYPES = {"fp16": MIL.FLOAT16, "fp32": MIL.FLOAT32, "int32": MIL.INT32}
 "Types as `cast` is told them, in the program."
 _FEATURES = proto.FeatureTypes_pb2.ArrayFeatureType
 ARRAYS = {MIL.FLOAT16: _FEATURES.FLOAT16, MIL.FLOAT32: _FEATURES.FLOAT32, MIL.INT32: _FEATURES.INT32,
-          MIL.INT8: _FEATURES.INT8, MIL.FLOAT64: _FEATURES.DOUBLE}
-"Types in the program and as a model describes arrays."
+          MIL.INT8: 0x20008, MIL.FLOAT64: _FEATURES.DOUBLE}
+"Types in the program and as a model describes arrays; int8 by its number, which has a name from coremltools 9.0 on."
 
 
 def dtype_of(declared: Any) -> int | None:
