@@ -1,0 +1,1 @@
+"""The fast tests on every supported Python, numpy and coremltools."""
