@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,9 +12,9 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.contract import Exactness, Rewrite
+from ..core.contract import Rewrite
 from ..core.engine import PassTrace
-from ..core.errors import InputError, NotSupported
+from ..core.errors import InputError
 from ..core.forecast import Foresee
 from ..core.growth import MOST_GROWTH
 from ..core.pipeline import Options, Passes, run_all, selected
@@ -23,18 +22,15 @@ from ..core.printer import program_diff, program_text
 from ..core.query import op_count
 from ..core.targets import parse_target
 from ..package import CopyAhead, Package, check_destination, save
-from ..proof.compare import Strictness
+from ..proof.blame import Settled, settle
 from ..proof.given import Feeds, Given, Ranges
-from ..proof.prove import VerifyReport, compare_programs
 from ..report.rewrite import RewriteReport
 from .passes import DRAWS, measures
 from .predicting import foreseeing, guard_of
+from .proving import Made, Prover, need_torch
 from .source import Opened, Progress, copied, opened, quiet
 
-__all__ = ["PROOF_PRECISIONS", "rewrite"]
-
-PROOF_PRECISIONS = ("float64", "float16")
-"""At which precisions `rewrite` proves: is the algebra the same, and what does rounding to the stored dtypes do."""
+__all__ = ["rewrite"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +46,27 @@ class _Job:
     most_growth: float | None
     progress: Progress
 
-    def run(self, source: Opened, program: Program, foresee: Foresee) -> list[PassTrace]:
-        """Apply the rules to `program`, in place; it has the interface of `source`."""
-        if self.given and any(rule.measures for rule in self.rules):
-            _need_torch("the values are measured by running the model, which")
+    def run(
+        self, source: Opened, program: Program, rules: Sequence[Rewrite], foresee: Foresee | None
+    ) -> list[PassTrace]:
+        """Apply `rules` to `program`, in place; it has the interface of `source`. A guard goes by `foresee`."""
+        if self.given and any(rule.measures for rule in rules):
+            need_torch("the values are measured by running the model, which")
         measure, draw = measures(self.given, source.describe, self.seeds, self.progress)
-        return run_all(self.rules, program, target=self.target, measure=measure, draw=draw,
-                       guard=guard_of(foresee, self.most_growth))
+        return run_all(rules, program, target=self.target, measure=measure, draw=draw,
+                       guard=None if foresee is None else guard_of(foresee, self.most_growth))
+
+    def settled(self, before: Opened, foresee: Foresee) -> Settled:
+        """A rewritten copy of `before`, proved if that is asked for, without what breaks the proof."""
+
+        def apply(rules: Sequence[Rewrite], guard: bool) -> Made:
+            twin = copied(before)
+            return Made(twin, self.run(before, twin.program, rules, foresee if guard else None))
+
+        if not self.prove:
+            return Settled(self.rules, apply(self.rules, guard=True))
+        widths = any(rule.interface for rule in self.rules)
+        return settle(self.rules, apply, Prover(before, self.given, self.seeds, widths, self.progress), self.progress)
 
 
 def rewrite(
@@ -74,27 +84,27 @@ def rewrite(
     passes that decide by values see those, and the proof runs on them besides its own draws (where it approximates, it
     holds the error to what was given). `max_growth` as in `pipeline()`, `link` as in `save`. `ahead`: copies begun.
 
-    Raises InputError for anything that cannot be used (nothing is written then). A result that is not proved is not
-    written: the report's `status` says "not proved".
+    Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the proof
+    are left out (`left_out_passes` of the report), not what is asked for by name (`blamed`). A result that is not
+    proved is not written: the report's `status` says "not proved".
     """
     started = time.perf_counter()
     parse_target(target)
     job = _Job(selected(preset, passes, options), target, Given.of(feeds, ranges), verify and not dry_run, seeds, diff,
                max_growth, progress)
     path = _written_to(src, dst)
-    in_place = isinstance(src, Program) and dst is src
     report = RewriteReport(
         source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
         passes=[rule.name for rule in job.rules])
     begun = _copying_ahead(src, None if dry_run else path, overwrite, link) if ahead is None else nullcontext(ahead)
     with begun as ahead:
         before = opened(src)
-        _rewrite(report, job, before)
+        kept = _rewrite(report, job, before)
         if dry_run:
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not proved":
-            if in_place:
-                job.run(before, src, foreseeing(target, before.package))
+            if isinstance(src, Program) and dst is src:
+                job.run(before, src, kept, foreseeing(target, before.package))
                 report.package = src
             _deliver(report, path, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
@@ -130,69 +140,35 @@ def _copying_ahead(
     return CopyAhead(Path(source), path)
 
 
-def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> None:
-    """Run the rules on a private copy of the source and prove the result; fills in the report."""
+def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> Sequence[Rewrite]:
+    """Run the rules on a private copy of the source and prove the result; fills in the report.
+
+    Returns the rules that were not left out.
+    """
     report.source = before.name
     outward = [rule.name for rule in job.rules if rule.interface]
     if outward and before.is_pipeline:
         raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "
                          "parts beside it and the pipeline declare, too; change the packages before they are made one")
-    after = copied(before)
-    report.ops_before = op_count(after.program)
-    text = program_text(after.program, names=True) if job.diff else ""
-    if after.package is not None:
-        report.left_out = after.package.members.others
-        report.weight_bytes_before = report.weight_bytes_after = after.package.weight_bytes
+    report.ops_before = op_count(before.program)
+    if before.package is not None:
+        report.left_out = before.package.members.others
+        report.weight_bytes_before = report.weight_bytes_after = before.package.weight_bytes
     job.progress("rewriting")
     foresee = foreseeing(job.target, before.package)
-    report.traces = job.run(before, after.program, foresee)
+    found = job.settled(before, foresee)
+    after = found.made.copy
+    report.traces, report.verify = found.made.traces, found.verify
+    report.left_out_passes, report.blamed = found.left_out, found.blamed
     if report.changed or report.undone:
         report.predicted = foresee(before.program), foresee(after.program)
     report.ops_after = op_count(after.program)
     report.package = after.package if after.package is not None else after.program
     if job.diff and report.changed:
-        report.diff = program_diff(text, program_text(after.program, names=True))
-    if report.changed and job.prove:
-        report.verify = _prove(before, after, report.traces, job)
-        if not report.verify.equal:
-            report.status = "not proved"
-
-
-def _prove(before: Opened, after: Opened, traces: Sequence[PassTrace], job: _Job) -> VerifyReport:
-    promised = _promised(traces)
-    _need_torch("the proof", ", or --no-verify (verify=False) to write without a proof")
-    try:
-        return compare_programs(
-            before.program, after.program, seeds=job.seeds, precisions=PROOF_PRECISIONS, exactness=promised,
-            describe=before.describe, progress=job.progress, mapping=_stand_ins(traces),
-            further=job.given.plans(before.program, before.describe),
-            widths=any(rule.interface for rule in job.rules))
-    except NotSupported as lacking:
-        reason = f"{lacking}; --no-verify writes without a proof"
-        return VerifyReport("not proved", promised.exactness, reason=reason)
-
-
-def _need_torch(who: str, otherwise: str = "") -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(f"{who} runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]'"
-                         f"{otherwise}")
-
-
-def _stand_ins(traces: Sequence[PassTrace]) -> dict[str, str]:
-    """Which value stands for one that is gone, after all passes."""
-    found: dict[str, str] = {}
-    for trace in reversed(traces):  # what came later first: a stand-in may have got one of its own
-        for gone, other in reversed(trace.replaced.items()):
-            found[gone] = found.get(other, other)
-    return found
-
-
-def _promised(traces: Sequence[PassTrace]) -> Strictness:
-    """What all that fired promise together."""
-    fired = [trace for trace in traces if trace.strength is not None]
-    weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
-                  default=Exactness.BITWISE)
-    return Strictness(weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired))
+        report.diff = program_diff(*(program_text(each.program, names=True) for each in (before, after)))
+    if found.verify is not None and not found.verify.equal:
+        report.status = "not proved"
+    return found.rules
 
 
 def _deliver(

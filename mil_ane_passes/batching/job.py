@@ -151,8 +151,10 @@ def _rewrite(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: B
     item.status, item.code = report.status, int(report.status == "not proved")
     item.count = sum(len(trace.fired) for trace in report.traces)
     item.ops_before, item.ops_after = report.ops_before, report.ops_after
+    item.left_out_passes = [each.rule for each in report.left_out_passes]
     if report.status == "not proved":
-        item.error = str(report.verify).partition("\n")[0]
+        item.error = str(report.verify).partition("\n")[0] if report.blamed is None else (
+            f"ane::{report.blamed.rule} breaks the proof {report.blamed}")
     elif job.output is not None and how["dry_run"] is False:
         item.bytes = size_of(stamps(job.output))
     made: dict[str, Any] = report.to_dict()

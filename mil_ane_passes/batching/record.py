@@ -19,7 +19,7 @@ from .fingerprint import same, stamps
 __all__ = ["KEPT", "RECORDS", "Record", "write_whole"]
 
 RECORDS = ".mil-ane-passes"
-KEPT = ("code", "count", "ops_before", "ops_after", "bytes")
+KEPT = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes")
 "What is kept of an item, besides its report."
 _SCHEMA = 1
 

@@ -135,7 +135,7 @@ def compare_programs(
     exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
-    widths: bool = False,
+    widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
 ) -> VerifyReport:
     """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
 
@@ -143,15 +143,16 @@ def compare_programs(
     after) helps to find the first difference where a rewrite put one value in the place of another; `further` are
     runs to make besides: what approximates is held to those in the functions that they run, where draws show at
     float64 alone that the algebra is the same. "not proved" when nothing could be run, or when the runs never entered
-    a nested block in which the two differ. With `widths` the inputs and outputs of `after` may hold floats of another
-    width: both get what the narrower holds, and the outputs of `before` are rounded to what `after` gives.
+    a nested block in which the two differ. With `widths` floats of `after`'s interface may have another width: both get
+    what the narrower holds, and outputs of `before` are rounded to what `after` gives. `only` names the function and
+    feeds of the one run to make; without `locate` the first difference is not looked for.
     """
     _same_interface(before, after, widths)
     across = borders(before, after)
     check_runnable(after, quirks)
     given = {plan.function for plan in further} if _approximates(exactness) else set()
     drawn = [replace(plan, typed=plan.function not in given) for plan in plans(before, seeds, describe, feeds)]
-    made = [fed(plan, across) for plan in (*further, *drawn)]
+    made = [fed(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
     lost = crossed(old, across)
     made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
@@ -161,11 +162,10 @@ def compare_programs(
     report.quirks = tuple(quirks)
     report.notes += [ACROSS] * bool(across) + [DEFINED] * defined
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
-    if unseen:
-        lost = lost or f"what was run never entered {unseen[0]}, in which the programs differ"
+    lost = lost or (f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else "")
     if report.equal and lost:
         report.status, report.reason = "not proved", lost
-    if report.status == "different":
+    if report.status == "different" and locate:
         progress("looking for the first difference")
         _find_first(report, made, lambda plan, case: first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))

@@ -36,6 +36,8 @@ class BatchItem:
     bytes: int | None = None
     seconds: float | None = None
     error: str = ""
+    left_out_passes: list[str] = field(default_factory=list)
+    "The passes of a preset that `rewrite` left out, as they broke the proof."
     report_file: str | None = None
     "Where the JSON of the command's own report is."
     held: dict[str, Any] | None = None
@@ -54,7 +56,7 @@ class BatchItem:
             "name": self.name, "source": self.source, "output": self.output, "status": self.status, "exit": self.code,
             "count": self.count, "ops": {"before": self.ops_before, "after": self.ops_after}, "bytes": self.bytes,
             "seconds": None if self.seconds is None else round(self.seconds, 6), "error": self.error or None,
-            "report": self.report,
+            "left_out_passes": self.left_out_passes, "report": self.report,
         }
 
 
@@ -100,7 +102,8 @@ def _cells(item: BatchItem) -> tuple[str, ...]:
     if item.ops_after not in (None, item.ops_before):
         ops += f" -> {item.ops_after}"
     seconds = "" if item.seconds is None else f"{item.seconds:.1f}"
-    error = _plain(" ".join(item.error.split()))
+    without = ", ".join(f"ane::{name}" for name in item.left_out_passes)
+    error = _plain(" ".join(item.error.split())) or (f"without {without}" if without else "")
     return _plain(item.name), item.status, _number(item.count), ops, _number(item.bytes), seconds, error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .._version import __version__
 from ..core.engine import PassTrace
 from ..core.forecast import Forecast
+from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
 __all__ = ["RewriteReport"]
@@ -44,6 +45,10 @@ class RewriteReport:
     "What is predicted before and after, for the target; None where no rule fired."
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
+    left_out_passes: list[Blamed] = field(default_factory=list)
+    "The passes of a preset that broke the proof, in the order in which they were left out; nothing is left of them."
+    blamed: Blamed | None = None
+    "The pass that was asked for by name and breaks the proof; nothing is written then."
     package: Any = None
     "The rewritten `Package` or program; not part of the JSON."
 
@@ -72,6 +77,8 @@ class RewriteReport:
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "predicted": None if self.predicted is None else {
                 "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
+            "left_out_passes": [each.to_dict() for each in self.left_out_passes],
+            "blamed": self.blamed.to_dict() if self.blamed else None,
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
         }
@@ -80,6 +87,7 @@ class RewriteReport:
         lines = [line for trace in self.traces for line in _trace_lines(trace)]
         lines += [f"ane::{trace.rule}  undone at {trace.places} place{'s' * (trace.places != 1)}: {trace.undone}"
                   for trace in self.undone]
+        lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
             lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
@@ -101,14 +109,26 @@ class RewriteReport:
     def _last(self) -> str:
         where = f" to {self.output}" if self.output else ""
         if self.status == "unchanged":
-            said = "nothing left: what fired was undone" if self.undone else "nothing to do: no rule fired"
+            left = " and ".join(["undone"] * bool(self.undone) + ["left out"] * bool(self.left_out_passes))
+            said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
             return said + (f"; the package was copied as it is{where}" if where else "")
         if self.status == "dry run":
             return "dry run: nothing proved, nothing written"
         if self.status == "not proved":
-            return "nothing written: the rewritten program is not proved equal (--no-verify writes it all the same)"
+            return self._refusal()
         unproved = "" if self.proved else ", not proved (--no-verify)"
-        return f"{self.status}{where}{unproved} in {self.seconds:.1f} s"
+        without = ", ".join(f"ane::{each.rule}" for each in self.left_out_passes)
+        return f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
+
+    def _refusal(self) -> str:
+        """What broke the proof, and what to try."""
+        if self.left_out_passes and self.blamed is None:
+            return (f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not proved "
+                    "equal either; name the passes to try with --passes (--no-verify writes without a proof)")
+        if self.blamed is None:
+            return "nothing written: the rewritten program is not proved equal (--no-verify writes it all the same)"
+        return (f"nothing written: ane::{self.blamed.rule} breaks the proof {self.blamed}. It was asked for by name, "
+                "so it was not left out; leave it out of --passes, or write all the same with --no-verify")
 
 
 def _change(before: Forecast, after: Forecast) -> str:

@@ -34,6 +34,7 @@ import torch
 import mil_ane_passes as ane
 from tests.models.architectures import traced
 from tests.models.more import EVERY
+from tests.models.tools import proof_of
 from tests.models.zoo import Architecture, Tensors
 
 RECORD = Path(__file__).with_name("fired.json")
@@ -128,10 +129,7 @@ def _reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
 def _rewritten(name: str, preset: str, frontend: str, before: Path, after: Path) -> Fired:
     report = ane.rewrite(before, after, preset=preset, max_growth=None)  # where passes fire, not what they cost
     fired = {each.rule: len(each.fired) for each in report.traces if each.fired}
-    proved = "nothing fired"
-    if fired:
-        assert report.verify is not None
-        proved = report.verify.exactness.value if report.proved else str(report.verify)
+    proved = proof_of(report)
     return Fired(name, preset, frontend, report.ops_before, report.ops_after, proved, fired, _reasons(report.traces))
 
 

@@ -76,3 +76,12 @@ def convert_traced(
         "pass_pipeline": pass_pipeline,
     }
     return ct.convert(traced, **{**arguments, **kwargs})
+
+
+def proof_of(report: Any) -> str:
+    """How a rewrite is proved, in a word; what was left out of it counts as not proved."""
+    if report.left_out_passes:
+        return "not proved: " + ", ".join(each.rule for each in report.left_out_passes)
+    if not report.changed:
+        return "nothing fired"
+    return str(report.verify.exactness.value if report.proved else report.verify)

@@ -28,6 +28,7 @@ from typing import Any
 import mil_ane_passes as ane
 from tests.models import fired
 from tests.models.more import EVERY
+from tests.models.tools import proof_of
 from tests.models.whole_table import HEAD, RECORD, TARGETS, Whole, recorded, row
 from tests.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
@@ -56,10 +57,7 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
     old, new = ane.lint(before, target=target), ane.lint(after if after.exists() else before, target=target)
     cost = [each.plan.total for each in (old, new)]
     left = Counter(each.op.op_type for each in new.plan.rows if each.ane == "no")
-    proved = "nothing fired"
-    if report.changed:
-        assert report.verify is not None
-        proved = report.verify.exactness.value if report.proved else str(report.verify)
+    proved = proof_of(report)
     return Whole(
         name, target, (report.ops_before, report.ops_after),
         (_weights(before), _weights(after if after.exists() else before)),

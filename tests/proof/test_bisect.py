@@ -393,7 +393,7 @@ def test_a_rewrite_that_is_wrong_shows_where(monkeypatch):
     bias = np.array([0.5, -1.0], np.float16)
     prog = program(lambda x: mb.relu(x=mb.conv_transpose(
         x=mb.tanh(x=x, name="t"), weight=weight(4, 2, 5), bias=bias, name="up"), name="y"), x=(1, 4, 8))
-    report = rewrite(prog)
+    report = rewrite(prog, passes="lift_conv_transpose_1d")
     found = report.verify.first
     assert (found.before.value, found.before.op_type, found.after.op_type) == ("up", "conv_transpose", "mul")
     assert found.since == ("t",) and [each.split()[0] for each in found.own_after] == [

@@ -1,0 +1,79 @@
+"""The proof of a rewrite: what the passes promise together, and what to say where nothing can be proved."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.contract import Exactness
+from ..core.engine import PassTrace
+from ..core.errors import InputError, NotSupported
+from ..proof.compare import Strictness
+from ..proof.given import Given
+from ..proof.prove import VerifyReport, compare_programs
+from .source import Opened, Progress
+
+__all__ = ["PROOF_PRECISIONS", "Made", "Prover", "need_torch"]
+
+PROOF_PRECISIONS = ("float64", "float16")
+"""At which precisions `rewrite` proves: is the algebra the same, and what does rounding to the stored dtypes do."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A rewritten copy of the source, and what each rule did to it."""
+
+    copy: Opened
+    traces: list[PassTrace]
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Proves what was made of `before`. `widths` says whether its inputs and outputs may be of other widths."""
+
+    before: Opened
+    given: Given
+    seeds: int
+    widths: bool
+    progress: Progress
+
+    def __call__(
+        self, made: Made, *, like: Made | None = None, only: tuple[str, str] | None = None, locate: bool = True
+    ) -> VerifyReport:
+        """Is it equal, as its passes promise (or those of `like`)? `only` and `locate` as for `compare_programs`."""
+        promised = _promised((like or made).traces)
+        need_torch("the proof", ", or --no-verify (verify=False) to write without a proof")
+        before = self.before
+        try:
+            return compare_programs(
+                before.program, made.copy.program, seeds=self.seeds, precisions=PROOF_PRECISIONS, exactness=promised,
+                describe=before.describe, progress=self.progress, mapping=_stand_ins(made.traces),
+                further=self.given.plans(before.program, before.describe), widths=self.widths, only=only,
+                locate=locate)
+        except NotSupported as lacking:
+            reason = f"{lacking}; --no-verify writes without a proof"
+            return VerifyReport("not proved", promised.exactness, reason=reason)
+
+
+def need_torch(who: str, otherwise: str = "") -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"{who} runs on PyTorch, which is not installed: pip install 'mil-ane-passes[verify]'"
+                         f"{otherwise}")
+
+
+def _stand_ins(traces: Sequence[PassTrace]) -> dict[str, str]:
+    """Which value stands for one that is gone, after all passes."""
+    found: dict[str, str] = {}
+    for trace in reversed(traces):  # what came later first: a stand-in may have got one of its own
+        for gone, other in reversed(trace.replaced.items()):
+            found[gone] = found.get(other, other)
+    return found
+
+
+def _promised(traces: Sequence[PassTrace]) -> Strictness:
+    """What all that fired promise together."""
+    fired = [trace for trace in traces if trace.strength is not None]
+    weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
+                  default=Exactness.BITWISE)
+    return Strictness(weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired))
