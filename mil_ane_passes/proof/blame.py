@@ -87,7 +87,7 @@ def settle(
         if not any(trace.fired for trace in made.traces):
             return Settled(kept, made, None, left_out)
         verify = prove(made)
-        if verify.equal or len(left_out) == MOST_LEFT_OUT or _is_hopeless(verify, apply, prove):
+        if verify.equal or _is_hopeless(verify, apply, prove) or len(left_out) == MOST_LEFT_OUT:
             return Settled(kept, made, verify, left_out)
         culprit, blamed = _breaking(kept, made, verify, apply, prove, progress)
         if culprit.asked:
