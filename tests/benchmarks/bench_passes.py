@@ -1,36 +1,39 @@
 """What our passes cost beside coremltools' default pipeline, and that their cost grows with the program, not faster.
 
-    python -m tests.benchmarks.bench_passes [--ops 8000] [--skip-host]
+    python -m tests.benchmarks.bench_passes [--ops 2000] [--rounds 3] [--record FILE.json] [--quick]
 
-One program with a quarter of its ops to rewrite. The bounds: our preset `safe` takes at most 3 % of the host's default
-pipeline, and 8,000 ops at most ten times as long as 1,000.
+One program with a quarter of its ops to rewrite. `rewrite` runs our passes by themselves; in `ct.convert` coremltools
+validates the whole program after each pass, ours as well as its own, which is the row with the validation. Seconds of
+the processor, in one thread. The bounds: the preset `safe` takes at most 4 % of the host's default pipeline, `full` at
+most 15 %, and an op of a program four times as large at most 1.6 times as long.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import coremltools as ct
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
+from mil_ane_passes.core.pipeline import run_all, selected
+from tests.benchmarks.command import Benchmark
 from tests.benchmarks.make_program import program
+from tests.benchmarks.rounds import Comparison, busy, in_turn
+
+SAFE, FULL, GROWTH = 0.04, 0.15, 1.6
+HOST = "coremltools' default pipeline"
 
 
-def seconds(ops: int, job: Callable[[Any], object], runs: int) -> float:
-    """Median time of `job` on fresh programs of that many ops."""
-    times = []
-    for _ in range(runs):
+def on_fresh(ops: int, job: Callable[[Any], object]) -> Callable[[], float]:
+    """Times `job` on a fresh program of that many ops, since passes change what they run on."""
+    def once() -> float:
         fresh = program(ops, ops // 4)
-        started = time.perf_counter()
-        job(fresh)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        return busy(lambda: job(fresh))
+    return once
 
 
 def apply(pipeline: Any) -> Callable[[Any], object]:
@@ -38,33 +41,29 @@ def apply(pipeline: Any) -> Callable[[Any], object]:
 
 
 def ours(preset: str) -> Callable[[Any], object]:
-    from mil_ane_passes.core.pipeline import run_all, selected
-
     return lambda fresh: run_all(selected(preset), fresh)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ops", type=int, default=8000)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--skip-host", action="store_true", help="leave out the host's pipeline, which takes minutes")
-    arguments = parser.parse_args()
-    failed = False
+def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+    ops, small = options.ops, options.ops // 4
+    run_all(selected("full"), program(20, 5))  # what is looked up once
+    sides: dict[str, Callable[[], float]] = {HOST: on_fresh(ops, apply(ct.PassPipeline.DEFAULT))}
     for preset in ("safe", "full"):
-        small = seconds(arguments.ops // 8, ours(preset), arguments.runs)
-        large = seconds(arguments.ops, ours(preset), arguments.runs)
-        within = seconds(arguments.ops, apply(ane.pipeline(ct.PassPipeline.EMPTY, preset=preset)), 1)
-        print(f"{preset}: {arguments.ops // 8} ops {small:.3f} s, {arguments.ops} ops {large:.3f} s "
-              f"({large / small:.1f} times, 10 allowed); with the host's validation after each pass {within:.3f} s")
-        failed |= large > 10 * small
-        if preset == "safe":
-            safe = large
-    if not arguments.skip_host:
-        host = seconds(arguments.ops, apply(ct.PassPipeline.DEFAULT), 1)
-        print(f"coremltools' default pipeline {host:.1f} s; safe takes {safe / host:.2%} of it (3 % allowed)")
-        failed |= safe > 0.03 * host
-    sys.exit(failed)
+        sides[preset] = on_fresh(ops, ours(preset))
+        sides[f"{preset} in ct.convert"] = on_fresh(ops, apply(ane.pipeline(ct.PassPipeline.EMPTY, preset=preset)))
+        sides[f"{preset}, small"] = on_fresh(small, ours(preset))
+    found = in_turn(sides, options.rounds)
+    for preset, allowed in (("safe", SAFE), ("full", FULL)):
+        what = f"preset {preset} on {ops:,} ops"
+        yield Comparison(what, HOST, found[preset], found[HOST], allowed)
+        yield Comparison(f"{what}, with coremltools' validation", HOST, found[f"{preset} in ct.convert"], found[HOST])
+        yield Comparison(
+            f"preset {preset}, 1,000 of {ops:,} ops", f"1,000 of {small:,} ops",
+            [each * 1000 / ops for each in found[preset]], [each * 1000 / small for each in found[f"{preset}, small"]],
+            GROWTH)
 
+
+BENCHMARK = Benchmark("passes", measure, {"ops": (2000, 200), "rounds": (3, 1)})
 
 if __name__ == "__main__":
-    main()
+    sys.exit(BENCHMARK.main())

@@ -1,6 +1,7 @@
 """The reference runtime beside PyTorch eager: time of a call, and memory during one.
 
-    python -m tests.benchmarks.bench_runtime [--runs 9] [--models resnet50,encoder] [--precision float32]
+    python -m tests.benchmarks.bench_runtime [--rounds 9] [--models resnet50,encoder] [--precision float32]
+                                             [--record FILE.json] [--quick]
 
 Models with random weights are converted to fp32 packages and loaded with their weights mapped; eager runs the same
 model in the same process with the same number of threads, call by call in turns. The bounds, at float32: the median
@@ -12,8 +13,6 @@ Two measures of memory, both in a process of its own. What torch's CPU allocator
 it held before (the profiler's record of every allocation; mapped weights are not among them) must be within the bound.
 The growth of the process's resident memory over its first two calls, after a small program has loaded the libraries
 (Linux only; it counts the pages of mapped weights), may exceed it by 64 MB: it does so by tens of MB, as does eager's.
-
-`--half` times an fp16 package at float16 too, for which nothing is promised.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +35,28 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.runtime import Runtime
-from tests.benchmarks.make_models import MODELS, chain, small
+from tests.benchmarks.command import Benchmark
+from tests.benchmarks.make_models import MODELS, chain, exported, small
+from tests.benchmarks.rounds import Comparison, in_turn, told, wall
 
 SLOWER, LARGER = 1.3, 1.5
 #: MB of resident memory beyond the bound
 HELD_BACK = 64
+#: by how much the outputs may differ, of the largest value: that both computed the same
+DIFFERENCE = 1e-3
 
 
-def package(name: str, precision: Any, folder: Path) -> Path:
+def package(name: str, folder: Path) -> Path:
     """The converted model, saved."""
-    model, example = MODELS[name]()
-    # The fused kernels of torch's own layers cannot be converted; eager uses them all the same.
-    torch.backends.mha.set_fastpath_enabled(False)
-    exported = torch.export.export(model, example).run_decompositions({})
-    torch.backends.mha.set_fastpath_enabled(True)
-    converted = ct.convert(exported, compute_precision=precision, minimum_deployment_target=ct.target.iOS17,
-                           skip_model_load=True)
+    converted = ct.convert(exported(*MODELS[name]()), compute_precision=ct.precision.FLOAT32, skip_model_load=True,
+                           minimum_deployment_target=ct.target.iOS17)
     path = folder / f"{name}.mlpackage"
     converted.save(str(path))
     return path
 
 
-def timed(call: Any) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def compare(name: str, path: Path, precision: str, runs: int) -> float:
-    """The median of our times by the median of eager's."""
+def compare(name: str, path: Path, precision: str, rounds: int) -> Comparison:
+    """Our call beside eager's."""
     model, example = MODELS[name]()
     program = ane.load(path).program
     runtime = Runtime(program, precision=precision)
@@ -73,16 +64,15 @@ def compare(name: str, path: Path, precision: str, runs: int) -> float:
     with torch.inference_mode():
         expected = model(*example).numpy()
         found = next(iter(runtime(feeds).values()))
+        difference = np.abs(found - expected).max() / np.abs(expected).max()
+        if not difference < DIFFERENCE:
+            raise SystemExit(f"{name}: the outputs differ by {difference:.1e} of the largest value")
         for _ in range(2):
             model(*example)
             runtime(feeds)
-        pairs = [(timed(lambda: model(*example)), timed(lambda: runtime(feeds))) for _ in range(runs)]
-    eager, ours = (statistics.median(each) for each in zip(*pairs))
-    difference = np.abs(found - expected).max() / np.abs(expected).max()
-    print(f"{name}, {precision}, {torch.get_num_threads()} threads: eager {eager * 1e3:.1f} ms, "
-          f"ours {ours * 1e3:.1f} ms, {ours / eager:.2f} times; "
-          f"largest difference {difference:.1e} of the largest value")
-    return ours / eager
+        sides = {"eager": lambda: wall(lambda: model(*example)), "ours": lambda: wall(lambda: runtime(feeds))}
+        times = in_turn(sides, rounds)
+    return Comparison(f"a call of {name} ({precision})", "PyTorch eager", times["ours"], times["eager"], SLOWER)
 
 
 def nbytes(var: Any, precision: str) -> int:
@@ -144,8 +134,8 @@ def grown(call: Any) -> int | None:
     return resident("VmHWM") - before
 
 
-def measure(source: str, precision: str) -> dict[str, Any]:
-    """What a fresh process finds for one program."""
+def in_process(source: str, name: str, precision: str) -> dict[str, Any]:
+    """What a fresh process finds for one program, in bytes."""
     Runtime(small())({"x": np.ones((1, 8, 32, 32), np.float32)})
     program = chain() if source == "chain" else ane.load(source).program
     function = program.functions["main"]
@@ -154,46 +144,46 @@ def measure(source: str, precision: str) -> dict[str, Any]:
     runtime = Runtime(program, precision=precision)
     found: dict[str, Any] = {"grown": grown(lambda: [runtime(feeds) for _ in range(2)])}
     found["allocated"] = allocated(lambda: runtime(feeds))
+    if name in MODELS:
+        model, example = MODELS[name]()
+        with torch.inference_mode():
+            found["eager"] = allocated(lambda: model(*example))
     return found | {"live": largest_live_set(function, precision), "weights": weights(function, precision)}
 
 
-def memory(name: str, source: str, precision: str) -> bool:
-    """Prints what a process of its own finds; True when it is more than allowed."""
-    command = [sys.executable, "-m", "tests.benchmarks.bench_runtime", "--measure", source, "--precision", precision]
+def memory(name: str, source: str, precision: str) -> Iterator[Comparison]:
+    """What a process of its own finds."""
+    told(f"memory of {name}")
+    command = [sys.executable, "-m", "tests.benchmarks.bench_runtime", "--inside", source, name, precision]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = {key: value and value / 1e6 for key, value in json.loads(done.stdout.splitlines()[-1]).items()}
-    allowed = found["weights"] + LARGER * found["live"]
-    text = "not measured" if found["grown"] is None else f"{found['grown']:.1f} MB"
-    print(f"{name}, {precision}: weights {found['weights']:.1f} MB, largest live set {found['live']:.2f} MB, allowed "
-          f"{allowed:.1f} MB; allocator at most {found['allocated']:.2f} MB "
-          f"({found['allocated'] / found['live']:.2f} live sets), resident memory grew by {text}")
-    return bool(found["allocated"] > LARGER * found["live"] or (found["grown"] or 0) > allowed + HELD_BACK)
+    held = f"memory of a call of {name}"
+    if "eager" in found:
+        yield Comparison(held, "PyTorch eager", [found["allocated"]], [found["eager"]], unit="MB")
+    yield Comparison(held, "its largest live set", [found["allocated"]], [found["live"]], LARGER, "MB")
+    if found["grown"] is not None:
+        allowed = found["weights"] + LARGER * found["live"] + HELD_BACK
+        yield Comparison(f"growth of the process for {name}", f"weights, 1.5 live sets, {HELD_BACK} MB",
+                         [found["grown"]], [allowed], 1.0, "MB")
 
 
-def main() -> None:
+def measure(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--precision", default="float32")
-    parser.add_argument("--half", action="store_true", help="time fp16 packages at float16 too")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.precision)))
-        return
-    failed = memory("1,000 elementwise ops", "chain", arguments.precision)
+    if not options.quick:
+        yield from memory("1,000 elementwise ops", "chain", options.precision)
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.models.split(","):
-            path = package(name, ct.precision.FLOAT32, Path(folder))
-            failed |= memory(name, str(path), arguments.precision)
-            failed |= compare(name, path, arguments.precision, arguments.runs) > SLOWER
-            if arguments.half:
-                path = package(name, ct.precision.FLOAT16, Path(folder))
-                memory(name, str(path), "float16")
-                compare(name, path, "float16", arguments.runs)
-    sys.exit(failed)
+        for name in options.models.split(","):
+            path = package(name, Path(folder))
+            yield compare(name, path, options.precision, options.rounds)
+            yield from memory(name, str(path), options.precision)
 
+
+BENCHMARK = Benchmark("runtime", measure, {
+    "rounds": (9, 3), "models": ("resnet50,resnet50-batch4,encoder", "encoder-small"),
+    "precision": ("float32", "float32")})
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--inside"]:
+        print(json.dumps(in_process(*sys.argv[2:])))
+    else:
+        sys.exit(BENCHMARK.main())

@@ -49,15 +49,66 @@ def resnet50(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model, (torch.randn(batch, 3, 224, 224),)
 
 
-def encoder() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def encoder(layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A transformer encoder of BERT base's size: 12 layers, width 768, 12 heads, 128 positions."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
-    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).eval()
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     for parameter in model.parameters():
         # The layers start as copies of one; equal weights would be stored once.
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.02)
     return model, (torch.randn(1, 128, 768),)
+
+
+class Residual(nn.Module):
+    """Dilated convolutions in pairs, each pair added to what it reads."""
+
+    def __init__(self, width: int, kernel: int) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(
+            nn.Sequential(nn.LeakyReLU(0.1), nn.Conv1d(width, width, kernel, 1, kernel // 2 * apart, apart),
+                          nn.LeakyReLU(0.1), nn.Conv1d(width, width, kernel, 1, kernel // 2)) for apart in (1, 3, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.pairs:
+            x = x + pair(x)
+        return x
+
+
+class Vocoder(nn.Module):
+    """HiFi-GAN V1: 80 mel bands to 256 samples for each frame, through 1-D transposed convolutions with a bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(80, width, 7, 1, 3)
+        self.ups, self.blocks = nn.ModuleList(), nn.ModuleList()
+        for rate in (8, 8, 2, 2):
+            self.ups.append(nn.ConvTranspose1d(width, width // 2, 2 * rate, rate, rate // 2))
+            width //= 2
+            self.blocks.append(nn.ModuleList(Residual(width, kernel) for kernel in (3, 7, 11)))
+        self.last = nn.Conv1d(width, 1, 7, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for up, blocks in zip(self.ups, self.blocks):
+            x = up(nn.functional.leaky_relu(x, 0.1))
+            x = (blocks[0](x) + blocks[1](x) + blocks[2](x)) / 3
+        return torch.tanh(self.last(nn.functional.leaky_relu(x)))
+
+
+def vocoder(width: int = 512, frames: int = 16) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """As published 13.9 million weights; twice the width has four times as many."""
+    torch.manual_seed(0)
+    return Vocoder(width).eval(), (torch.randn(1, 80, frames),)
+
+
+def exported(model: nn.Module, example: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+    """As coremltools can convert it: not with the fused kernels of torch's own layers, which eager uses."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return torch.export.export(model, example).run_decompositions({})
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 #: name -> (model, example inputs)
@@ -65,6 +116,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "resnet50": resnet50,
     "resnet50-batch4": lambda: resnet50(4),
     "encoder": encoder,
+    "encoder-small": lambda: encoder(1),
+    "vocoder": vocoder,
+    "vocoder-small": lambda: vocoder(64, 8),
 }
 
 

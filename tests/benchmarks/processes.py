@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass
-class Cost:
-    """What the runs of one command took: wall and processor seconds of each, and the peak resident memory in MB."""
+@dataclass(frozen=True)
+class Spent:
+    """What one run of a command took: seconds that passed, its peak resident memory in MB, and what it printed."""
 
-    runs: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-    memory: float = 0.0
+    seconds: float
+    memory: float
+    output: str
 
-    @property
-    def seconds(self) -> float:
-        """The median of the runs."""
-        return statistics.median(self.runs)
 
-    def add(self, command: Sequence[str], accepted: Sequence[int] = (0,)) -> None:
-        """Run `command` once more; SystemExit when it ends with a code that is not `accepted`."""
+def spend(command: Sequence[str], accepted: Sequence[int] = (0,)) -> Spent:
+    """Run `command`; SystemExit with what it said when it ends with a code that is not `accepted`.
+
+    Linux counts what the process held that started it: the caller has to be a small one.
+    """
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         started = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(command, stdout=printed, stderr=said)
         _, status, usage = os.wait4(child.pid, 0)
-        self.runs.append(time.perf_counter() - started)
-        self.busy.append(usage.ru_utime + usage.ru_stime)
+        seconds = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        said.seek(0)
         if child.returncode not in accepted:
-            raise SystemExit(f"{' '.join(command)} failed with {child.returncode}")
-        self.memory = max(self.memory, usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2))
+            raise SystemExit(f"{' '.join(command)} failed with {child.returncode}: {said.read()[-2000:].decode()}")
+        memory = usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+        return Spent(seconds, memory, printed.read().decode())

@@ -1,50 +1,38 @@
-"""The README's table of what `python -m tests.benchmarks.bench_package --record` measured last."""
+"""The README's table of what `python -m tests.benchmarks --record` measured last."""
 
 from __future__ import annotations
 
-import json
-import statistics
 from pathlib import Path
-from typing import Any
 
-FIGURES = Path(__file__).parent / "package.json"
+from tests.benchmarks.command import RECORD, heading, read, rows_of
+from tests.benchmarks.rounds import COLUMNS
 
-
-def table() -> str:
-    """A row for each package: medians of the times of whole processes, and what they are beside each other."""
-    recorded: dict[str, Any] = json.loads(FIGURES.read_text())
-    lines = ["| package | `cp -r` | and `sync` | `rewrite` | of `cp -r` | `lint` | `edit --rename` | with `--link` | "
-             "most memory | coremltools' round trip |", f"|{'---|' * 10}"]
-    return "\n".join([*lines, *(_row(size) for size in recorded["sizes"])])
+CODE = ("import coremltools", "import mil_ane_passes", "cp -r; sync", "cp -r", "rewrite --no-verify",
+        "edit --rename --link", "edit --rename", "edit --io fp32", "ane.convert", "ct.convert", "--version", "lint")
+"""What stands at the beginning of a cell and is a command or a call; of two that fit the longer one is first."""
 
 
-def startup() -> str:
-    """What a bare import takes, and what a command does on a package of a few kilobytes."""
-    recorded: dict[str, Any] = json.loads(FIGURES.read_text())
-    costs = recorded["sizes"][0]["costs"]
-    bare, tiny = (_seconds(costs[name]) for name in ("import coremltools", "rewrite, tiny"))
-    return (f"- {recorded['machine']}, runs of each command: {recorded['runs']}; a bare `import coremltools` takes "
-            f"{bare:.1f} s, the start-up of `rewrite` {tiny:.1f} s; the table has what is beyond start-up, `rewrite` "
-            "without proof.")
+def table(record: Path = RECORD) -> str:
+    """All comparisons: medians of both sides, the median of the rounds' ratios, and from where to where they go."""
+    cells = [list(COLUMNS), ["---"] * len(COLUMNS)]
+    cells += [_marked(row.cells()) for entry in read(record).values() for row in rows_of(entry)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def _seconds(cost: Any) -> float:
-    return statistics.median(cost["seconds"])
+def startup(record: Path = RECORD) -> str:
+    """Where and when all of it was measured; benchmarks that were run together are told together."""
+    found = read(record)
+    lines: dict[str, list[str]] = {}
+    for name, entry in found.items():
+        lines.setdefault(heading(entry["run"]), []).append(name)
+    return "\n".join(f"- {', '.join(names)}: {line}" for line, names in lines.items())
 
 
-def _row(size: Any) -> str:
-    costs = size["costs"]
+def _marked(cells: list[str]) -> list[str]:
+    """What is code in Markdown's marks: commands and calls, which the rows name at their beginning."""
+    return [*(_code(cell) for cell in cells[:2]), *cells[2:]]
 
-    def beyond(name: str) -> float:
-        return max(0.0, _seconds(costs[name]) - _seconds(costs[f"{name.split(' --')[0]}, tiny"]))
 
-    copy = _seconds(costs["cp -r"])
-    memory = max(costs[name]["memory_mb"] for name in ("rewrite", "lint", "edit", "edit --link"))
-    host = costs.get("host's round trip")
-    ratio = _seconds(host) / _seconds(costs["rewrite"]) if host else 0
-    there = (f"{_seconds(host):.0f} s, {host['memory_mb'] / 1000:.1f} GB: {ratio:.1f} x the whole `rewrite`" if host
-             else "not run: too little memory")
-    times = [beyond(name) for name in ("lint", "edit", "edit --link")]
-    return (f"| {size['bytes'] / 1e9:.1f} GB | {copy:.1f} s | {_seconds(costs['cp -r; sync']):.1f} s | "
-            f"{beyond('rewrite'):.1f} s | {beyond('rewrite') / copy:.2f} x | "
-            f"{' | '.join(f'{each:.1f} s' for each in times)} | {memory} MB | {there} |")
+def _code(cell: str) -> str:
+    head = next((code for code in CODE if cell == code or cell.startswith((f"{code} ", f"{code},"))), "")
+    return f"`{head}`{cell[len(head):]}" if head else cell

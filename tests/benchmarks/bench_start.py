@@ -1,0 +1,65 @@
+"""What starts before anything is done: our commands on a package of a few kilobytes, beside `import coremltools`.
+
+    python -m tests.benchmarks.bench_start [--rounds 3] [--record FILE.json] [--quick]
+
+Wall times and memory of whole processes, the files in the page cache. The bounds: a command on a tiny package, and
+`import mil_ane_passes`, take at most 1.2 times a bare `import coremltools`, `--version` a fifth of it; no command takes
+more than 1.2 times its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.benchmarks.command import Benchmark
+from tests.benchmarks.processes import Spent, spend
+from tests.benchmarks.rounds import Comparison, in_turn
+
+TINY = Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage"
+HOST = "import coremltools"
+STARTED, SAID, MEMORY = 1.2, 0.2, 1.2
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    tool = [sys.executable, "-m", "mil_ane_passes"]
+    target = str(folder / "out.mlpackage")
+    return {
+        HOST: [sys.executable, "-c", HOST],
+        "import mil_ane_passes": [sys.executable, "-c", "import mil_ane_passes"],
+        "--version": [*tool, "--version"],
+        "lint": [*tool, "lint", str(TINY)],
+        "rewrite --no-verify": [*tool, "rewrite", str(TINY), "-o", target, "--no-verify", "--overwrite"],
+        "edit --rename": [*tool, "edit", str(TINY), "-o", target, "--rename", "waveform=renamed", "--overwrite"],
+    }
+
+
+def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+    memory: dict[str, list[float]] = {}
+
+    def once(name: str, command: list[str]) -> float:
+        spent: Spent = spend(command, (0, 1) if name == "lint" else (0,))
+        memory.setdefault(name, []).append(spent.memory)
+        return spent.seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = commands(Path(folder))
+        if options.quick:
+            made = {name: made[name] for name in (HOST, "--version", "lint")}
+        once("lint", made["lint"])  # the files come into the page cache
+        memory.clear()
+        found = in_turn({name: lambda name=name: once(name, made[name]) for name in made}, options.rounds)
+    for name in list(made)[1:]:
+        what = name if name.startswith("import") else f"{name} of a tiny package" if name[0] != "-" else name
+        yield Comparison(what, HOST, found[name], found[HOST], SAID if name == "--version" else STARTED)
+    most = [max(each) for each in zip(*(memory[name] for name in made if name != HOST))]
+    yield Comparison("most memory of these", HOST, most, memory[HOST], MEMORY, "MB")
+
+
+BENCHMARK = Benchmark("start", measure, {"rounds": (3, 1)})
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())
