@@ -82,6 +82,18 @@ def test_special_values_of_two_operands(name: str, precision: str) -> None:
     np.testing.assert_array_equal(np.signbit(found[signed]), np.signbit(expected[signed]))
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.0, 1.5, -0.5, np.inf])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_special_values_of_leaky_relu(alpha: float, precision: str) -> None:
+    """What is not below zero stays as it is, signs of zero too; the rest is multiplied."""
+    values, slope = np.array([*SPECIAL, -1e-40, 6e-8], np.float32), np.float32(alpha)
+    (found,) = run(lambda x: mb.leaky_relu(x=x, alpha=slope), {"x": values}, precision=precision)
+    wide = found.dtype.type
+    with np.errstate(invalid="ignore"):  # zero times infinity, where it is not taken
+        below = wide(slope) * values.astype(wide)
+    same_bits(found, np.where(values < 0, below, values.astype(wide)))
+
+
 @pytest.mark.parametrize("name", ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 def test_comparisons_of_special_values(name: str) -> None:
     expected = getattr(np, name)(*PAIRS)
