@@ -36,8 +36,9 @@ def sides(program: Any) -> dict[str, Callable[[], float]]:
 
 def measure(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
-    for side in sides(exported(*MODELS["vocoder-small"]())).values():
-        side()  # what is imported and looked up once
+    if not options.quick:
+        for side in sides(exported(*MODELS["vocoder-small"]())).values():
+            side()  # what is imported and looked up once
     for name in options.models.split(","):
         told(f"exporting {name}")
         found = in_turn(sides(exported(*MODELS[name]())), options.rounds)

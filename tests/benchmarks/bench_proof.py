@@ -45,7 +45,8 @@ def measure(options: argparse.Namespace) -> Iterator[Comparison]:
     model, example = MODELS[options.model]()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         told("converting")
-        rewrite(package("vocoder-small", Path(folder)), verify=True)  # what is imported and looked up once
+        if not options.quick:
+            rewrite(package("vocoder-small", Path(folder)), verify=True)  # what is imported and looked up once
         source = package(options.model, Path(folder))
         size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file()) / 1e6
         model(*example)
