@@ -27,6 +27,7 @@ from coremltools.converters.mil.mil import Program
 from ..core.contract import ProgramRewrite, Rewrite, Rule
 from ..core.errors import InputError
 from ..core.registry import all_rules
+from ..core.spelling import spoken
 from ..core.targets import parse_target
 from ..proof.calibrate import calibrated
 from ..proof.given import Feeds, Given, Ranges
@@ -49,7 +50,8 @@ def calibrate(
     parse_target(target)
     given = Given.of(feeds, ranges)
     if not given:
-        raise InputError("nothing to run on; expected feeds (--feeds F.npz) or ranges (--ranges 'NAME=LOW:HIGH')")
+        words = spoken("--feeds F.npz or --ranges 'NAME=LOW:HIGH'", "feeds or ranges")
+        raise InputError(f"nothing to run on; expected {words}")
     model = opened(src)
 
     def make(program: Program) -> Any:

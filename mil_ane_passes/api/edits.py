@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..core.errors import InputError
+from ..core.spelling import asked
 from ..surgery.contract import Edit
 from ..surgery.dedup_weights import DedupWeights
 from ..surgery.drop_output import DropOutput
@@ -16,6 +17,7 @@ from ..surgery.split_at import SplitAt
 
 __all__ = ["FixShapes", "Io_", "Names", "edits_for"]
 
+_EDITS = ("fix_shape", "expose", "drop_output", "io", "rename", "split_at", "dedup_weights")
 Names = str | Sequence[str]
 "A name, or several."
 Io_ = str | Mapping[str, Names] | None
@@ -51,8 +53,8 @@ def edits_for(
     if dedup_weights:
         edits.append(DedupWeights())
     if not edits:
-        raise InputError("nothing to edit was asked for; expected at least one of fix_shape, expose, drop_output, io, "
-                         "rename, split_at and dedup_weights")
+        raise InputError("nothing to edit was asked for; expected at least one of "
+                         f"{', '.join(map(asked, _EDITS[:-1]))} and {asked(_EDITS[-1])}")
     return edits
 
 
@@ -60,23 +62,23 @@ def _names(given: Names, option: str) -> list[str]:
     """`given` as a list. InputError for anything but names."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if any(not isinstance(name, str) for name in names):
-        raise InputError(f"{option}: found {given!r}; expected the name of a value, or a list of names")
+        raise InputError(f"{asked(option)}: found {given!r}; expected the name of a value, or a list of names")
     return names
 
 
 def _renamed(given: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(given, Mapping) or any(not isinstance(name, str) for pair in given.items() for name in pair):
-        raise InputError(f"rename: found {given!r}; expected a mapping from names to new names")
+        raise InputError(f"{asked('rename')}: found {given!r}; expected a mapping from names to new names")
     return dict(given)
 
 
 def _typed(io: Io_) -> dict[str, list[str]]:
     """Which names get which type. InputError when two types are asked for one of them."""
     if io is not None and not isinstance(io, (str, Mapping)):
-        raise InputError(f"io: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names")
+        raise InputError(f"{asked('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names")
     given = {} if io is None else {io: []} if isinstance(io, str) else {key: _names(io[key], "io") for key in io}
     twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
     if twice or (len(given) > 1 and not all(given.values())):
-        raise InputError(f"io: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "
+        raise InputError(f"{asked('io')}: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "
                          "expected each name with one type")
     return given

@@ -17,6 +17,7 @@ from coremltools.converters.mil.mil import types
 
 from ..core.errors import InputError, NotSupported
 from ..core.npz import write_npz
+from ..core.spelling import option, spoken
 from ..package import save
 from ..package.staging import Staging
 from ..package.swap import place
@@ -45,7 +46,8 @@ def mac_script(
     that is not proved.
     """
     if after is not None and (preset is not None or passes is not None):
-        raise InputError("both a package to compare with and a rewrite; expected AFTER.mlpackage, or --preset/--passes")
+        raise InputError("both a package to compare with and a rewrite; expected "
+                         f"{spoken('AFTER.mlpackage, or --preset or --passes', 'after, or preset or passes')}")
     given = Given.of(feeds, None)
     before = _with_package(opened(src))
     made = MacFolder(before.name, os.fspath(folder))
@@ -58,7 +60,7 @@ def mac_script(
                              progress=progress)
             if report.status == "not proved":
                 raise InputError("the rewrite is not proved equal, so nothing was written; mil-ane-passes rewrite says "
-                                 "why; give fewer --passes")
+                                 f"why; give fewer {option('passes')}")
             if report.changed:
                 sides["after"] = opened(report.package)
             else:

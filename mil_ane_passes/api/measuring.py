@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.errors import InputError
 from ..core.selecting import configured
+from ..core.spelling import option, spoken
 from ..core.targets import parse_target
 from ..report.calibrate_plan import CalibratePlanReport, Compared
 from ..residency import predict
@@ -40,7 +41,8 @@ def _beside(read: list[Measurement]) -> list[tuple[Any, list[Measurement]]]:
     found = [(path, [each]) for each in read if each.path is not None
              and (path := Path(each.file).parent / Path(each.path).name).is_dir()]
     if not found:
-        raise InputError(f"no package lies beside {read[0].file}; give the one that was measured, --model IN.mlpackage")
+        raise InputError(f"no package lies beside {read[0].file}; give the one that was measured, "
+                         f"{spoken('--model IN.mlpackage', 'model=')}")
     return [(str(path), plans) for path, plans in found]
 
 
@@ -48,6 +50,6 @@ def _target(measurement: Measurement, report: CalibratePlanReport) -> str:
     generation = measurement.generation
     if generation is None:
         report.notes.append(f"the measurement's chip ({measurement.chip or 'not stated'}) is no known target, so the "
-                            "prediction is for all; --target says which one is meant")
+                            f"prediction is for all; {option('target')} says which one is meant")
         return "all"
     return str(measurement.chip)

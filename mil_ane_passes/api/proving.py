@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..core.contract import Exactness
 from ..core.engine import PassTrace
 from ..core.errors import InputError, NotSupported
+from ..core.spelling import without_proof
 from ..proof.compare import Strictness
 from ..proof.given import Given
 from ..proof.prove import VerifyReport, compare_programs
@@ -43,7 +44,7 @@ class Prover:
     ) -> VerifyReport:
         """Is it equal, as its passes promise (or those of `like`)? `only` and `locate` as for `compare_programs`."""
         promised = _promised((like or made).traces)
-        need_torch("the proof", ", or --no-verify (verify=False) to write without a proof")
+        need_torch("the proof", f", or {without_proof()} to write without a proof")
         before = self.before
         try:
             return compare_programs(
@@ -52,7 +53,7 @@ class Prover:
                 further=self.given.plans(before.program, before.describe), widths=self.widths, only=only,
                 locate=locate)
         except NotSupported as lacking:
-            reason = f"{lacking}; --no-verify writes without a proof"
+            reason = f"{lacking}; {without_proof()} writes without a proof"
             return VerifyReport("not proved", promised.exactness, reason=reason)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..core.errors import AnePassesError, InputError
 from ..core.host import quiet
+from ..core.spelling import by_command
 from ..report.batch import BatchItem
 from .asked import Asked, tool
 from .fingerprint import fingerprint, settled, size_of, stamps
@@ -39,7 +40,8 @@ class OptionsError(InputError):
 class Job:
     """A package and what to do with it. All paths are absolute, as the worker may be anywhere.
 
-    `folder` is None where nothing is written. `replace` says that what is at `output` may be replaced.
+    `folder` is None where nothing is written. `replace` says that what is at `output` may be replaced,
+    `command` that a command is answered.
     """
 
     name: str
@@ -48,12 +50,13 @@ class Job:
     folder: str | None
     replace: bool
     asked: Asked
+    command: bool = False
 
 
 def run_job(job: Job) -> BatchItem:
     """Do the work; what goes wrong with the package is in the item. Raises OptionsError for wrong options only."""
     item = BatchItem(job.name, job.source, job.output)
-    with _ALONE, quiet():
+    with _ALONE, quiet(), by_command(job.command):
         try:
             _check_place(job)
             work = _work(job.asked)

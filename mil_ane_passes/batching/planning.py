@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..core.errors import InputError
+from ..core.spelling import is_command, spoken
 from ..package.destination import check_destination
 from ..package.manifest import read_layout
 from ..report.batch import BatchItem
@@ -29,13 +30,14 @@ def planned(
             raise InputError(source.error)
         read_layout(source.path)
         if folder is None or output is None:
-            return item, Job(source.name, path, None, None, False, asked)
+            return item, Job(source.name, path, None, None, False, asked, is_command())
         record = Record(folder, output)
         if not again and _is_up_to_date(record, path, asked):
             _recall(item, record)
             return item, None
         _check_place(record, path, asked, overwrite)
-        return item, Job(source.name, path, str(output), str(folder), os.path.lexists(output), asked)
+        return item, Job(source.name, path, str(output), str(folder), os.path.lexists(output), asked,
+                         is_command())
     except InputError as error:
         item.error = str(error)
     except OSError as error:
@@ -62,7 +64,7 @@ def _check_place(record: Record, source: str, asked: Asked, overwrite: bool) -> 
         check_destination(source, output, overwrite=True)
     if overwrite or not os.path.lexists(output):
         return
-    remedy = "--overwrite (overwrite=True) replaces it, or give another folder for the results"
+    remedy = f"{spoken('--overwrite', 'overwrite=True')} replaces it, or give another folder for the results"
     if record.state == "none":
         raise InputError(f"{output}: exists already, and no batch made it; {remedy}")
     if not record.is_untouched():

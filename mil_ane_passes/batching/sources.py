@@ -47,7 +47,7 @@ def find_sources(given: Paths, folder: Path | None) -> list[Source]:
 
 def _meant(path: str, folder: Path | None) -> Iterator[Source]:
     if not os.path.lexists(path) and glob.has_magic(path):
-        matches = sorted(glob.glob(path, recursive=True))
+        matches = sorted(set(_matches(path, folder)))
         if not matches:
             yield Source(path, _name(path), f"{path}: nothing matches this pattern; expected some .mlpackage")
         for match in matches:
@@ -62,15 +62,37 @@ def _meant(path: str, folder: Path | None) -> Iterator[Source]:
                                             "folder with some")
 
 
-def _search(top: str, folder: Path | None) -> Iterator[Source]:
-    """The packages in a folder, by name; not in packages, in hidden folders, or where the results go."""
-    refused: list[OSError] = []
+def _matches(pattern: str, folder: Path | None) -> Iterator[str]:
+    """What a pattern stands for; `**` is every folder that is searched."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    at = parts.index("**")
+    for top in glob.glob(os.sep.join([*parts[:at], ""]) or os.curdir):
+        if not parts[at + 1 :]:
+            yield top
+            continue
+        for place, _ in _walked(top, folder, []):
+            yield from _matches(os.path.join(glob.escape(os.path.normpath(place)), *parts[at + 1 :]), folder)
+
+
+def _walked(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
+    """All folders below, with the names of the packages in each; not in packages, in hidden folders, where the results
+    go, or behind links."""
     results = None if folder is None else os.path.realpath(folder)
     for place, folders, _ in os.walk(top, onerror=refused.append):
         folders[:] = sorted(name for name in folders
                             if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) != results)
         inside = [name for name in folders if _is_package(os.path.join(place, name))]
         folders[:] = [name for name in folders if name not in inside]
+        yield place, inside
+
+
+def _search(top: str, folder: Path | None) -> Iterator[Source]:
+    """The packages in a folder, by name."""
+    refused: list[OSError] = []
+    for place, inside in _walked(top, folder, refused):
         for name in inside:
             path = os.path.join(place, name)
             yield Source(path, Path(os.path.relpath(path, top)).with_name(_name(path)).as_posix())

@@ -7,10 +7,8 @@ PLAN is the result.json that measure.py writes (see mac-script), or a dumped com
 from __future__ import annotations
 
 import argparse
-import json
 
-from ..core.errors import InputError
-from .output import add_format, check_file, show, write_file
+from .output import add_format, show
 
 HELP = "how our prediction stands to a compute plan from a Mac"
 
@@ -20,8 +18,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="IN.mlpackage",
                         help="what was measured (default: the packages beside PLAN)")
     parser.add_argument("--target", help="chip to predict for (default: the chip of the measurement)")
-    parser.add_argument("-o", "--output", metavar="FILE",
-                        help="where factors per op kind go (JSON; nothing reads them); replaced if it exists")
     add_format(parser)
     parser.set_defaults(run=run)
 
@@ -29,11 +25,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..api.measuring import calibrate_plan
 
-    target = None if arguments.output is None else check_file(arguments.output, arguments.model or arguments.plan)
-    if target is not None and target.exists() and target.samefile(arguments.plan):
-        raise InputError(f"'{target}' is the plan itself; expected another file to write")
     report = calibrate_plan(arguments.plan, model=arguments.model, target=arguments.target)
-    if target is not None:
-        write_file(target, json.dumps(report.calibration(), indent=2, allow_nan=False) + "\n")
     show(report, arguments.format)
     return 0 if report.agrees else 1

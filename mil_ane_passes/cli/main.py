@@ -17,6 +17,7 @@ from .. import cli
 from .._version import __version__
 from ..core.errors import AnePassesError, NotSupported
 from ..core.host import quiet
+from ..core.spelling import by_command
 from .stopping import said, stoppable
 
 __all__ = ["main"]
@@ -45,7 +46,7 @@ def _own_process() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        with quiet():
+        with quiet(), by_command():
             code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

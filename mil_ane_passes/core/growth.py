@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import InputError
+from .spelling import asked
 
 __all__ = ["MOST_GROWTH", "growth", "parse_growth"]
 
@@ -27,4 +28,4 @@ def parse_growth(text: str) -> float | None:
     try:
         return growth(float(text.strip().removesuffix("%")) / 100)
     except (ValueError, InputError):
-        raise InputError(f"--max-growth: found {text!r}; expected percent such as 1, or none") from None
+        raise InputError(f"{asked('max_growth')}: found {text!r}; expected percent such as 1, or none") from None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, nearest
+from .spelling import option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,7 +93,7 @@ def _of_toml(path: Path, text: str) -> dict[str, Any] | None:
     try:
         tools = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: cannot be read as TOML ({error}); mend it, or use --no-config") from error
+        raise InputError(f"{path}: cannot be read as TOML ({error}); mend it, or use {option('no_config')}") from error
     tools = tools if isinstance(tools, dict) else {}
     _misspelt(path, tools)
     found = tools.get(NAME)
@@ -107,7 +108,7 @@ def _of_ini(path: Path, text: str) -> dict[str, Any] | None:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:
         words = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read ({words}); mend it, or use --no-config") from error
+        raise InputError(f"{path}: cannot be read ({words}); mend it, or use {option('no_config')}") from error
     _misspelt(path, parser.sections())
     ours = [name for name in parser.sections() if name == NAME or name.startswith(f"{NAME}.")]
     if not ours:

@@ -43,15 +43,10 @@ class CalibratePlanReport:
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate-plan",
             "agrees": self.agrees, "notes": self.notes,
             "packages": [{"model": each.model, "target": each.target, **agreement_dict(each.found),
-                          "disagreements": [differs_dict(one) for one in [*each.found.support, *each.found.backend]]}
+                          "factors": factors(each.found.shares), "disagreements": [
+                              differs_dict(one) for one in [*each.found.support, *each.found.backend]]}
                          for each in self.compared],
         }
-
-    def calibration(self) -> dict[str, Any]:
-        """By what our shares have to be multiplied, per op kind and backend, to be those that were measured."""
-        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "kind": "calibration",
-                "packages": [{"model": each.model, "target": each.target, **each.found.match.measurement.to_dict(),
-                              "factors": factors(each.found.shares)} for each in self.compared]}
 
     def __str__(self) -> str:
         made = [line for each in self.compared for line in _text(each)]
@@ -65,6 +60,12 @@ def _text(each: Compared) -> Iterator[str]:
     kinds = [(f"  {kind}", *(str(count) for count in counts.values())) for kind, counts in found.kinds().items()]
     if kinds:
         yield from aligned(("  kind", "ops", "agree", "differ", "unknown"), (str.ljust, *(str.rjust,) * 4), kinds)
+    scaled = [(f"  {one['op']}", one["backend"], str(one["ops"]),
+               *(f"{one[name]:.3g}" for name in ("factor", "lowest", "highest"))) for one in factors(found.shares)]
+    if scaled:
+        yield "our share of the cost, times what is the share that was measured:"
+        yield from aligned(("  kind", "on", "ops", "median", "lowest", "highest"),
+                           (str.ljust, str.ljust, *(str.rjust,) * 4), scaled)
     if found.support:
         yield "the ANE takes them, or not, against our prediction:"
         yield from _listed(found.support)

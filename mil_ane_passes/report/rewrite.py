@@ -9,6 +9,7 @@ from typing import Any
 from .._version import __version__
 from ..core.engine import PassTrace
 from ..core.forecast import Forecast
+from ..core.spelling import option, without_proof
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
@@ -116,7 +117,7 @@ class RewriteReport:
             return "dry run: nothing proved, nothing written"
         if self.status == "not proved":
             return self._refusal()
-        unproved = "" if self.proved else ", not proved (--no-verify)"
+        unproved = "" if self.proved else f", not proved ({without_proof()})"
         without = ", ".join(f"ane::{each.rule}" for each in self.left_out_passes)
         return f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
 
@@ -124,11 +125,14 @@ class RewriteReport:
         """What broke the proof, and what to try."""
         if self.left_out_passes and self.blamed is None:
             return (f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not proved "
-                    "equal either; name the passes to try with --passes (--no-verify writes without a proof)")
+                    f"equal either; name the passes to try with {option('passes')} ({without_proof()} writes without a "
+                    "proof)")
         if self.blamed is None:
-            return "nothing written: the rewritten program is not proved equal (--no-verify writes it all the same)"
+            return ("nothing written: the rewritten program is not proved equal "
+                    f"({without_proof()} writes it all the same)")
         return (f"nothing written: ane::{self.blamed.rule} breaks the proof {self.blamed}. It was asked for by name, "
-                "so it was not left out; leave it out of --passes, or write all the same with --no-verify")
+                f"so it was not left out; leave it out of {option('passes')}, or write all the same with "
+                f"{without_proof()}")
 
 
 def _change(before: Forecast, after: Forecast) -> str:

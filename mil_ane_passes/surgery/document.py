@@ -29,7 +29,7 @@ class Document:
     inputs and outputs. `version` is the specification version. `done` lists what the edits did. An edit that takes the
     last use of a weight away sets `repack`: then the blobs nothing refers to are dropped when the document is written,
     from each weight file of which they are more than the part `dead_limit`. `plan` holds the new weights, if any.
-    `part` is empty, or tells the documents apart that one became.
+    `part` is empty, or tells the documents apart that one became. `gone` are the names of what an edit took away.
     """
 
     def __init__(self, layout: Layout, raw: bytes, spec: Any) -> None:
@@ -41,6 +41,7 @@ class Document:
         self.repack, self.dead_limit = False, DEAD_LIMIT
         self.plan: WeightPlan | None = None
         self.part = ""
+        self.gone: set[str] = set()
         programs = wire.payloads(raw, _ML_PROGRAM)
         self._entries = {wire.entry_key(e): e for p in programs for e in wire.payloads(p, _FUNCTIONS)}
         if len(programs) != 1 or len(self._entries) != len(wire.payloads(programs[0], _FUNCTIONS)):
@@ -66,7 +67,7 @@ class Document:
         """A document of the model file `raw` in this one's place: of the same package, after the same edits."""
         made = Document(self.layout, raw, proto.Model_pb2.Model(specificationVersion=self.version))
         made.files, made.part, made.done = self.files, part or self.part, list(self.done)
-        made.repack, made.dead_limit, made.plan = self.repack, self.dead_limit, self.plan
+        made.repack, made.dead_limit, made.plan, made.gone = self.repack, self.dead_limit, self.plan, self.gone
         for name, function in made.functions.items():
             function.source = self.functions[name].source
         return made

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
+from ..core.spelling import asked
 from .contract import Done
 from .document import Document
 from .names import unknown
@@ -30,7 +31,7 @@ class DropOutput:
         present = {name for function in functions for name in function.block.outputs}
         for name in self.names:
             if name not in present:
-                raise unknown(name, f"{_OPTION} {name}", present, "output")
+                raise unknown(name, asked("drop_output", name), present, "output")
         for function in functions:
             dropped = [name for name in dict.fromkeys(self.names) if name in function.block.outputs]
             if dropped:
@@ -41,12 +42,13 @@ class DropOutput:
     @staticmethod
     def _check(document: Document, function: Function, dropped: list[str]) -> None:
         if set(function.block.outputs) <= set(dropped):
-            raise InputError(f"{_OPTION}: function '{function.name}' would have no output left ({', '.join(dropped)}); "
-                             "expected at least one to stay")
+            raise InputError(f"{asked('drop_output')}: function '{function.name}' would have no output left "
+                             f"({', '.join(dropped)}); expected at least one to stay")
         for section in document.description.of(function.name):
             for name in dropped:
+                who = asked("drop_output", name)
                 if name in section.predicted:
-                    raise InputError(f"{_OPTION} {name}: '{name}' is what the classifier predicts by; it has to stay")
+                    raise InputError(f"{who}: '{name}' is what the classifier predicts by; it has to stay")
 
 
 def _drop(document: Document, function: Function, dropped: list[str]) -> None:
@@ -54,6 +56,7 @@ def _drop(document: Document, function: Function, dropped: list[str]) -> None:
     read_before = _read(function)
     function.block.outputs = [name for name in function.block.outputs if name not in dropped]
     gone = drop_dead(function.block, before)
+    document.gone |= {*dropped, *(name for op in gone for name in op.outputs)}
     document.repack = document.repack or bool(gone)
     for section in document.description.of(function.name):
         section.put("output", [each for each in section.features("output") if each.name not in dropped])

@@ -9,6 +9,7 @@ from typing import Any
 from coremltools import proto
 
 from ..core.errors import InputError
+from ..core.spelling import asked
 from ..package.names import fresh
 from .casts import ARRAYS, MIL, dtype_of, make_cast, with_dtype
 from .contract import Done
@@ -57,16 +58,16 @@ def holds_halves(document: Document, function: Function) -> bool:
 def _absent(value: str, functions: Sequence[Function]) -> InputError:
     names = set().union(*(function.names() for function in functions))
     if value in names:
-        return InputError(f"{_OPTION} {value}: '{value}' is made inside a nested block, of a condition or a loop; only "
-                          "values at the top of a function can be outputs")
-    return unknown(value, f"{_OPTION} {value}", names)
+        return InputError(f"{asked('expose', value)}: '{value}' is made inside a nested block, of a condition or a "
+                          "loop; only values at the top of a function can be outputs")
+    return unknown(value, asked("expose", value), names)
 
 
 def _expose(document: Document, function: Function, value: str) -> None:
     if value in function.block.outputs:
         document.done.append(Done(_OPTION, function.name, value, f"'{value}' is an output already", changed=False))
         return
-    declared, who = function.type_of(value), f"{_OPTION} {value}"
+    declared, who = function.type_of(value), asked("expose", value)
     _check(function, value, declared, who)
     name, cast = value, _cast_to(document, function, declared, who)
     if cast:

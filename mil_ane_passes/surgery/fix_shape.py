@@ -12,7 +12,8 @@ from typing import Any
 from coremltools import proto
 from coremltools.converters.mil.mil import Function as HostFunction
 
-from ..core.errors import InputError, nearest
+from ..core.errors import nearest
+from ..core.spelling import option
 from ..package.plan import WeightPlan
 from .contract import Done
 from .description import Description, Feature, Section
@@ -20,13 +21,13 @@ from .document import Document
 from .fix_shape_fold import fates_of
 from .fix_shape_infer import failing, infer, sizes_of
 from .fix_shape_inputs import check_shape, described, fixed_type, is_open
-from .fix_shape_requests import Shape, Variant, named, said, variants_of
+from .fix_shape_requests import Shape, Variant, named, refused, said, variants_of
 from .fix_shape_write import Written, write
 from .parts import Declared, Function
 
 __all__ = ["FixShape"]
 
-OPTION = "--fix-shape"
+_OPTION = "--fix-shape"
 _SEVERAL_FROM = 9
 "The specification version (iOS 18) from which a model may have several functions."
 _LISTED = 3
@@ -44,8 +45,8 @@ class FixShape:
         functions = self._chosen(document)
         several = len(self._variants) > 1 or self._variants[0].name is not None
         if several and len(functions) > 1:
-            raise InputError(f"{OPTION}: several functions have these inputs ({_listed([f.name for f in functions])}); "
-                             "expected --function to say which one to make others of")
+            raise refused(f"several functions have these inputs ({_listed([f.name for f in functions])}); "
+                          f"expected {option('function')} to say which one to make others of")
         for function in functions:
             if several and not (len(self._variants) == 1 and self._variants[0].name == function.name):
                 self._make_several(document, function)
@@ -61,15 +62,15 @@ class FixShape:
             functions = [each for each in functions if name in {declared.name for declared in each.inputs}]
             if not functions:
                 beside = " beside the others" if name in known else ""
-                raise InputError(f"{OPTION}: no input or state '{name}'{beside}; the model has {_listed(sorted(known))}"
-                                 f"{nearest(name, known - {name})}")
+                raise refused(f"no input or state '{name}'{beside}; the model has {_listed(sorted(known))}"
+                              f"{nearest(name, known - {name})}")
         return functions
 
     def _fix_one(self, document: Document, function: Function) -> None:
         shapes = _to_fix(document, function, self._variants[0])
         if not shapes:
             note = f"fixed already: {_shapes_said(self._variants[0].shapes)}"
-            document.done.append(Done(OPTION, function.name, "", note, changed=False))
+            document.done.append(Done(_OPTION, function.name, "", note, changed=False))
             return
         outputs = _fix(document, function, shapes)
         for section in document.description.of(function.name):
@@ -102,13 +103,13 @@ class FixShape:
 def _check_several(document: Document, function: Function) -> None:
     """Raises InputError where the model cannot have several functions, or not this one as one of them."""
     if document.version < _SEVERAL_FROM:
-        raise InputError(
-            f"{OPTION}: several functions, or one with a name of its own, need a model for iOS 18 or later "
+        raise refused(
+            f"several functions, or one with a name of its own, need a model for iOS 18 or later "
             f"(specification version {_SEVERAL_FROM}; this one has {document.version}); convert the source model with "
             "minimum_deployment_target=ct.target.iOS18, or make a package for each shape")
     if any(section.predicted for section in document.description.of(function.name)):
-        raise InputError(f"{OPTION}: '{function.name}' is a classifier, and coremltools makes none with several "
-                         "functions; make a package for each shape")
+        raise refused(f"'{function.name}' is a classifier, and coremltools makes none with several "
+                      "functions; make a package for each shape")
 
 
 def _to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
@@ -147,8 +148,8 @@ def _check_inferred(document: Document, flexible: Function, host: HostFunction, 
             failed.pop(var.name, None)
     for name, (op, why) in failed.items():
         if why:
-            raise InputError(f"{OPTION}: with {_shapes_said(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
-                             f"impossible: {why}; expected shapes that go together")
+            raise refused(f"with {_shapes_said(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
+                          f"impossible: {why}; expected shapes that go together")
     return list(failed)
 
 
@@ -179,7 +180,7 @@ def _say(
 ) -> None:
     """Adds what was done to the document's list."""
     def done(value: str, note: str, exact: bool | None = True, changed: bool = True) -> None:
-        document.done.append(Done(OPTION, function.name, value, note, changed=changed, exact=exact))
+        document.done.append(Done(_OPTION, function.name, value, note, changed=changed, exact=exact))
 
     for name, shape in shapes.items():
         done(name, f"'{name}' fixed to {said(shape)}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.errors import InputError
-from .fix_shape_requests import Shape, said
+from .fix_shape_requests import Shape, refused, said
 
 __all__ = ["check_shape", "declared_shape", "described", "fixed_type", "is_open"]
 
@@ -59,22 +58,22 @@ def check_shape(name: str, shape: Shape, declared: Any, feature: Any) -> bool:
     """
     sizes = declared_shape(declared)
     if sizes is None:
-        raise InputError(f"--fix-shape: '{name}' is no array with a number of dimensions; its shape cannot be fixed")
+        raise refused(f"'{name}' is no array with a number of dimensions; its shape cannot be fixed")
     if feature is not None and not sizes and shape == (1,):
         return False  # Core ML shows a number without dimensions as an array of one
     if len(shape) != len(sizes):
-        raise InputError(f"--fix-shape: {said(shape)} has {len(shape)} dimensions; '{name}' has {len(sizes)}: "
-                         f"{_allowed(sizes, feature)}")
+        raise refused(f"{said(shape)} has {len(shape)} dimensions; '{name}' has {len(sizes)}: "
+                      f"{_allowed(sizes, feature)}")
     allowed = _flexibility(feature, sizes)
     fits = all(size is None or size == wanted for size, wanted in zip(sizes, shape))
     if None not in sizes and allowed is None:
         if fits:
             return False
-        raise InputError(f"--fix-shape: the shape of '{name}' is {said(sizes)} already and not flexible; expected that "
-                         "or an input that is flexible; convert the source model again for another shape")
+        raise refused(f"the shape of '{name}' is {said(sizes)} already and not flexible; expected that "
+                      "or an input that is flexible; convert the source model again for another shape")
     if not fits or (allowed is not None and not allowed.holds(shape)):
-        raise InputError(f"--fix-shape: {said(shape)} is not among the shapes of '{name}'; expected one of "
-                         f"{_allowed(sizes, feature)}; convert the source model again for others")
+        raise refused(f"{said(shape)} is not among the shapes of '{name}'; expected one of "
+                      f"{_allowed(sizes, feature)}; convert the source model again for others")
     return True
 
 

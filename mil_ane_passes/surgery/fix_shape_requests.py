@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.spelling import asked, spoken
 from .names import check_identifier
 
-__all__ = ["Shape", "Variant", "named", "said", "variants_of"]
+__all__ = ["Shape", "Variant", "named", "refused", "said", "variants_of"]
 
 Shape = tuple[int, ...]
-_FORM = "expected NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"
+
+
+def refused(words: str) -> InputError:
+    """The error for what cannot be done of what is asked."""
+    return InputError(f"{asked('fix_shape')}: {words}")
 
 
 @dataclass
@@ -38,7 +43,7 @@ def variants_of(given: Any) -> list[Variant]:
             return [Variant(None, _shapes(given))]
         return [Variant(_function(name), _shapes(shapes)) for name, shapes in given.items()]
     if not isinstance(given, Sequence) or not given:
-        raise InputError(f"--fix-shape: found {given!r}; {_FORM}")
+        raise refused(f"found {given!r}; {_form()}")
     if all(isinstance(each, Mapping) for each in given):
         return [Variant(None, _shapes(each)) for each in given]
     return _of_texts([_parsed(text) for text in given])
@@ -47,15 +52,15 @@ def variants_of(given: Any) -> list[Variant]:
 def _of_texts(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
     """The same input again begins another function, as does another function's name."""
     if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
-        raise InputError("--fix-shape: some shapes are given with a function's name and some without; "
-                         "expected all of them as FUNCTION:NAME=SHAPE, or none")
+        raise refused("some shapes are given with a function's name and some without; "
+                      "expected all of them as FUNCTION:NAME=SHAPE, or none")
     found: list[Variant] = []
     for function, name, shape in parsed:
         if function is not None:
             variant = next((each for each in found if each.name == function), None)
             if variant is not None and name in variant.shapes:
-                raise InputError(f"--fix-shape: input '{name}' of function '{function}' is given twice; expected one "
-                                 "shape; give the other function a name of its own")
+                raise refused(f"input '{name}' of function '{function}' is given twice; expected one "
+                              "shape; give the other function a name of its own")
         else:
             variant = found[-1] if found and name not in found[-1].shapes else None
         if variant is None:
@@ -72,34 +77,39 @@ def _check_alike(variants: Sequence[Variant]) -> None:
     for other in variants[1:]:
         lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
         if first.name is None and lacking:
-            raise InputError(f"--fix-shape: input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
-                             "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
-                             "which may leave inputs flexible")
+            raise refused(f"input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
+                          "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
+                          "which may leave inputs flexible")
 
 
 def _parsed(text: Any) -> tuple[str | None, str, Shape]:
     if not isinstance(text, str) or "=" not in text:
-        raise InputError(f"--fix-shape: found {text!r}; {_FORM}")
+        raise refused(f"found {text!r}; {_form()}")
     who, _, sizes = text.rpartition("=")
     function, colon, name = who.rpartition(":")
     if not name.strip():
-        raise InputError(f"--fix-shape: '{text}' names no input; {_FORM}")
+        raise refused(f"'{text}' names no input; {_form()}")
     return (_function(function) if colon else None), name.strip(), _shape(name.strip(), sizes.split(","))
+
+
+def _form() -> str:
+    texts = "NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"
+    return f"expected {spoken(texts, 'a mapping from an input to its shape, or texts ' + texts)}"
 
 
 def _function(name: Any) -> str:
     text = name.strip() if isinstance(name, str) else repr(name)
-    check_identifier(text, "--fix-shape: function")
+    check_identifier(text, f"{asked('fix_shape')}: function")
     return text
 
 
 def _shapes(given: Any) -> dict[str, Shape]:
     if not isinstance(given, Mapping) or not given:
-        raise InputError(f"--fix-shape: found {given!r}; expected a mapping from an input's name to its shape")
+        raise refused(f"found {given!r}; expected a mapping from an input's name to its shape")
     found = {}
     for name, sizes in given.items():
         if not isinstance(name, str) or isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
-            raise InputError(f"--fix-shape: found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
+            raise refused(f"found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
         found[name] = _shape(name, list(sizes))
     return found
 
@@ -111,8 +121,8 @@ def _shape(name: str, sizes: Sequence[Any]) -> Shape:
     except (TypeError, ValueError):
         shape, whole = (), False
     if not whole or not shape or any(not 0 < size < 1 << 31 for size in shape):
-        raise InputError(f"--fix-shape: the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
-                         "of 1 or more, such as 1,3,224,224")
+        raise refused(f"the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
+                      "of 1 or more, such as 1,3,224,224")
     return shape
 
 
@@ -130,12 +140,12 @@ def named(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str
                  for variant in variants]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise InputError(f"--fix-shape: two functions of the same shapes would be called '{twice}'; expected shapes "
-                         "that differ")
+        raise refused(f"two functions of the same shapes would be called '{twice}'; expected shapes "
+                      "that differ")
     held = next((name for name in names if name in taken), None)
     if held is not None:
-        raise InputError(f"--fix-shape: the model has another function '{held}'; expected a free name: give one as "
-                         "FUNCTION:NAME=SHAPE")
+        raise refused(f"the model has another function '{held}'; expected a free name: give one as "
+                      "FUNCTION:NAME=SHAPE")
     return names
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
+from ..core.spelling import asked
 from .border import Border
 from .casts import ARRAYS, DTYPES, dtype_of
 from .contract import Done
@@ -33,19 +34,15 @@ class Io:
     def apply(self, document: Document) -> list[Document]:
         """Change them in place. InputError for a name that is no input or output, and for one that must stay."""
         if self.dtype not in _FLOATS.values():
-            raise InputError(f"--io: {self.dtype!r} is no type that it makes; expected fp16 or fp32")
+            raise InputError(f"{asked('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32")
         functions = document.chosen(self.function)
         present = {name for function in functions for name in _ends(function)}
         for name in self.names:
             if name not in present:
-                raise unknown(name, f"{self._option} {name}", present, "input or output")
+                raise unknown(name, asked("io", self.dtype, name), present, "input or output", document.gone)
         for function in functions:
             _OfFunction(self, document, function).apply()
         return [document]
-
-    @property
-    def _option(self) -> str:
-        return f"--io {self.dtype}"
 
 
 class _OfFunction:
@@ -66,9 +63,9 @@ class _OfFunction:
                            changed=False)
             return
         if self._dtype == "fp16" and not holds_halves(self._document, self._function):
-            raise InputError(f"--io fp16: inputs and outputs in fp16 need iOS16; function '{self._function.name}' is "
-                             f"for {self._function.opset}, the model for specification {self._document.version}; "
-                             "convert the source model for iOS16 or later")
+            raise InputError(f"{asked('io', 'fp16')}: inputs and outputs in fp16 need iOS16; function "
+                             f"'{self._function.name}' is for {self._function.opset}, the model for specification "
+                             f"{self._document.version}; convert the source model for iOS16 or later")
         border = Border(self._function, self._dtype)
         for name in changing:
             self._check_default(name)
@@ -87,7 +84,7 @@ class _OfFunction:
             return False
         reason = self._reason(name, found)
         if reason and name in self._names:
-            raise InputError(f"--io {self._dtype} {name}: {reason}")
+            raise InputError(f"{asked('io', self._dtype, name)}: {reason}")
         if reason and found in _FLOATS:
             self._done(name, f"{reason}; it stays as it is", changed=False)
         return not reason
@@ -112,8 +109,8 @@ class _OfFunction:
         array = self._features[name].message.type.multiArrayType
         value = next((getattr(array, field) for field in _DEFAULTS if array.HasField(field)), 0.0)
         if self._dtype == "fp16" and _LARGEST < abs(value) < float("inf"):
-            raise InputError(f"--io fp16: input '{name}' is {value:g} where nobody gives it, fp16 ends at {_LARGEST}; "
-                             "expected --io fp16 with the names of others")
+            raise InputError(f"{asked('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends at "
+                             f"{_LARGEST}; expected fp16 with the names of others")
 
     def _describe(self, name: str) -> None:
         for section in self._sections:

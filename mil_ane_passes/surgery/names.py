@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ..core.errors import InputError, nearest
+from ..core.spelling import option
 
 __all__ = ["check_identifier", "known", "unknown"]
 
@@ -28,8 +29,13 @@ def check_identifier(name: str, who: str) -> None:
         raise InputError(f"{who}: {name!r} is a word of the MIL language; expected another name, such as '{name}_'")
 
 
-def unknown(name: str, who: str, names: Iterable[str], what: str = "value") -> InputError:
-    """The error for a name that is not there; `names` are those that are."""
+def unknown(
+    name: str, who: str, names: Iterable[str], what: str = "value", gone: Container[str] = ()
+) -> InputError:
+    """The error for a name that is not there; `names` are those that are, `gone` what was dropped before."""
+    if name in gone:
+        return InputError(f"{who}: '{name}' goes with what {option('drop_output')} takes away; expected one of the two "
+                          "for it")
     return InputError(f"{who}: there is no {what} '{name}' in the model{nearest(name, names) or known(names, what)}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..core.errors import InputError, nearest
+from ..core.spelling import asked, option
 from ..package import wire
 from ..package.blobs import WeightFiles
 from ..package.manifest import Layout
@@ -29,6 +30,7 @@ class Pipeline(Document):
         self.layout, self.raw, self.where = layout, raw, str(layout.root)
         self.files, self.done, self.part, self.functions = WeightFiles(layout), [], "", {}
         self.repack, self.dead_limit, self.plan = False, DEAD_LIMIT, None
+        self.gone: set[str] = set()
         self.version = self._then = int(spec.specificationVersion)
         self._spec, self._members = spec, members
         self.programs = {each.prefix: Document(layout, each.raw, each.spec) for each in members.programs}
@@ -45,6 +47,9 @@ class Pipeline(Document):
 
     def check_names(self, names: Mapping[str, str], function: str | None) -> None:
         """Raises InputError for a rename that would part what parts hand each other: before anything is renamed."""
+        def who(old: str) -> str:
+            return asked("rename", f"{old}={names[old]}")
+
         ours = {each.path for each in self._members.programs}
         inside, outside = set(), _ends(self._spec.description)
         for path, name, spec in _models(self._spec):
@@ -52,15 +57,15 @@ class Pipeline(Document):
                 inside |= _ends(spec.description)
                 continue
             for old in names.keys() & _ends(spec.description):
-                raise InputError(f"--rename {old}={names[old]}: part '{name}' of the pipeline takes or gives '{old}' "
+                raise InputError(f"{who(old)}: part '{name}' of the pipeline takes or gives '{old}' "
                                  "and is no ML Program that could be edited too")
             outside |= _ends(spec.description)
         for old, new in names.items():
             if function is not None and old in inside | outside:
-                raise InputError(f"--rename {old}={new}: '{old}' is what parts of the pipeline hand each other; "
-                                 "expected no --function, so that all of them get the new name")
+                raise InputError(f"{who(old)}: '{old}' is what parts of the pipeline hand each other; "
+                                 f"expected no {option('function')}, so that all of them get the new name")
             if new in (inside | outside) - names.keys():
-                raise InputError(f"--rename {old}={new}: the pipeline has a feature '{new}' already; expected a name "
+                raise InputError(f"{who(old)}: the pipeline has a feature '{new}' already; expected a name "
                                  "that is free, or that is renamed too")
 
     def emit(self) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.errors import InputError
+from ..core.spelling import asked
 from .contract import Done
 from .document import Document
 from .names import check_identifier, unknown
@@ -33,12 +34,12 @@ class Rename:
     def apply(self, document: Document) -> list[Document]:
         """Rename in place. InputError for a name that is not there, not free, or not one that Core ML takes."""
         for old, new in self.names.items():
-            check_identifier(new, f"{_OPTION} {old}={new}")
+            check_identifier(new, asked("rename", f"{old}={new}"))
         places = document.places(self.function)
         present = {place: function.names() for place, _, function in places}
         for old, new in self.names.items():
             if not any(old in names for names in present.values()):
-                raise unknown(old, f"{_OPTION} {old}={new}", set().union(*present.values()))
+                raise unknown(old, asked("rename", f"{old}={new}"), set().union(*present.values()), gone=document.gone)
         if isinstance(document, Pipeline):
             document.check_names(self.names, self.function)
             document.description.model.rename(self.names)
@@ -53,8 +54,9 @@ class Rename:
     def _check_free(names: Mapping[str, str], place: str, present: set[str]) -> None:
         taken = present - names.keys()
         for old, new in names.items():
+            who = asked("rename", f"{old}={new}")
             if new in taken:
-                raise InputError(f"{_OPTION} {old}={new}: function '{place}' has a value '{new}' already; "
+                raise InputError(f"{who}: function '{place}' has a value '{new}' already; "
                                  "expected a name that is free, or that is renamed too")
             taken.add(new)
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
+from ..core.spelling import asked, option
 from .contract import PARTS, Done
 from .document import Document
 from .expose import holds_halves
 from .fix_shape_inputs import declared_shape
+from .names import unknown
 from .parts import Function
 from .split_at_carry import Carried, carried, describe
 from .split_at_graph import Cut, Graph, NoCut
@@ -41,6 +43,9 @@ class SplitAt:
     def apply(self, document: Document) -> list[Document]:
         """The two parts. InputError with the reason, and with places near by that can be cut, when there are none."""
         functions = document.chosen(self.function)
+        for value in self.values:
+            if value in document.gone and not any(value in function.names() for function in functions):
+                raise unknown(value, asked("split_at", value), (), gone=document.gone)
         parts = [_copy(document, number, functions) for number in PARTS]
         for function in functions:
             self._split(document, function, parts)
@@ -63,10 +68,10 @@ class SplitAt:
 
     def _refusal(self, place: _Place, no: NoCut) -> str:
         several = "" if len(place.document.functions) == 1 else f"function '{place.function.name}': "
-        hint = "" if not several or self.function else "; --function NAME cuts one function and leaves the others out"
+        hint = "" if not several or self.function else f"; {option('function')} cuts one and leaves the others out"
         near = place.near(self.values) if no.elsewhere else []
         instead = f"; near by it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
-        return f"{_OPTION} {' '.join(self.values)}: {several}{no}{instead}{hint}"
+        return f"{asked('split_at', *self.values)}: {several}{no}{instead}{hint}"
 
     def _notes(self, cut: Cut, crossing: Sequence[Carried], both: Part) -> Iterable[str]:
         yield both.summary()

@@ -44,6 +44,21 @@ def test_patterns_that_no_shell_expanded(tmp_path):
     assert names([f"{tmp_path}/odd[1].mlpackage"]) == ["odd[1]"]
 
 
+def test_two_stars_go_where_a_search_goes(tmp_path, monkeypatch):
+    """Not round and round through links, not into packages or hidden folders, and not to the results."""
+    make(tmp_path, "a/x/m.mlpackage", "a/n.mlpackage", "a/n.mlpackage/Data/i.mlpackage", "a/.h/h.mlpackage",
+         "out/o.mlpackage", "a/y[1]/deep/p.mlpackage")
+    for name in ("one", "two", "three"):
+        (tmp_path / "a" / name).symlink_to(tmp_path)
+    found = ["m", "n", "p"]
+    assert sorted(names([f"{tmp_path}/**/*.mlpackage"], tmp_path / "out")) == found
+    assert sorted(names([f"{tmp_path}/**/deep/**/*.mlpackage"])) == ["p"]
+    assert sorted(names([f"{tmp_path}/a/**"])) == ["n", "x/m", "y[1]/deep/p"]
+    monkeypatch.chdir(tmp_path)
+    assert sorted(names(["**/?.mlpackage"], tmp_path / "out")) == found
+    assert names(["a/**/x/*.mlpackage"]) == ["m"]
+
+
 def test_what_is_not_there_is_said_for_it_alone(tmp_path):
     make(tmp_path, "a.mlpackage")
     (tmp_path / "empty").mkdir()

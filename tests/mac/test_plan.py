@@ -155,12 +155,14 @@ def test_factors_per_kind_are_written(plan, predicted, tmp_path, capsys):
     data = as_predicted(ane.lint(path, target="m4").to_dict()["ops"])
     for op in data["program"]["functions"]["main"][1:]:
         op["cost"] *= 2 if op["operator"] == "ios18.conv" else 1
-    out = tmp_path / "calibration.json"
-    called(capsys, plan(data), "--model", path, "-o", str(out), code=0)
-    (found,) = json.loads(out.read_text())["packages"]
+    (found,) = json.loads(called(capsys, plan(data), "--model", path, "--format", "json", code=0))["packages"]
     told = {row["op"]: row for row in found["factors"]}
     assert set(told) == {"conv", "tan"} and told["conv"]["ops"] == 3
     assert told["conv"]["factor"] / told["tan"]["factor"] == pytest.approx(2)
+    text = called(capsys, plan(data), "--model", path, code=0).splitlines()
+    at = text.index("our share of the cost, times what is the share that was measured:")
+    assert text[at + 1].split() == ["kind", "on", "ops", "median", "lowest", "highest"]
+    assert text[at + 2].split()[:4] == ["conv", told["conv"]["backend"], "3", f"{told['conv']['factor']:.3g}"]
 
 
 def test_lint_shows_the_measurement_beside_the_prediction(plan, package, capsys):
@@ -288,8 +290,6 @@ def test_what_is_missing_or_in_the_way_is_said(tmp_path, package, plan, capsys):
         ([str(tmp_path / "none.json")], "measured: no file"),
         ([file], "no package lies beside"),
         ([file, "--model", package, "--target", "m99"], "target 'm99' is not known"),
-        ([file, "--model", package, "-o", file], "is the plan itself"),
-        ([file, "--model", package, "-o", str(tmp_path)], "is a folder"),
     ):
         assert main(["calibrate-plan", *arguments]) == 2
         assert said in capsys.readouterr().err

@@ -132,6 +132,24 @@ def test_outputs_that_cannot_go(heads, tmp_path, dropped, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("asked", [
+    {"rename": {"branch": "second"}}, {"rename": {"hidden": "second"}}, {"io": {"fp16": "branch"}},
+    {"split_at": "hidden"}, {"split_at": ["features", "branch"]},
+])
+def test_what_goes_with_an_output_cannot_be_edited_besides(heads, tmp_path, asked):
+    with pytest.raises(ane.InputError, match=r"'(branch|hidden)' goes with what drop_output= takes away; expected one"):
+        ane.edit(heads, tmp_path / "out.mlpackage", drop_output="branch", **asked)
+    assert not (tmp_path / "out.mlpackage").exists()
+
+
+def test_what_is_an_inner_value_from_now_on_can_be_renamed(package, tmp_path):
+    source = package("iOS16")
+    ane.edit(source, tmp_path / "two.mlpackage", expose="relu")
+    ane.edit(tmp_path / "two.mlpackage", tmp_path / "out.mlpackage", drop_output="relu", rename={"relu": "inner"})
+    ane.edit(source, tmp_path / "renamed.mlpackage", rename={"relu": "inner"})
+    assert proto_ops(tmp_path / "out.mlpackage") == proto_ops(tmp_path / "renamed.mlpackage")
+
+
 def test_what_a_classifier_predicts_by_cannot_go(package, tmp_path):
     for name in ("classLabel", "classLabel_probs"):
         with pytest.raises(ane.InputError, match=f"'{name}' is what the classifier predicts by; it has to stay"):

@@ -262,7 +262,7 @@ def test_several_functions(tmp_path):
 def test_a_value_that_not_all_functions_have(tmp_path):
     source = multifunction(tmp_path / "source.mlpackage")
     ane.edit(source, tmp_path / "other.mlpackage", rename={"relu": "activated"}, function="alpha")
-    with pytest.raises(ane.InputError, match=r"function 'alpha': no value 'relu'.*--function NAME cuts one function"):
+    with pytest.raises(ane.InputError, match=r"function 'alpha': no value 'relu'.*function= cuts one and leaves"):
         cut(tmp_path / "other.mlpackage", ["relu"], tmp_path)
     cut(tmp_path / "other.mlpackage", ["relu"], tmp_path, function="zeta")
 
