@@ -12,11 +12,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Program
 
 from ..core.clone import clone
-from ..core.errors import InputError
+from ..core.errors import InputError, nearest
 from ..core.scopes import lend_scopes
 from ..package import Package, load, package_of_mlmodel
 
-__all__ = ["Array", "Opened", "Progress", "copied", "opened", "quiet"]
+__all__ = ["Array", "Opened", "Progress", "alone", "copied", "opened", "quiet"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
@@ -58,6 +58,19 @@ def opened(source: Any) -> Opened:
         return Opened(package.program, package, str(package.path))
     raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
                      "or a mil.Program")
+
+
+def alone(source: Opened, function: str | None) -> Opened:
+    """The source with one function only, if one is named. Raises InputError where it has none of that name."""
+    if function is None:
+        return source
+    functions = source.program.functions
+    if function not in functions:
+        raise InputError(f"{source.name}: no function '{function}'; expected {' or '.join(functions)}"
+                         f"{nearest(function, functions)}")
+    view = copy.copy(source.program)
+    view.functions, view.default_function_name, view.chain = {function: functions[function]}, function, ()
+    return Opened(view, source.package, source.name)
 
 
 def copied(source: Opened) -> Opened:

@@ -15,6 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="an .mlpackage")
     parser.add_argument("after", metavar="B", help="the .mlpackage to compare with it")
     parser.add_argument("--feeds", metavar="F.npz", help="inputs by name; default: seeded draws")
+    parser.add_argument("--function", metavar="F", help="compare this function alone (default: each that both have)")
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float64",
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_line() as progress:
         report = verify(
             arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
-            exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
+            function=arguments.function, exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
             mends=arguments.mends, widths=arguments.widths, progress=progress)
     show(report, arguments.format)
     return 0 if report.equal else 1

@@ -233,6 +233,13 @@ def test_packages_that_do_not_fit_one_another(fixtures, tmp_path, capsys):
     assert "'mel'" in line and "'image'" in line
 
 
+def test_a_function_to_compare_that_is_not_there(fixtures, tmp_path, capsys):
+    source = fixtures / "conv_transpose_1d.mlpackage"
+    line = refused(["verify", source, source, "--function", "mean"], tmp_path, capsys)
+    assert line == f"{source}: no function 'mean'; expected main; did you mean 'main'?"
+    assert main(["verify", str(source), str(source), "--function", "main"]) == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -177,6 +177,9 @@ def test_given_feeds_reach_every_part(pipeline, tmp_path):
     assert not report.equal and {case.function for case in report.cases if not case.passed} == {"part1/main"}
     with pytest.raises(ane.InputError, match=r"feed 'z': no such input.*no part of the pipeline takes it"):
         ane.verify(pipeline, pipeline, feeds={"z": X})
+    part = next(iter(ane.load(pipeline).functions))
+    found = ane.verify(pipeline, other, function=part)
+    assert {case.function for case in found.cases} == {part}
 
 
 def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_path):

@@ -145,6 +145,28 @@ def test_every_function_is_compared():
     assert passed == {"main": True, "second": False}
 
 
+def test_one_function_is_compared_alone():
+    before, after = convolved(), convolved(2.0)
+    before.add_function("second", convolved().functions["main"])
+    after.add_function("second", convolved().functions["main"])
+    report = verify(before, after, function="second")
+    assert report.equal and {case.function for case in report.cases} == {"second"}
+    assert verify(before, after, function="main").status == "different"
+    assert list(before.functions) == ["main", "second"] and before.default_function_name == "main"
+    feeds = {"x": np.ones((1, 4, 8), np.float16)}
+    assert [case.function for case in verify(before, after, function="second", feeds=feeds).cases] == ["second"]
+
+
+def test_functions_that_only_one_program_has_do_not_matter_to_one_that_both_have():
+    two = convolved()
+    two.add_function("second", convolved().functions["main"])
+    assert verify(convolved(), two, function="main").equal
+    with pytest.raises(InputError, match="a program in memory: no function 'secund'; expected main"):
+        verify(convolved(), two, function="secund")
+    with pytest.raises(InputError, match=r"no function 'secund'; expected main or second; did you mean 'second'\?"):
+        verify(two, convolved(), function="secund")
+
+
 def test_nested_blocks_are_compared():
     assert verify(nested_program(), nested_program()).equal_bits
     assert verify(nested_program(), doubled(nested_program())).status == "different"
