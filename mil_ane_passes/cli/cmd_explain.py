@@ -1,24 +1,31 @@
-"""One rule's page (why, when, how exact, before and after, options, evidence), or the page of a part of the tool."""
+"""The page of one rule (why, when, how exact, before and after, options, evidence), of a patch of the torch frontend,
+or of a part of the tool.
+"""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from ..core.errors import InputError
 from .output import add_format, show
 
-HELP = "one rule's page, or one topic's"
+if TYPE_CHECKING:
+    from ..report.catalogue import Page
+    from ..report.patches import PatchPage
+
+HELP = "the page of one rule, patch or topic"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("code", metavar="CODE", nargs="?",
-                        help="a code (ANE301), a slug, a pass name or a topic; without it, the topics are listed")
+                        help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, the "
+                             "topics are listed")
     add_format(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..core.registry import explainable
-    from ..report.catalogue import Page
     from ..report.topics import TOPICS, Contents, Topic
 
     if arguments.code is None:
@@ -26,5 +33,21 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.code.lower() in TOPICS:
         show(Topic(arguments.code.lower()), arguments.format)
     else:
-        show(Page(explainable(arguments.code)), arguments.format)
+        show(_page(arguments.code), arguments.format)
     return 0
+
+
+def _page(key: str) -> Page | PatchPage:
+    """The page of a rule or of a patch; InputError where there is neither."""
+    from ..core.registry import explainable
+    from ..report.catalogue import Page
+    from ..report.patches import PatchPage
+    from ..torch_frontend.registry import finding
+
+    try:
+        return Page(explainable(key))
+    except InputError:
+        found = finding(key)
+        if found is None:
+            raise
+    return PatchPage(found)

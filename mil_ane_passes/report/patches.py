@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Patches", "patches_table"]
+__all__ = ["PatchPage", "Patches", "patches_table"]
+
+
+RIGHT = "the installed coremltools is right"
 
 
 class _Patch(Protocol):
     """What is told of a patch."""
 
+    code: str
     name: str
     title: str
+    text: str
+
+    @property
+    def ops(self) -> Mapping[str, Any]: ...
+
+    @property
+    def replacements(self) -> Sequence[Any]: ...
 
     @property
     def upstream(self) -> tuple[str, ...]: ...
@@ -37,16 +48,41 @@ class Patches:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "patches", "patches": [
-            {"name": each.patch.name, "title": each.patch.title, "needed": each.reason is not None,
-             "why": each.reason, "upstream": list(each.patch.upstream)} for each in self.findings]}
+            {"code": each.patch.code, "name": each.patch.name, "title": each.patch.title,
+             "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)} for each in self.findings]}
 
     def __str__(self) -> str:
         width = max((len(each.patch.name) for each in self.findings), default=0)
         lines: list[str] = []
         for each in self.findings:
-            lines.append(f"{each.patch.name:<{width}}  {'needed' if each.reason else 'off   '}  {each.patch.title}")
-            lines.append(f"{'':<{width}}          {each.reason or 'the installed coremltools is right'}")
+            patch, needed = each.patch, "needed" if each.reason else "off   "
+            lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
+            lines.append(f"{'':<{width}}                  {each.reason or RIGHT}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class PatchPage:
+    """One patch in full: what goes wrong without it, what it does, what it changes, where it was reported."""
+
+    finding: _Finding
+
+    def to_dict(self) -> dict[str, Any]:
+        patch = self.finding.patch
+        return {"schema": 1, "command": "explain", "code": patch.code, "patch": patch.name, "title": patch.title,
+                "needed": self.finding.reason is not None, "why": self.finding.reason, "text": patch.text,
+                "ops": sorted(patch.ops), "replaces": self._replaced(), "upstream": list(patch.upstream)}
+
+    def __str__(self) -> str:
+        patch, reason = self.finding.patch, self.finding.reason
+        lines = [f"{patch.code} {patch.name}", f"patch of the torch frontend; without it: {patch.title}",
+                 f"needed here: {reason}" if reason else f"off here: {RIGHT}", "", patch.text]
+        lines += ["", f"converts: {', '.join(sorted(patch.ops))}"] if patch.ops else []
+        lines += ["", "replaces", *(f"    {each}" for each in self._replaced())] if patch.replacements else []
+        return "\n".join([*lines, "", "reported in", *(f"    {each}" for each in patch.upstream)])
+
+    def _replaced(self) -> list[str]:
+        return [f"{each.module}.{each.attribute}" for each in self.finding.patch.replacements]
 
 
 def patches_table(patches: Iterable[_Patch]) -> str:

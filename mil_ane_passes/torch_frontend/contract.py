@@ -37,6 +37,8 @@ class Patch:
         ops: lowerings by torch op kind as coremltools names them (lower case, without namespace and trailing `_`).
         replacements: host functions exchanged.
         name: the file's name, set when it is found.
+        text: what the file says of it, set when it is found.
+        code: ANE9xx, its own for good: a new patch takes the next that is free.
     """
 
     title: str
@@ -44,6 +46,8 @@ class Patch:
     ops: dict[str, Lowering] = field(default_factory=dict)
     replacements: list[Replacement] = field(default_factory=list)
     name: str = ""
+    text: str = ""
+    code: str = ""
     _probe: Callable[[], str | None] | None = None
 
     def op(self, *kinds: str) -> Callable[[_Function], _Function]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
+import re
 import threading
 from dataclasses import dataclass
 
 from ..core.errors import InputError, RuleError
 from .contract import Patch
 
-__all__ = ["Finding", "all_patches", "findings"]
+__all__ = ["Finding", "all_patches", "finding", "findings"]
 
 _FOLDER = "mil_ane_passes.torch_frontend.patches"
+_CODES = "ANE9"
+"How the codes of patches begin: 9xx is what is right before the ANE is in question."
 _lock = threading.RLock()
 
 
@@ -27,18 +31,37 @@ class Finding:
 
 @functools.cache
 def all_patches() -> tuple[Patch, ...]:
-    """Every patch, by name. Raises InputError without torch, RuleError when two patches change the same thing."""
+    """Every patch, by name.
+
+    Raises InputError without torch, RuleError when two patches change the same thing or have no code of their own.
+    """
     _require_torch()
     folder = importlib.import_module(_FOLDER)
     found = []
     for module in pkgutil.iter_modules(folder.__path__):
-        patch = getattr(importlib.import_module(f"{_FOLDER}.{module.name}"), "PATCH", None)
+        file = importlib.import_module(f"{_FOLDER}.{module.name}")
+        patch = getattr(file, "PATCH", None)
         if not isinstance(patch, Patch):
             raise RuleError(f"{_FOLDER}.{module.name} defines no PATCH; expected one a file")
-        patch.name = module.name
+        patch.name, patch.text = module.name, inspect.getdoc(file) or ""
         found.append(patch)
-    _check_disjoint(found)
+    _check_distinct(found)
     return tuple(found)
+
+
+def finding(key: str) -> Finding | None:
+    """The patch with this code or name, and whether it is needed here; None where there is none of that name.
+
+    Raises InputError for a code that no patch has, and without torch for one that may be a patch's.
+    """
+    folder = importlib.import_module(_FOLDER)
+    wanted, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
+    if wanted not in names and not wanted.startswith(_CODES.lower()):
+        return None
+    patch = next((each for each in all_patches() if wanted in (each.name, each.code.lower())), None)
+    if patch is None:
+        raise InputError(f"no patch '{key}'; `mil-ane-passes patches` lists their codes and names")
+    return next(each for each in findings() if each.patch is patch)
 
 
 def findings() -> tuple[Finding, ...]:
@@ -63,11 +86,13 @@ def _require_torch() -> None:
                          "`pip install 'mil_ane_passes[verify]'` brings it") from error
 
 
-def _check_disjoint(patches: list[Patch]) -> None:
+def _check_distinct(patches: list[Patch]) -> None:
     owner: dict[object, str] = {}
     for patch in patches:
-        changed = [*patch.ops, *((replacement.module, replacement.attribute) for replacement in patch.replacements)]
-        for key in changed:
+        if not re.fullmatch(rf"{_CODES}\d\d", patch.code):
+            raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODES}xx")
+        replaced = [(each.module, each.attribute) for each in patch.replacements]
+        for key in [patch.code, *patch.ops, *replaced]:
             if key in owner:
-                raise RuleError(f"{key} is changed by the patches '{owner[key]}' and '{patch.name}'; expected one")
+                raise RuleError(f"{key} is claimed by the patches '{owner[key]}' and '{patch.name}'; expected one")
             owner[key] = patch.name

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 import pytest
 
 from mil_ane_passes.cli.main import main
+from mil_ane_passes.core.errors import RuleError
+from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.report.patches import Patches, patches_table
 from mil_ane_passes.torch_frontend.contract import Patch
-from mil_ane_passes.torch_frontend.registry import all_patches
+from mil_ane_passes.torch_frontend.registry import _check_distinct, all_patches
 from tests.without_torch import without_torch
 
 
@@ -22,8 +25,8 @@ class Found:
 
 LINK = "https://github.com/apple/coremltools/issues/12"
 TWO = Patches([
-    Found(Patch("a fault", (LINK, "none known"), name="one"), "not implemented: fmod"),
-    Found(Patch("another", ("none known",), name="second"), None),
+    Found(Patch("a fault", (LINK, "none known"), name="one", code="ANE998"), "not implemented: fmod"),
+    Found(Patch("another", ("none known",), name="second", code="ANE999"), None),
 ])
 
 WITHOUT_TORCH = """
@@ -37,26 +40,61 @@ def test_it_lists_each_patch_and_why_it_is_needed(capsys):
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == [patch.name for patch in all_patches()]
-    at = next(number for number, line in enumerate(lines) if line.startswith("fmod "))
-    assert lines[at].split()[1] == "needed" and lines[at + 1].strip() == "not implemented: fmod"
+    assert [line.split()[:2] for line in lines[::2]] == [[patch.code, patch.name] for patch in all_patches()]
+    at = next(number for number, line in enumerate(lines) if " fmod " in line)
+    assert lines[at].split()[2] == "needed" and lines[at + 1].strip() == "not implemented: fmod"
 
 
 def test_json_has_a_version(capsys):
     assert main(["patches", "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["schema"], report["command"]) == (1, "patches")
-    assert [set(patch) for patch in report["patches"]] == [{"name", "title", "needed", "why", "upstream"}] * len(
-        all_patches())
+    keys = {"code", "name", "title", "needed", "why", "upstream"}
+    assert [set(patch) for patch in report["patches"]] == [keys] * len(all_patches())
     for patch in report["patches"]:
         assert patch["needed"] == (patch["why"] is not None) and isinstance(patch["upstream"], list)
 
 
 def test_a_patch_that_is_not_needed_is_off():
-    assert str(TWO) == ("one     needed  a fault\n                not implemented: fmod\n"
-                        "second  off     another\n                the installed coremltools is right")
+    assert str(TWO) == ("ANE998  one     needed  a fault\n                        not implemented: fmod\n"
+                        "ANE999  second  off     another\n                        the installed coremltools is right")
     assert TWO.to_dict()["patches"][1] == {
-        "name": "second", "title": "another", "needed": False, "why": None, "upstream": ["none known"]}
+        "code": "ANE999", "name": "second", "title": "another", "needed": False, "why": None,
+        "upstream": ["none known"]}
+
+
+def test_codes_are_the_patches_own():
+    codes = [patch.code for patch in all_patches()]
+    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"ANE9\d\d", code) for code in codes)
+    assert not set(codes) & {rule.code for rule in all_rules().values()}
+
+
+@pytest.mark.parametrize("key", ["fmod", "FMOD", "code"])
+def test_a_patch_is_explained(key, capsys):
+    (patch,) = (each for each in all_patches() if each.name == "fmod")
+    assert main(["explain", patch.code if key == "code" else key]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{patch.code} fmod\npatch of the torch frontend; without it: {patch.title}\nneeded here: ")
+    assert patch.text in text and "\nconverts: fmod\n" in text and f"    {patch.upstream[0]}" in text
+    assert main(["explain", patch.code, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["command"], data["patch"], data["needed"]) == (1, "explain", "fmod", True)
+    assert data["text"] == patch.text and data["ops"] == sorted(patch.ops)
+
+
+def test_a_code_that_no_patch_has(capsys):
+    assert main(["explain", "ANE900"]) == 2
+    assert capsys.readouterr().err == ("mil-ane-passes: no patch 'ANE900'; `mil-ane-passes patches` lists their codes "
+                                       "and names\n")
+
+
+@pytest.mark.parametrize(("code", "other", "message"), [
+    ("ANE301", "ANE902", "the patch 'one' has the code 'ANE301'; expected ANE9xx"),
+    ("ANE901", "ANE901", "ANE901 is claimed by the patches 'one' and 'second'; expected one"),
+])
+def test_a_patch_without_a_code_of_its_own_is_refused(code, other, message):
+    with pytest.raises(RuleError, match=message):
+        _check_distinct([Patch("a", ("b",), name="one", code=code), Patch("a", ("b",), name="second", code=other)])
 
 
 def test_the_table_shortens_links():

@@ -282,16 +282,19 @@ def test_a_lowering_that_the_user_registered_wins(monkeypatch):
         _TORCH_OPS_REGISTRY.name_to_func_mapping.update(kept)
 
 
+CODES = (("one", "ANE998"), ("other", "ANE999"))
+
+
 def test_two_patches_that_change_one_thing_are_refused():
-    one, other = (Patch("a", ("none known",), name=name) for name in ("one", "other"))
+    one, other = (Patch("a", ("none known",), name=name, code=code) for name, code in CODES)
     one.op("sum_of_all", "relu")(own_fmod)
     other.op("relu")(own_fmod)
-    with pytest.raises(RuleError, match="relu is changed by the patches 'one' and 'other'; expected one"):
-        registry._check_disjoint([one, other])
-    one, other = (Patch("a", ("none known",), name=name, replacements=[Replacement(OPS, "_cast", own_fmod)])
-                  for name in ("one", "other"))
-    with pytest.raises(RuleError, match=r"'_cast'.* is changed by the patches 'one' and 'other'; expected one"):
-        registry._check_disjoint([one, other])
+    with pytest.raises(RuleError, match="relu is claimed by the patches 'one' and 'other'; expected one"):
+        registry._check_distinct([one, other])
+    one, other = (Patch("a", ("none known",), name=name, code=code,
+                        replacements=[Replacement(OPS, "_cast", own_fmod)]) for name, code in CODES)
+    with pytest.raises(RuleError, match=r"'_cast'.* is claimed by the patches 'one' and 'other'; expected one"):
+        registry._check_distinct([one, other])
 
 
 def test_probes_run_with_the_hosts_functions_though_patches_are_installed():

@@ -19,7 +19,8 @@ from ..errors import NotConverted
 from ..lowering import add, bind, cast, named, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` convert to other values",
+PATCH = Patch(code="ANE901",
+              title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` convert to other values",
               upstream=("none known",))
 
 

@@ -13,7 +13,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, bind
 
-PATCH = Patch(title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
+PATCH = Patch(code="ANE902",
+              title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
               upstream=("none known",))
 
 _MEANT = {

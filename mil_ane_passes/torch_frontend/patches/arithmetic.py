@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, bind, cast, named, promoted, python, tensor
 
-PATCH = Patch(title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE903",
+              title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))
 
 
 @PATCH.op("trunc")

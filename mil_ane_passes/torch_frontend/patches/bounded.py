@@ -15,7 +15,8 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`hardtanh` and `elu` fail with default or int arguments", upstream=("none known",))
+PATCH = Patch(code="ANE906",
+              title="`hardtanh` and `elu` fail with default or int arguments", upstream=("none known",))
 
 
 @PATCH.probe

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ..contract import Patch
 from ..decomposing import decomposed
 
-PATCH = Patch(title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`",
+PATCH = Patch(code="ANE908",
+              title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`",
               upstream=("none known",))
 
 PATCH.op(

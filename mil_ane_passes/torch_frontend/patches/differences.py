@@ -15,7 +15,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, named, python, result_type
 
-PATCH = Patch(title="`diff` is not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE909",
+              title="`diff` is not implemented", upstream=("none known",))
 
 
 @PATCH.op("diff")

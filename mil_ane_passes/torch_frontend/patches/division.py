@@ -23,7 +23,8 @@ from ..probing import wrong
 
 _NOOPS = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
 
-PATCH = Patch(title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
+PATCH = Patch(code="ANE910",
+              title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
               upstream=(
         "https://github.com/apple/coremltools/issues/2761",
         "https://github.com/apple/coremltools/pull/2762",

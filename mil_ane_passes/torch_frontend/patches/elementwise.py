@@ -15,7 +15,8 @@ from coremltools.converters.mil.mil import Var, types
 from ..contract import Patch
 from ..lowering import add, bind, cast, promoted, tensor
 
-PATCH = Patch(title="`fmax`, `fmin`, `copysign`, `signbit`, `erfc` are not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE911",
+              title="`fmax`, `fmin`, `copysign`, `signbit`, `erfc` are not implemented", upstream=("none known",))
 
 
 @PATCH.op("fmax", "fmin")

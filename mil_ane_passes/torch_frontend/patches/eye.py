@@ -12,7 +12,8 @@ from ..creation import constant, mil_type
 from ..lowering import add, bind, python
 from ..probing import wrong
 
-PATCH = Patch(title="`eye` loses its dtype", upstream=("none known",))
+PATCH = Patch(code="ANE912",
+              title="`eye` loses its dtype", upstream=("none known",))
 
 
 @PATCH.probe

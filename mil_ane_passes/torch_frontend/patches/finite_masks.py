@@ -37,7 +37,8 @@ _KEPT = frozenset((
     "squeeze", "stack", "sub", "tile", "transpose"))
 _BOUNDS = frozenset(("clip", "maximum", "minimum"))
 
-PATCH = Patch(title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
+PATCH = Patch(code="ANE914",
+              title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
               upstream=("https://github.com/apple/coremltools/pull/2669",))
 
 

@@ -19,7 +19,8 @@ from ..errors import NotConverted
 from ..lowering import axis_of, bind, dims, python, tensor, vector
 from ..probing import wrong
 
-PATCH = Patch(title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
+PATCH = Patch(code="ANE915",
+              title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
 
 
 @PATCH.probe

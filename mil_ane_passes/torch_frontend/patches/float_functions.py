@@ -19,7 +19,8 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, named, python, tensor
 from ..probing import lowered_by_host, wrong
 
-PATCH = Patch(title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
+PATCH = Patch(code="ANE916",
+              title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
               upstream=("none known",))
 
 _FLOAT_ONLY = ("acos", "asin", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "log", "log10",

@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from ..contract import Patch
 from ..lowering import add, bind, promoted
 
-PATCH = Patch(title="`fmod` is not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE917",
+              title="`fmod` is not implemented", upstream=("none known",))
 
 
 @PATCH.op("fmod")

@@ -16,7 +16,8 @@ from ..errors import NotConverted
 from ..lowering import add, bind, dims, python, vector
 from ..probing import wrong
 
-PATCH = Patch(title="`fold` of overlapping blocks is refused", upstream=("none known",))
+PATCH = Patch(code="ANE918",
+              title="`fold` of overlapping blocks is refused", upstream=("none known",))
 
 
 @PATCH.probe

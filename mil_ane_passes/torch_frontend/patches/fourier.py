@@ -16,6 +16,7 @@ from ..lowering import add, bind, cast, python
 from ..probing import lowered_by_host, wrong
 
 PATCH = Patch(
+    code="ANE920",
     title="`torch.fft` fails with default arguments (torch.export); `fft2` and `conj` are not implemented",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )

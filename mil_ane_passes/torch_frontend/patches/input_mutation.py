@@ -12,7 +12,8 @@ from typing import Any
 
 from ..contract import Patch
 
-PATCH = Patch(title="exported programs that write into their input are refused", upstream=("none known",))
+PATCH = Patch(code="ANE923",
+              title="exported programs that write into their input are refused", upstream=("none known",))
 
 
 @PATCH.probe

@@ -12,7 +12,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import bind, dims
 
-PATCH = Patch(title="`len` of a tensor is not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE924",
+              title="`len` of a tensor is not implemented", upstream=("none known",))
 
 
 @PATCH.op("len")

@@ -14,7 +14,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from ..contract import Patch
 from ..lowering import add, bind, is_known, python, tensor
 
-PATCH = Patch(title="loops over `range(start, stop, step)` in scripts are not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE925",
+              title="loops over `range(start, stop, step)` in scripts are not implemented", upstream=("none known",))
 
 
 @PATCH.op("__range_length")

@@ -17,7 +17,8 @@ from ..errors import NotConverted
 from ..lowering import add, bind, named, python
 from ..probing import wrong
 
-PATCH = Patch(title="max pools with dilation and average pools with `divisor_override` are refused",
+PATCH = Patch(code="ANE928",
+              title="max pools with dilation and average pools with `divisor_override` are refused",
               upstream=("none known",))
 
 

@@ -19,7 +19,8 @@ from ..errors import NotConverted
 from ..lowering import add, as_written, bind, cast, is_known, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
+PATCH = Patch(code="ANE930",
+              title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
 
 _LARGEST_CONST = 1 << 20
 

@@ -20,7 +20,8 @@ from ..errors import NotConverted
 from ..lowering import add, bind, cast, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
+PATCH = Patch(code="ANE932",
+              title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
               upstream=("none known",))
 
 

@@ -18,7 +18,8 @@ from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, dims, named, python
 from ..probing import wrong
 
-PATCH = Patch(title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
+PATCH = Patch(code="ANE933",
+              title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
               upstream=("none known",))
 
 

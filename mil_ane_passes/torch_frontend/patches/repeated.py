@@ -17,7 +17,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, is_known, python, tensor
 
-PATCH = Patch(title="`repeat_interleave` by a tensor is refused; `embedding_bag` is not implemented",
+PATCH = Patch(code="ANE934",
+              title="`repeat_interleave` by a tensor is refused; `embedding_bag` is not implemented",
               upstream=("none known",))
 
 _REDUCE = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)

@@ -16,7 +16,8 @@ from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 from ..contract import Patch
 from ..probing import converted, traced
 
-PATCH = Patch(title="a tensor returned twice makes two outputs of one name", upstream=("none known",))
+PATCH = Patch(code="ANE935",
+              title="a tensor returned twice makes two outputs of one name", upstream=("none known",))
 
 
 @PATCH.probe

@@ -18,7 +18,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, as_written, bind, is_known, named, python, static
 
-PATCH = Patch(title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
+PATCH = Patch(code="ANE936",
+              title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
               upstream=(
         "https://github.com/apple/coremltools/issues/1747",
         "https://github.com/apple/coremltools/pull/2818",

@@ -17,7 +17,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_all, axis_of, bind, cast, python
 
-PATCH = Patch(title="`cummax` and `cummin` are not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE937",
+              title="`cummax` and `cummin` are not implemented", upstream=("none known",))
 
 
 @PATCH.op("cummax", "cummin")

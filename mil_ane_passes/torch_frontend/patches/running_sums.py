@@ -16,7 +16,8 @@ from ..creation import mil_type
 from ..lowering import add, axis_of, bind, cast, python
 from ..probing import wrong
 
-PATCH = Patch(title="`cumsum` along an axis below -1 fails", upstream=("none known",))
+PATCH = Patch(code="ANE938",
+              title="`cumsum` along an axis below -1 fails", upstream=("none known",))
 
 
 @PATCH.probe

@@ -17,7 +17,8 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4", upstream=(
+PATCH = Patch(code="ANE939",
+              title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4", upstream=(
         "https://github.com/apple/coremltools/issues/2633",
         "https://github.com/apple/coremltools/pull/2632",
         "https://github.com/apple/coremltools/issues/2755",

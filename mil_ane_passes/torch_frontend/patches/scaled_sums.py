@@ -19,7 +19,8 @@ from ..lowering import add as give
 from ..lowering import bind, cast, promoted, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
+PATCH = Patch(code="ANE940",
+              title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
               upstream=("none known",))
 
 

@@ -19,7 +19,8 @@ from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, dims, python, static, tensor, vector
 from ..probing import wrong
 
-PATCH = Patch(title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
+PATCH = Patch(code="ANE941",
+              title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
               upstream=("none known",))
 
 _MODES = {None: "update", "update": "update", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul",

@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..lowering import add, bind, python
 from ..probing import wrong
 
-PATCH = Patch(title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
+PATCH = Patch(code="ANE943",
+              title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
 
 _NUMBER_LISTS = ("constant", "listconstruct", "size")
 "The kinds of node whose Var of rank 1 stands for a list of numbers, never for a list of one tensor."

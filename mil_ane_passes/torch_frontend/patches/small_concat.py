@@ -14,7 +14,8 @@ from coremltools.converters.mil.mil import types
 from ..contract import Patch
 from ..probing import wrong
 
-PATCH = Patch(title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
+PATCH = Patch(code="ANE944",
+              title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
 
 
 @PATCH.probe

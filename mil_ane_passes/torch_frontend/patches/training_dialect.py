@@ -16,7 +16,8 @@ from ..contract import Patch
 _ENTRY = "coremltools.converters._converters_entry"
 _DIALECT = "TRAINING"
 
-PATCH = Patch(title="exported programs of dialect TRAINING, torch's default, are refused", upstream=("https://github.com/apple/coremltools/pull/2743",))
+PATCH = Patch(code="ANE946",
+              title="exported programs of dialect TRAINING, torch's default, are refused", upstream=("https://github.com/apple/coremltools/pull/2743",))
 
 
 @PATCH.probe

@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, add_all, bind, cast, dims, named, python, vector
 
-PATCH = Patch(title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
+PATCH = Patch(code="ANE947",
+              title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
               upstream=("none known",))
 
 _SIGNATURE = ("src embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias use_gelu norm_first eps norm_weight_1 "

@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, named, python
 
-PATCH = Patch(title="`Tensor.unfold` is not implemented", upstream=("none known",))
+PATCH = Patch(code="ANE949",
+              title="`Tensor.unfold` is not implemented", upstream=("none known",))
 
 _MOST_SLICES = 64
 

@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, promoted
 from ..probing import wrong
 
-PATCH = Patch(title="a matrix times a vector is refused", upstream=("none known",))
+PATCH = Patch(code="ANE950",
+              title="a matrix times a vector is refused", upstream=("none known",))
 
 
 @PATCH.probe

@@ -17,7 +17,8 @@ from ..lowering import add, axis_of, bind, cast, dims, python, vector
 from ..probing import wrong
 from ..windows import wrapped
 
-PATCH = Patch(title="diagonal, narrow and unbind fail for other axes and flexible sizes", upstream=("none known",))
+PATCH = Patch(code="ANE951",
+              title="diagonal, narrow and unbind fail for other axes and flexible sizes", upstream=("none known",))
 
 
 @PATCH.probe

@@ -22,6 +22,7 @@ from ..functional.graph import LOST, UPDATE
 from ..probing import wrong
 
 PATCH = Patch(
+    code="ANE953",
     title="writes through views go to the wrong axis or are dropped",
     upstream=(
         "https://github.com/apple/coremltools/issues/1422",

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..contract import Patch
 
-PATCH = Patch(title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
+PATCH = Patch(code="ANE954",
+              title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
 _PASS = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
 
 
