@@ -13,17 +13,22 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
-from .query import is_default
+from .query import is_default, is_symbolic
 
-__all__ = ["block_text", "body_text", "op_text", "program_diff", "program_text", "type_text"]
+__all__ = ["block_text", "body_text", "op_text", "program_diff", "program_text", "size_text", "type_text"]
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
 _INLINE = 12
 "Elements up to which a const is printed by value."
 
 
-def type_text(var: Var, dim: Callable[[Any], str] = str) -> str:
-    """`fp16[1, 384, is0]`; a scalar is its dtype alone. `dim` writes one dimension."""
+def size_text(size: Any) -> str:
+    """A size of a shape; `?` for one that is not fixed, which pymil calls by another name in each process."""
+    return "?" if is_symbolic(size) else str(size)
+
+
+def type_text(var: Var, dim: Callable[[Any], str] = size_text) -> str:
+    """`fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` writes one dimension."""
     if types.is_list(var.sym_type):
         return "list"
     name = types.builtin_to_string(var.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.contract import Hit, Rewrite, Rule
+from ..core.printer import size_text
 from ..core.query import is_symbolic
 from ..core.registry import rewrites
 from ..core.scopes import Origin, origin
@@ -107,7 +108,7 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
 
 
 def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:
-    """Shape (symbolic dimensions as text) and dtype of a value; None for both where it is no tensor."""
+    """Shape ("?" for what is not fixed) and dtype of a value; None for both where it is no tensor."""
     shape, dtype = (None, None) if var is None else _kind(var.sym_type)
     return None if shape is None else list(shape), dtype
 
@@ -119,5 +120,5 @@ def _kind(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
         return None, None
     if not types.is_tensor(inner):
         return (), str(types.builtin_to_string(inner))
-    shape = tuple(str(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
+    shape = tuple(size_text(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
     return shape, str(types.builtin_to_string(inner.get_primitive()))

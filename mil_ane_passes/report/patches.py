@@ -49,7 +49,8 @@ class Patches:
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "patches", "patches": [
             {"code": each.patch.code, "name": each.patch.name, "title": each.patch.title,
-             "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)} for each in self.findings]}
+             "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)}
+            for each in self.findings]}
 
     def __str__(self) -> str:
         width = max((len(each.patch.name) for each in self.findings), default=0)

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.errors import InputError, nearest
+from ..core.printer import size_text
 
 __all__ = ["as_array", "check_feeds", "check_state", "named_feeds", "split_inputs"]
 
@@ -68,7 +69,7 @@ def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def _describe(var: Any) -> str:
-    extents = ", ".join(str(extent) for extent in var.shape)
+    extents = ", ".join(map(size_text, var.shape))
     return f"{types.builtin_to_string(var.dtype)} ({extents})"
 
 
@@ -106,5 +107,5 @@ def _check_shape(who: str, found: Sequence[int], var: Any, symbols: dict[Any, tu
         if known != size:
             raise InputError(
                 f"{who}: found {size} on axis {axis}, expected {known}: "
-                f"the symbolic extent '{extent}' is {known} in {where}"
+                f"the model has one size for both, and it is {known} in {where}"
             )

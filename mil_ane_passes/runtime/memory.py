@@ -10,6 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import types
 
 from ..core.errors import NotSupported
+from ..core.printer import size_text
 
 __all__ = ["refuse_giants"]
 
@@ -26,7 +27,7 @@ def refuse_giants(ops: Iterable[Any]) -> None:
             nbytes = _ELEMENT_BYTES * _elements(var.sym_type)
             if nbytes > most:
                 raise NotSupported(
-                    f"value {var.name!r} of shape {tuple(map(str, var.sym_type.get_shape()))} takes {nbytes / 1e9:.0f} "
+                    f"value {var.name!r} of shape ({', '.join(map(size_text, var.sym_type.get_shape()))}) takes {nbytes / 1e9:.0f} "
                     f"GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value on this machine"
                 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil import get_new_symbol, types
 
 from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.printer import body_text, op_text, program_diff, program_text, type_text
@@ -31,6 +31,13 @@ def joined():
         lambda x: mb.concat(values=[x, mb.const(val=np.ones((1, 2), np.float16)), mb.exp(x=x)], axis=0, name="y"),
         x=(1, 2),
     )
+
+
+def test_sizes_that_are_not_fixed_have_no_name_in_a_type():
+    """pymil numbers them as it makes them: another number in each process."""
+    size = get_new_symbol()
+    made = program(lambda x: mb.pad(x=x, pad=[0, 0, 1, 1], name="y"), x=(1, size)).functions["main"]
+    assert [type_text(var) for var in (made.inputs["x"], *made.outputs)] == ["fp16[1, ?]", "fp16[1, ?]"]
 
 
 def test_the_form():
