@@ -28,7 +28,8 @@ def refuse_giants(ops: Iterable[Any]) -> None:
             if nbytes > most:
                 raise NotSupported(
                     f"value {var.name!r} of shape ({', '.join(map(size_text, var.sym_type.get_shape()))}) takes "
-                    f"{nbytes / 1e9:.0f} GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value on this machine"
+                    f"{nbytes / 1e9:.0f} GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value "
+                    "on this machine"
                 )
 
 
