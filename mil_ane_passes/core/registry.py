@@ -100,7 +100,7 @@ def _of_file(module: str) -> type[Rule]:
     if len(rules) != 1:
         raise RuleError(f"{loaded.__file__} defines {len(rules)} rules; expected exactly one a file")
     rule = named(rules[0])
-    wrong = flaw(rule, ours=True)
+    wrong = flaw(rule, ours=True, quick=True)
     if wrong:
         raise RuleError(f"{place(rule)} {wrong}")
     return rule

@@ -7,7 +7,17 @@
     def test_my_rule(check, tmp_path):
         check(MyRule, tmp_path)
 
-They read the rule's `examples()` and need torch (the `verify` extra).
+They read the rule's `examples()`, at least one that fires and one that does not, and need torch (the `verify` extra).
+The rule need not be installed for them. To write one, these modules are there for others too, not for us alone:
+
+- `mil_ane_passes.core.contract`: `Rule`, `Rewrite` and their kinds, `Hit`, `Miss`, `Example`, `Exactness`, evidence;
+- `mil_ane_passes.core.examples`: short ways to build the programs of `examples()`;
+- `mil_ane_passes.core.query`: questions about ops and values; `core.targets`: the generations of a rule (`between`);
+- `mil_ane_passes.core.build`: the builder that `rewrite()` is given.
+
+A distribution names its rules under the entry point group `mil_ane_passes.rules` (see `core.plugins`), with codes of
+its own: capital letters and digits, such as ACME101. ANE900 to ANE999 are for rules that stay at home; other codes that
+begin with ANE are refused, since a later version may give them out.
 """
 
 from __future__ import annotations

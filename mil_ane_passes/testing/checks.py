@@ -21,6 +21,7 @@ from ..core.engine import PassTrace, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops
 from ..core.ranges import Measure
+from ..core.whole import flaw, named, place
 from ..package import load, save
 from ..proof.border import Border, borders
 from ..proof.compare import Strictness, differences, limited
@@ -43,7 +44,7 @@ ORDINARY = "normal draws"
 
 
 def _examples(rule: type[Rule], fires: bool | None = None) -> Iterator[tuple[Rule, Example]]:
-    for example in rule().examples():
+    for example in named(rule)().examples():
         if fires is None or fires == (example.reason is None):
             yield rule.configured(**example.options), example
 
@@ -67,6 +68,12 @@ def _measure(example: Example) -> Measure | None:
         return [Plan("main", ORDINARY, drawn, state), Plan("main", "their opposites", mirrored, state)]
 
     return measurer(make) if example.measured else None
+
+
+def states_what_every_rule_states(rule: type[Rule], tmp_path: Path) -> None:
+    """Code, slug, evidence and the rest are there, and of the right form; the code is one that its author may give."""
+    wrong = flaw(named(rule), ours=rule.__module__.startswith(f"{__name__.partition('.')[0]}."))
+    assert not wrong, f"{place(rule)} {wrong}"
 
 
 def page_shows_the_first_example(rule: type[Rule], tmp_path: Path) -> None:
@@ -109,7 +116,7 @@ def twice_is_once(rule: type[Rule], tmp_path: Path) -> None:
         _ran(configured, example, program)
         text = program_text(program)
         assert not _ran(configured, example, program).fired, f"'{example.name}' fires again on its own result"
-        assert program_text(program) == text
+        assert program_text(program) == text, f"'{example.name}' is not the same after a run that found nothing"
 
 
 def values_hold(rule: type[Rule], tmp_path: Path) -> None:
@@ -286,7 +293,7 @@ def _cast(var: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 CHECKS: tuple[Check, ...] = (
-    page_shows_the_first_example, examples_fire_or_say_why_not, finding_and_fixing_agree, twice_is_once, values_hold,
-    values_hold_when_observed, values_hold_when_nested, values_hold_when_repeated, values_hold_when_symbolic,
-    weights_stay_compressed, lives_with_the_host, survives_save_and_load,
+    states_what_every_rule_states, page_shows_the_first_example, examples_fire_or_say_why_not, finding_and_fixing_agree,
+    twice_is_once, values_hold, values_hold_when_observed, values_hold_when_nested, values_hold_when_repeated,
+    values_hold_when_symbolic, weights_stay_compressed, lives_with_the_host, survives_save_and_load,
 )

@@ -254,8 +254,3 @@ def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
 
 def test_names_that_mean_something_else_are_reserved():
     assert {*PRESETS, BEGIN, END} == whole._TAKEN_NAMES
-
-
-def test_ours_are_whole_by_the_measure_for_others():
-    assert not [(rule.name, wrong) for rule in all_rules().values()
-                if (wrong := whole.flaw(rule, ours=True) or next(whole._of_code(rule), ""))]
