@@ -21,6 +21,7 @@ from .pass_trace import PassTrace, note
 from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
 from .targets import applies, parse_target
+from .whole import blamed, is_ours
 
 __all__ = ["MAX_ROUNDS", "Blocks", "Census", "PassTrace", "answers", "find", "run"]
 
@@ -52,6 +53,22 @@ def answers(
     `census` has the ops of `program` by type and `blocks` its blocks, so that many rules need not each walk over all
     of them.
     """
+    found = _answers(rule, program, target, measure, census, blocks)
+    return found if is_ours(type(rule)) else _held(rule, found)
+
+
+def _held(rule: Rule, found: Iterator[tuple[str, Hit | Miss]]) -> Iterator[tuple[str, Hit | Miss]]:
+    """What a rule of others answers, held to being answers."""
+    with blamed(type(rule)):
+        for function, answer in found:
+            if not isinstance(answer, (Hit, Miss)):
+                raise RuleError(f"{_where(rule)} answered {answer!r}; expected a Hit or a Miss")
+            yield function, answer
+
+
+def _answers(
+    rule: Rule, program: Program, target: str, measure: Measure | None, census: Census | None, blocks: Blocks | None,
+) -> Iterator[tuple[str, Hit | Miss]]:
     if isinstance(rule, PlanRule) or not applies(rule.targets, target):
         return
     _prepare(rule, program, target, measure)
@@ -83,7 +100,7 @@ def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measur
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
         _prepare(rule, program, target, measure)
-        with collector_off():
+        with collector_off(), blamed(type(rule)):
             if isinstance(rule, ProgramRewrite):
                 _whole(rule, program, trace)
             else:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .contract import STAGES, BlockRewrite, BlockRule, Evidence, Exactness, PlanRule, ProgramRewrite, Rewrite, Rule
+from .errors import AnePassesError, RuleError
 
-__all__ = ["BASES", "flaw", "named", "place"]
+__all__ = ["BASES", "blamed", "flaw", "is_ours", "named", "place"]
 
 BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 """The classes that rules derive from; none is a rule itself."""
@@ -47,6 +49,28 @@ def place(rule: type[Rule]) -> str:
         return f"{rule.__name__} in {inspect.getsourcefile(rule)}"
     except (OSError, TypeError):  # made in an interpreter
         return f"{rule.__name__} of {rule.__module__}"
+
+
+def is_ours(rule: type[Rule]) -> bool:
+    """Whether the rule is one of this package."""
+    return rule.__module__.startswith(f"{__name__.partition('.')[0]}.")
+
+
+@contextmanager
+def blamed(rule: type[Rule]) -> Iterator[None]:
+    """An error in a rule of others is told as that: RuleError with the class, its file and what to do.
+
+    Errors of ours are left as they are, and so is what is no fault of the rule, such as a full disk.
+    """
+    try:
+        yield
+    except (AnePassesError, MemoryError, OSError, RecursionError):
+        raise
+    except Exception as error:
+        if is_ours(rule):
+            raise
+        raise RuleError(f"rule {rule.name} ({place(rule)}) failed with {type(error).__name__}: {error}; tell its "
+                        "authors, and uninstall it until it is repaired") from error
 
 
 def flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:

@@ -17,6 +17,7 @@ from ..core.plan import Cost, Plan, Row, Segment
 from ..core.query import all_blocks, consumers
 from ..core.steps import Unknown, counted
 from ..core.targets import applies, parse_target
+from ..core.whole import blamed
 from .cost import cost
 from .segments import partition
 from .sizes import read, sizes_of, unsettled
@@ -60,7 +61,8 @@ def predict(
         for rule in rules:
             if isinstance(rule, PlanRule) and applies(rule.targets, target):
                 rule._generations = generations
-                found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
+                with blamed(type(rule)):
+                    found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
         _mark(rows, found)
         return plan, found
 

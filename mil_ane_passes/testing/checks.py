@@ -21,7 +21,7 @@ from ..core.engine import PassTrace, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops
 from ..core.ranges import Measure
-from ..core.whole import flaw, named, place
+from ..core.whole import flaw, is_ours, named, place
 from ..package import load, save
 from ..proof.border import Border, borders
 from ..proof.compare import Strictness, differences, limited
@@ -72,7 +72,7 @@ def _measure(example: Example) -> Measure | None:
 
 def states_what_every_rule_states(rule: type[Rule], tmp_path: Path) -> None:
     """Code, slug, evidence and the rest are there, and of the right form; the code is one that its author may give."""
-    wrong = flaw(named(rule), ours=rule.__module__.startswith(f"{__name__.partition('.')[0]}."))
+    wrong = flaw(named(rule), ours=is_ours(rule))
     assert not wrong, f"{place(rule)} {wrong}"
 
 

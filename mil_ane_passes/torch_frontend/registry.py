@@ -82,8 +82,8 @@ def _require_torch() -> None:
     try:
         importlib.import_module("torch")
     except ImportError as error:
-        raise InputError("the torch frontend needs torch, which is not installed; "
-                         "`pip install 'mil_ane_passes[verify]'` brings it") from error
+        raise InputError("the torch frontend needs PyTorch, which is not installed: "
+                         "pip install 'mil-ane-passes[verify]'") from error
 
 
 def _check_distinct(patches: list[Patch]) -> None:

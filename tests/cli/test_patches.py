@@ -109,8 +109,8 @@ def test_without_torch_it_says_so_in_one_line():
     done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 2 and done.stdout == ""
     said = [line for line in done.stderr.splitlines() if not line.startswith("Failed to load ")]  # the host, off a Mac
-    assert said == ["mil-ane-passes: the torch frontend needs torch, which is not installed; "
-                    "`pip install 'mil_ane_passes[verify]'` brings it"]
+    assert said == ["mil-ane-passes: the torch frontend needs PyTorch, which is not installed: "
+                    "pip install 'mil-ane-passes[verify]'"]
 
 
 @pytest.mark.parametrize("option", ["--format=yaml", "extra"])

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
@@ -16,7 +17,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core import plugins, whole
-from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.guard_passes import BEGIN, END
 from mil_ane_passes.core.pipeline import PRESETS, register_passes, run_all, selected
@@ -254,3 +255,29 @@ def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
 
 def test_names_that_mean_something_else_are_reserved():
     assert {*PRESETS, BEGIN, END} == whole._TAKEN_NAMES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('return Hit(op, note="squared")', "return op.no_such_input", "failed with AttributeError: "),
+        ('return Hit(op, note="squared")', "return None", "answered None; expected a Hit or a Miss"),
+        ('return Hit(op, note="squared")', "raise ValueError('odd')", "failed with ValueError: odd; tell its authors"),
+    ],
+)
+def test_a_rule_that_fails_is_named(plugin, tmp_path, capsys, old, new, says):
+    """Not taken for a fault of the model, nor of the tool."""
+    site = plugin("newcomer_rules", source().replace(old, new))
+    model = ct.convert(squares(), convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
+                       minimum_deployment_target=ct.target.iOS17)
+    model.save(str(tmp_path / "in.mlpackage"))
+    assert main(["lint", str(tmp_path / "in.mlpackage")]) == 2
+    said = capsys.readouterr().err
+    assert f"newcomer_rules ({'SquareByMul in ' if 'failed' in says else ''}{site / 'newcomer_rules.py'}" in said
+    assert says in said and "internal error" not in said
+
+
+def test_a_rewrite_that_fails_is_named(plugin):
+    plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z"))
+    with pytest.raises(RuleError, match=r"rule newcomer_rules .* failed with AttributeError: .*; tell its authors"):
+        run_all(selected(passes="newcomer_rules"), squares())

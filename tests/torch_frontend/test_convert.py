@@ -138,7 +138,7 @@ except ane.InputError as error:
 def test_a_program_needs_no_torch():
     done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("the torch frontend needs torch, which is not installed; ")
+    assert done.stdout.startswith("the torch frontend needs PyTorch, which is not installed: ")
 
 
 def test_what_counts_as_from_torch():
