@@ -16,20 +16,23 @@ from ..core.errors import InputError
 from ..core.growth import parse_growth
 from ..core.settings import percent
 from . import cmd_lint, cmd_rewrite
-from .output import add_format, progress_line, show
+from .output import add_format, example, progress_line, show
 from .stopping import Stopped
 
 HELP = "rewrite or lint many packages, on many cores or machines; run again, it does the rest"
+EXAMPLE = "batch rewrite models -o rewritten --jobs 4"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     each = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    rewrite = each.add_parser("rewrite", help=cmd_rewrite.HELP, description=cmd_rewrite.__doc__)
+    rewrite = each.add_parser("rewrite", help=cmd_rewrite.HELP, description=cmd_rewrite.__doc__,
+                              epilog=example("batch rewrite models -o rewritten"))
     _add_sources(rewrite, "DIR/NAME.mlpackage")
     cmd_rewrite.add_choices(rewrite)
     rewrite.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
     rewrite.set_defaults(run=run, each=_rewrite)
-    lint = each.add_parser("lint", help=cmd_lint.HELP, description=cmd_lint.__doc__)
+    lint = each.add_parser("lint", help=cmd_lint.HELP, description=cmd_lint.__doc__,
+                           epilog=example("batch lint models -o reports --report html"))
     _add_sources(lint, "DIR/NAME.txt")
     cmd_lint.add_choices(lint)
     lint.add_argument("--report", choices=cmd_lint.FORMATS, default="text", help="which form the reports in DIR have")

@@ -8,6 +8,7 @@ from .given import add_given, given
 from .output import add_format, at_least_one, progress_line, show
 
 HELP = "where fp16 overflows on your feeds, and what cures it"
+EXAMPLE = "calibrate in.mlpackage --feeds feeds.npz --worst 10"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import argparse
 from .output import add_format, show
 
 HELP = "how our prediction stands to a compute plan from a Mac"
+EXAMPLE = "calibrate-plan folder/result.json"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

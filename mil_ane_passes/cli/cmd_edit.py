@@ -11,6 +11,7 @@ from .copying import add_link, copying
 from .output import add_format, show
 
 HELP = "rename, expose or drop values of a package, change its interface, split it"
+EXAMPLE = "edit in.mlpackage -o out.mlpackage --rename var_123=logits --io fp16"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..report.patches import PatchPage
 
 HELP = "the page of one rule, patch or topic"
+EXAMPLE = "explain ANE301"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..report.lint import LintReport
 
 HELP = "which ops leave the ANE, why, and what mends it"
+EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
 _SHARED = ("select", "ignore", "target", "baseline")
 "What both the command line and a file of settings may say; errors about it begin with that word."

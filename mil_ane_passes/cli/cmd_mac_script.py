@@ -12,6 +12,7 @@ from .arrays import read_arrays
 from .output import add_format, at_least_one, progress_line, show
 
 HELP = "write what somebody with a Mac runs to measure a package"
+EXAMPLE = "mac-script folder in.mlpackage --preset safe"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import argparse
 from .output import add_format, show
 
 HELP = "list the passes"
+EXAMPLE = "passes"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

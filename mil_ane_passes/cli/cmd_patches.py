@@ -7,6 +7,7 @@ import argparse
 from .output import add_format, show
 
 HELP = "list the patches of the torch frontend"
+EXAMPLE = "patches"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

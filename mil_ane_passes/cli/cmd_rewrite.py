@@ -10,6 +10,7 @@ from .given import add_given, given
 from .output import add_format, progress_line, show
 
 HELP = "rewrite a package and prove the result before writing it"
+EXAMPLE = "rewrite in.mlpackage -o out.mlpackage"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

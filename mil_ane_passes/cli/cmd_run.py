@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..report.trace import RunReport
 
 HELP = "execute a package on any machine"
+EXAMPLE = "run in.mlpackage --feeds feeds.npz -o out.npz"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

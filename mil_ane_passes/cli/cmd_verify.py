@@ -9,6 +9,7 @@ from .output import add_format, at_least_one, progress_line, show
 from .quirks import add_quirk
 
 HELP = "are two packages equal"
+EXAMPLE = "verify in.mlpackage out.mlpackage"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

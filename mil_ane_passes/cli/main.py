@@ -18,6 +18,7 @@ from .._version import __version__
 from ..core.errors import AnePassesError, NotSupported
 from ..core.host import quiet
 from ..core.spelling import by_command
+from .output import example
 from .stopping import said, stoppable
 
 __all__ = ["main"]
@@ -84,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mil-ane-passes",
         description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
-        epilog="Exit codes: 0 done (or nothing to do), 1 findings or not proved equal, 2 could not run.",
+        epilog="Exit codes: 0 done (or nothing to do), 1 findings or not proved equal, 2 could not run, 128 + its "
+               "number when a signal stopped it. A command's --help has an example.",
     )
     parser.add_argument("--version", action="version", version=f"mil-ane-passes {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -92,5 +94,6 @@ def _parser() -> argparse.ArgumentParser:
         if module.name.startswith("cmd_"):
             command = importlib.import_module(f"{cli.__name__}.{module.name}")
             command.add(commands.add_parser(
-                module.name.removeprefix("cmd_").replace("_", "-"), help=command.HELP, description=command.__doc__))
+                module.name.removeprefix("cmd_").replace("_", "-"), help=command.HELP, description=command.__doc__,
+                epilog=example(command.EXAMPLE)))
     return parser

@@ -16,7 +16,12 @@ from ..package.files import sync
 from ..package.refusals import refusals
 from ..package.staging import Staging
 
-__all__ = ["add_format", "at_least_one", "check_file", "progress_line", "show", "write_file", "write_whole"]
+__all__ = ["add_format", "at_least_one", "check_file", "example", "progress_line", "show", "write_file", "write_whole"]
+
+
+def example(words: str) -> str:
+    """What the help of a command ends with."""
+    return f"example: mil-ane-passes {words}"
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,8 @@ from ..core.host import quiet
 
 __all__ = ["add_quirk"]
 
-_LIST = "quirks"
+_LIST = "\0quirks"
+"Behind what the help ends with: the list comes there."
 
 
 def add_quirk(parser: argparse.ArgumentParser, where: str) -> None:
@@ -17,15 +18,16 @@ def add_quirk(parser: argparse.ArgumentParser, where: str) -> None:
     parser.add_argument("--quirk", metavar="NAME", action="append", default=[], dest="quirks",
                         help=f"a published fault to imitate {where}; may be given more than once; see below")
     parser.formatter_class = _ListsQuirks
-    parser.epilog = _LIST
+    parser.epilog = f"{parser.epilog or ''}{_LIST}"
 
 
 class _ListsQuirks(argparse.HelpFormatter):
     """Puts the list in when help is shown: it is not there before coremltools is imported."""
 
     def add_text(self, text: str | None) -> None:
-        if text != _LIST:
-            super().add_text(text)
+        words, listed, _ = (text or "").partition(_LIST)
+        super().add_text(words or None)
+        if not listed:
             return
         with quiet():
             from ..api import fault_models

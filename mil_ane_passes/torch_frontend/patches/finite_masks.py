@@ -11,6 +11,10 @@ beyond 65504 for every fp16 number but 0: it becomes sign(x) * +-30000, for 0 ex
 the op stay in fp32, as the host has it, and what is beyond 65504 of their results becomes +-30000 when it is cast.
 Bounds (`clip`, `maximum`, `minimum`) and infinities, also the host's stand-in 3.4e38 for one, are left to the host.
 Nothing that fp16 holds is changed, and nothing outside the host's fp16 pass.
+
+The pass ane::finite_mask (ANE310) takes -1e4 for masks of which it knows that only softmaxes read them: six of those
+add up in fp16. Here the const may be read by anything, comparisons too, and torch's own sum of such a mask and a score
+is the mask alone: +-30000 is as near to that as fp16 comes with room for two. The pass leaves it as it is.
 """
 
 from __future__ import annotations
