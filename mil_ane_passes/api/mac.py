@@ -148,7 +148,7 @@ class _Writer:
                   for each in side.program.functions}
         self.made.images |= any(images.values())
         return [{"name": each, "load_as": each if several else None, "skipped": skipped[each], "images": images[each],
-                 "feeds": [self._feed(name, side, run) for run in runs if run.plan.function == each]}
+                 "feeds": [self._feed(side, run) for run in runs if run.plan.function == each]}
                 for each in side.program.functions]
 
     def _executed(self, name: str, side: Opened, wanted: Sequence[Plan]) -> list[Run]:
@@ -162,7 +162,7 @@ class _Writer:
                             for run in runs if run.error]
         return [run for run in runs if not run.error]
 
-    def _feed(self, name: str, side: Opened, run: Run) -> dict[str, Any]:
+    def _feed(self, side: Opened, run: Run) -> dict[str, Any]:
         """The files of one run, and what the manifest says of them."""
         number, plan = self.made.feeds, run.plan
         self.made.feeds += 1

@@ -177,7 +177,7 @@ class BlockReader:
         blocks: tuple[NestedOrigin, ...],
     ) -> None:
         declared = [self._type(output) for output in spec.outputs]
-        op = self._make(spec, name, inputs, bounds, [origin.block for origin in blocks], declared)
+        op = self._make(spec, name, inputs, [origin.block for origin in blocks], declared)
         for origin in blocks:
             origin.block.outer_op = op
         for output, var in zip(spec.outputs, op.outputs, strict=True):
@@ -202,7 +202,6 @@ class BlockReader:
         spec: Any,
         name: str,
         inputs: dict[str, Any],
-        bounds: list[Bound],
         blocks: list[Block],
         declared: list[Any],
     ) -> Operation:

@@ -134,7 +134,7 @@ def described(
         [op for op in own if not any(var.name in shared for var in op.outputs)] for own in (own_before, own_after))
     return FirstDifference(
         plan.function, plan.label, precision, " > ".join(new.place(new_op)), execution,
-        _side(old, old_op, sides[0][1]), _side(new, new_op, sides[1][1]), worst,
+        _side(old_op, sides[0][1]), _side(new_op, sides[1][1]), worst,
         agree=tuple(var.name for var in operands if trail.knows(var)), unknown=tuple(var.name for var in unknown),
         parameters=tuple(_other_constants(old_op, new_op)), since=tuple(var.name for var in since),
         own_before=tuple(map(_op_name, own_before)), own_after=tuple(map(_op_name, own_after)))
@@ -201,7 +201,7 @@ def _op_name(op: Operation) -> str:
     return f"{op.op_type} %{op.outputs[0].name if op.outputs else op.name}"
 
 
-def _side(values: Values, op: Operation, var: Var | None) -> Side:
+def _side(op: Operation, var: Var | None) -> Side:
     made = var if var is not None else (op.outputs[0] if op.outputs else op.inputs["value"])
     block = [each for each in op.enclosing_block.operations if not _is_stored(each)]
     at = block.index(op)

@@ -33,11 +33,6 @@ class ValueStore:
         if self._folder is not None:
             self._folder.cleanup()
 
-    @property
-    def spilled(self) -> int:
-        """How many arrays are in files."""
-        return len(self._files)
-
     def put(self, key: Hashable, array: Array) -> None:
         if array.nbytes <= self._left:
             self._left -= array.nbytes

@@ -34,7 +34,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
     where = {rule.name: number for number, rule in enumerate(rules)}
     location = _artifact(report.model)
     seen: Counter[Any] = Counter()
-    results = [_result(report, item, where[item.rule.name], location, seen) for item in listed]
+    results = [_result(item, where[item.rule.name], location, seen) for item in listed]
     if report.baseline is not None:
         new = {id(item) for item in report.baseline.new}
         for item, result in zip(report.findings, results):
@@ -67,7 +67,7 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
 
 
 def _result(
-    report: LintReport, item: LintFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
+    item: LintFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
 ) -> dict[str, Any]:
     identity = (item.near_miss, *item.key)
     seen[identity] += 1

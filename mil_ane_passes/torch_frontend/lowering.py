@@ -181,9 +181,9 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
     own = dims(x)
-    repeats: list[Any] = [1 if _same(mine, wanted, at, want) else wanted if isinstance(mine, int) and mine == 1
+    repeats: list[Any] = [1 if _same(mine, wanted) else wanted if isinstance(mine, int) and mine == 1
                           else mb.floor_div(x=wanted, y=mine)
-                          for mine, wanted, at, want in zip(own, sizes, x.shape, sizes, strict=True)]
+                          for mine, wanted in zip(own, sizes, strict=True)]
     if all(isinstance(repeat, int) and repeat == 1 for repeat in repeats):
         return x
     if x.dtype == types.bool:
@@ -191,7 +191,7 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     return mb.tile(x=x, reps=vector(repeats))
 
 
-def _same(mine: Size, wanted: Size, shape: Any, want: Any) -> bool:
+def _same(mine: Size, wanted: Size) -> bool:
     if isinstance(mine, int) and isinstance(wanted, int | np.integer):
         return mine == int(wanted)
     return isinstance(wanted, Var) and isinstance(mine, Var) and _symbol(mine) is not None \
