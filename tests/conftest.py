@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("law"):
                 item.add_marker("slow")
+
+
+def pytest_collection_finish(session):
+    """coremltools looks for garbage at the end of each conversion: half a second each, among all that is collected."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What the tests of a file leave behind, once their fixtures are gone, is not looked through either."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return done
 
 
 def _asks_for_slow(config):
