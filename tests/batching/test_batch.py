@@ -12,6 +12,7 @@ import pytest
 import mil_ane_passes as ane
 from mil_ane_passes import InputError, batch
 from mil_ane_passes.batching import BatchInterrupted
+from mil_ane_passes.batching.workers import Here
 from mil_ane_passes.runtime.registry import load_kernels
 
 from .helpers import IDLE, REWRITTEN, files, packages, shown, statuses
@@ -271,3 +272,47 @@ def test_places_for_results_that_cannot_be(two, out, tmp_path):
         batch("verify", two, tmp_path / "x")
     assert not Path(two[1], "Data/new").exists() and sorted(os.listdir(tmp_path / "in")) == ["a.mlpackage",
                                                                                             "b.mlpackage"]
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (OSError(28, "No space left on device", "x.npz"), "No space left on device: x.npz"),
+    (RecursionError("deep"), "the model's blocks are nested too deep for this machine's Python"),
+    (MemoryError(), "not enough memory; expected more, or fewer jobs at a time"),
+    (ZeroDivisionError("by zero"), "internal error (ZeroDivisionError: by zero); nothing was written"),
+])
+def test_whatever_goes_wrong_with_one_is_told_of_that_one(two, out, monkeypatch, error, words):
+    whole = ane.api.linting._lint
+
+    def failing(src, *given):
+        if src.endswith("b.mlpackage"):
+            raise error
+        return whole(src, *given)
+
+    monkeypatch.setattr("mil_ane_passes.api.linting._lint", failing)
+    report = batch("lint", two, out)
+    assert statuses(report) == {"b": "failed", "a": "clean"} and report.exit_code == 2
+    assert report.items[0].error.startswith(words)
+    assert shown(out) == ["a.txt"]
+
+
+def test_results_that_a_worker_left_on_a_disk_of_its_own_are_not_counted(two, out):
+    class Elsewhere(Here):
+        def submit(self, fn, /, *args, **kwargs):
+            future = super().submit(fn, *args, **kwargs)
+            shutil.rmtree(out)
+            return future
+
+    report = batch("rewrite", two[:1], out, verify=False, executor=Elsewhere())
+    (item,) = report.items
+    assert (item.status, item.code, item.report_file) == ("failed", 2, None)
+    assert item.error == (f"a worker says that it wrote {out / 'b.mlpackage'}, which is not here; workers need the "
+                          "same paths: give them on a file system that all of them have")
+
+
+def test_a_folder_that_cannot_be_made_and_an_unknown_form_are_refused(two, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file/out: the folder for the results cannot be made \(Not a directory\)"):
+        batch("lint", two, tmp_path / "file" / "out")
+    with pytest.raises(InputError, match="report: found 'pdf'; expected text, json, sarif, html"):
+        batch("lint", two, tmp_path / "out", report="pdf")
+    assert not (tmp_path / "out").exists()

@@ -68,3 +68,13 @@ def test_a_fault_of_ours_is_one_line_too(monkeypatch, tmp_path, capsys):
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
     assert line.startswith("mil-ane-passes: internal error (ZeroDivisionError: division by zero)")
     assert not list(tmp_path.iterdir())
+
+
+def test_blocks_too_deep_for_python_are_told_in_one_line(monkeypatch, tmp_path, capsys):
+    def endless(*_, **__):
+        return endless()
+
+    monkeypatch.setattr("mil_ane_passes.api.rewriting.run_all", endless)
+    line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
+    assert line == "mil-ane-passes: the model's blocks are nested too deep for this machine's Python"
+    assert not list(tmp_path.iterdir())

@@ -93,6 +93,12 @@ def bad_inline(source):
     write_spec(source, spec)
 
 
+def other_opset(source):
+    spec = spec_of(source)
+    spec.mlProgram.functions["main"].opset = "CoreML99"
+    write_spec(source, spec)
+
+
 def item_is_a_link(source):
     shutil.move(source / MODEL, source.parent / "elsewhere.mlmodel")
     os.symlink(source.parent / "elsewhere.mlmodel", source / MODEL)
@@ -121,6 +127,7 @@ BROKEN = {
     "classifier network": (set_kind("neuralNetworkClassifier"), "is a NeuralNetwork .*convert the source model"),
     "pipeline": (set_kind("pipeline"), "is a pipeline .pipeline. without an ML Program: it has no parts"),
     "other": (set_kind("normalizer"), "of type normalizer"),
+    "opset": (other_opset, r"function 'main' is for opset 'CoreML99' but has blocks for 'CoreML\d'; expected one"),
     "unknown name": (rename_input, "refer to 'nowhere'"),
     "inline": (bad_inline, r"const .* inline value of \d elements; expected \d of int32"),
     "weights gone": (lambda s: (s / WEIGHTS).unlink(), "const '.*weight file .* is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -196,3 +197,39 @@ def test_ops_out_of_order_are_refused(source, tmp_path):
     with pytest.raises(RuleError, match="op 'relu' uses 'late', which no op before it makes"):
         save(package, tmp_path / "saved.mlpackage")
     assert os.listdir(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize("call", ["copy_file_range", "lseek"])
+def test_a_file_system_that_can_do_little_gets_the_same_bytes(source, tmp_path, monkeypatch, call):
+    """One that does not copy by itself, one that does not tell where a file has no data."""
+    def refused(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    sparse = source / "Data" / "com.apple.CoreML" / "sparse.bin"
+    with open(sparse, "wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    monkeypatch.setattr("mil_ane_passes.package.files.clone", lambda src, dst: False)
+    if hasattr(os, call):
+        monkeypatch.setattr(os, call, refused)
+    save(load(source), tmp_path / "saved.mlpackage")
+    assert tree(tmp_path / "saved.mlpackage") == tree(source)
+
+
+def test_a_disk_that_does_not_confirm_is_told_of_and_the_package_is_there(source, tmp_path, monkeypatch):
+    whole = write.sync
+
+    def failing(path):
+        if path == tmp_path:
+            raise error
+        whole(path)
+
+    monkeypatch.setattr(write, "sync", failing)
+    error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(InputError, match=r"saved.mlpackage: written, but the disk did not confirm it \(Input/output"):
+        save(load(source), tmp_path / "saved.mlpackage")
+    assert tree(tmp_path / "saved.mlpackage") == tree(source)
+    error = PermissionError(errno.EACCES, "Permission denied")  # a folder that may not be opened for reading
+    save(load(source), tmp_path / "other.mlpackage")
+    assert tree(tmp_path / "other.mlpackage") == tree(source)
