@@ -3,18 +3,19 @@
     python -m tests.benchmarks.bench_package [--gigabytes 1] [--rounds 3] [--shape llm|tower] [--folder DIR]
                                              [--record FILE.json] [--quick]
 
-Each command starts after the disk has come to rest and with the package in the page cache (as far as it fits). What a
-command takes beyond its start-up is the wall time of its second run in one process, the first being on a package of a
-few kilobytes; `cp -r` leaves the bytes to the kernel to write later, rewrite and edit wait until they are on disk, as
-`cp -r; sync` does. The host's round trip is its own edit of an existing package, `change_input_output_tensor_type`,
-then `save`, beside `edit --io fp32`, the same edit; whole processes both. It is left out where memory is less than four
-times the package. The bounds, of which a quick run holds the last alone, its package being too small:
+Each command starts after the disk has come to rest and with the package in the page cache (as far as it fits). Times
+are wall times of whole processes. Rewrite and edit copy the weights while they import coremltools, so they stand beside
+`import coremltools` and `cp -r` one after the other; what `rewrite` takes beyond its start-up is what it takes longer
+than on a package of a few kilobytes. `cp -r` leaves the bytes to the kernel to write later; rewrite and edit wait until
+they are on disk, as `cp -r; sync` does. The host's round trip is its own edit of an existing package,
+`change_input_output_tensor_type`, then `save`, beside `edit --io fp32`, the same edit; it is left out where memory is
+less than four times the package. The bounds:
 
-- `rewrite --no-verify` at most 1.2 times `cp -r`, `edit --rename` 1.5 times;
-- `edit --rename --link` at most half of `cp -r`, and without `--link` too on a file system whose files can share blocks
-  (name a folder on one with --folder);
-- `lint` at most the time of `cp -r` for a gigabyte (it does not grow with the weights);
-- `edit --io` at most half of the host's round trip, and its memory at most half;
+- `rewrite --no-verify` and `edit --rename` at most 1.2 times `import coremltools` and `cp -r` after it;
+- `rewrite --no-verify` beyond start-up at most 1.2 times `cp -r`, which a quick run leaves out;
+- `lint` and `edit --rename --link` at most 1.2 times `import coremltools`; `edit --rename` as well on a file system
+  whose files can share blocks (name a folder on one with --folder);
+- `edit --io` at most half of the host's round trip, and its memory at most half, but for a quick run's small package;
 - none of ours more than 1.4 times the memory of `import coremltools`.
 """
 
@@ -26,7 +27,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.benchmarks.bench_start import HOST, TINY
@@ -34,7 +35,7 @@ from tests.benchmarks.command import Benchmark
 from tests.benchmarks.processes import spend
 from tests.benchmarks.rounds import Comparison, in_turn, told
 
-COPY, EDIT, AT_ONCE, LINT, EDIT_BY_HOST, MEMORY = 1.2, 1.5, 0.5, 1.0, 0.5, 1.4
+COPY, STARTED, BY_HOST, MEMORY = 1.2, 1.2, 0.5, 1.4
 HOST_MEMORY = 4
 FICLONE = 0x40049409
 ROUND_TRIP = """
@@ -44,7 +45,9 @@ from coremltools.proto.FeatureTypes_pb2 import ArrayFeatureType as A
 model = ct.models.MLModel(sys.argv[1], skip_model_load=True)
 ct.utils.change_input_output_tensor_type(model, A.FLOAT16, A.FLOAT32).save(sys.argv[2])
 """
-BEYOND = ("rewrite --no-verify", "lint", "edit --rename", "edit --rename --link")
+REWRITE, LINT, EDIT, LINK = "rewrite --no-verify", "lint", "edit --rename", "edit --rename --link"
+START, COPIED, SYNCED = "rewrite, tiny", "cp -r", "cp -r; sync"
+IO, HOSTS_IO = "edit --io fp32", "coremltools: load, change_input_output_tensor_type, save"
 
 
 class Machine:
@@ -62,40 +65,34 @@ class Machine:
     def fits_the_host(self) -> bool:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= HOST_MEMORY * self.bytes
 
-    def sides(self) -> dict[str, Callable[[], float]]:
+    def sides(self, quick: bool) -> dict[str, Callable[[], float]]:
         source, target, python = str(self.source), str(self.target), sys.executable
+        tool = [python, "-m", "mil_ane_passes"]
+        renamed = [*tool, "edit", source, "-o", target, "--rename", "output=renamed"]
         made = {
             HOST: [python, "-c", HOST],
-            "cp -r": ["cp", "-r", source, target],
-            "cp -r; sync": ["sh", "-c", f"cp -r '{source}' '{target}' && sync -f '{target}'"],
-            **{name: self.warm(name) for name in BEYOND},
+            COPIED: ["cp", "-r", source, target],
+            SYNCED: ["sh", "-c", f"cp -r '{source}' '{target}' && sync -f '{target}'"],
+            START: [*tool, "rewrite", str(TINY), "-o", target, "--no-verify"],
+            REWRITE: [*tool, "rewrite", source, "-o", target, "--no-verify"],
+            LINT: [*tool, "lint", source],
+            EDIT: renamed,
+            LINK: [*renamed, "--link"],
+            IO: [*tool, "edit", source, "-o", target, "--io", "fp32"],
+            HOSTS_IO: [python, "-c", ROUND_TRIP, source, target],
         }
-        if self.fits_the_host:
-            made["edit --io fp32"] = [python, "-m", "mil_ane_passes", "edit", source, "-o", target, "--io", "fp32"]
-            made["the host's round trip"] = [python, "-c", ROUND_TRIP, source, target]
-        return {name: lambda name=name, command=command: self.once(name, command) for name, command in made.items()}
+        left_out = {START} if quick else set()
+        if not self.fits_the_host:
+            left_out |= {IO, HOSTS_IO}
+        return {name: lambda name=name: self.once(name, made[name]) for name in made if name not in left_out}
 
     def once(self, name: str, command: list[str]) -> float:
-        """Seconds: what is printed by a command that times itself, else the wall time of the process."""
+        """Seconds of the process."""
         self._rest()
-        spent = spend(command)
+        spent = spend(command, (0, 1) if name == LINT else (0,))
         self.memory.setdefault(name, []).append(spent.memory)
         shutil.rmtree(self.target, ignore_errors=True)
-        return float(spent.output) if name in BEYOND else spent.seconds
-
-    def warm(self, name: str) -> list[str]:
-        def arguments(source: Path, value: str, target: str) -> list[str]:
-            command, *more = name.split(" ")
-            if command == "lint":
-                return [command, str(source)]
-            at = [command, str(source), "-o", target, *more]
-            if "--rename" in more:
-                at.insert(at.index("--rename") + 1, f"{value}=renamed")
-            return at
-
-        first = arguments(TINY, "waveform", str(self.target.with_name("tiny.mlpackage")))
-        return [sys.executable, "-m", "tests.benchmarks.warm", *first, *(["--overwrite"] if "-o" in first else []),
-                "--", *arguments(self.source, "output", str(self.target))]
+        return spent.seconds
 
     def _rest(self) -> None:
         """What an earlier command left to write, and what it took out of the page cache, must not slow the next one."""
@@ -126,26 +123,30 @@ def measure(options: argparse.Namespace) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         told(f"making a package of {options.gigabytes:g} GB")
         machine = Machine(Path(folder), options.gigabytes, options.shape)
-        if not options.quick:
-            machine.once("lint", machine.warm("lint"))  # the tool comes into the page cache
-            machine.memory.clear()
-        found = in_turn(machine.sides(), options.rounds)
-    size = f"{machine.bytes / 1e9:.1f} GB"
-    bounds = (COPY, LINT, AT_ONCE if machine.shares_blocks else EDIT, AT_ONCE)
-    for name, allowed in zip(BEYOND, bounds):
-        yield Comparison(f"{name} of {size}, beyond start-up", "cp -r", found[name], found["cp -r"],
-                         None if options.quick else allowed)
-    for name in (BEYOND[0], BEYOND[2]):
-        yield Comparison(f"{name} of {size}, beyond start-up", "cp -r; sync", found[name], found["cp -r; sync"])
-    ours, host = "edit --io fp32", "the host's round trip"
-    what, theirs = f"{ours} of {size}, whole process", "coremltools: load, change_input_output_tensor_type, save"
-    if host in found:
-        yield Comparison(what, theirs, found[ours], found[host],
-                         None if options.quick else EDIT_BY_HOST)
-        yield Comparison(f"memory of {ours} of {size}", "coremltools: the same", machine.memory[ours],
-                         machine.memory[host], None if options.quick else EDIT_BY_HOST, "MB")
-    most = [max(each) for each in zip(*(machine.memory[name] for name in BEYOND))]
-    yield Comparison(f"most memory of rewrite, lint, edit of {size}", HOST, most, machine.memory[HOST], MEMORY, "MB")
+        found = in_turn(machine.sides(options.quick), options.rounds)
+    yield from rows(found, machine.memory, f"of {machine.bytes / 1e9:.1f} GB", machine.shares_blocks, options.quick)
+
+
+def rows(
+    found: Mapping[str, list[float]], memory: Mapping[str, list[float]], size: str, shares: bool, quick: bool
+) -> Iterator[Comparison]:
+    """What was found, side by side."""
+    bare, copied = found[HOST], found[COPIED]
+    both = [sum(each) for each in zip(bare, copied)]
+    yield Comparison(f"{REWRITE} {size}", f"{HOST}, then {COPIED}", found[REWRITE], both, COPY)
+    yield Comparison(f"{EDIT} {size}", f"{HOST}, then {COPIED}", found[EDIT], both, COPY)
+    for name in (LINT, LINK, *([EDIT] if shares else [])):
+        yield Comparison(f"{name} {size}", HOST, found[name], bare, STARTED)
+    if START in found:
+        beyond = [max(0.0, whole - start) for whole, start in zip(found[REWRITE], found[START])]
+        yield Comparison(f"{REWRITE} {size}, beyond start-up", COPIED, beyond, copied, COPY)
+        yield Comparison(f"{REWRITE} {size}, beyond start-up", SYNCED, beyond, found[SYNCED])
+    if HOSTS_IO in found:
+        allowed = None if quick else BY_HOST
+        yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], allowed)
+        yield Comparison(f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], allowed, "MB")
+    most = [max(each) for each in zip(*(memory[name] for name in (REWRITE, LINT, EDIT, LINK)))]
+    yield Comparison(f"most memory of rewrite, lint, edit {size}", HOST, most, memory[HOST], MEMORY, "MB")
 
 
 def named(options: argparse.Namespace) -> str:

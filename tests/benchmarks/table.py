@@ -34,5 +34,7 @@ def _marked(cells: list[str]) -> list[str]:
 
 
 def _code(cell: str) -> str:
+    if ", then " in cell:
+        return ", then ".join(_code(each) for each in cell.split(", then "))
     head = next((code for code in CODE if cell == code or cell.startswith((f"{code} ", f"{code},"))), "")
     return f"`{head}`{cell[len(head):]}" if head else cell
