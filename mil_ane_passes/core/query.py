@@ -11,11 +11,13 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "Kind", "all_blocks", "all_ops", "chain", "consumers", "flat_inputs", "function_name", "is_all_zero",
-    "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of", "op_count",
-    "static_shape",
-    "used", "value",
+    "Kind", "all_blocks", "all_ops", "chain", "computes_in_fp16", "consumers", "flat_inputs", "function_name",
+    "is_all_zero", "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of",
+    "op_count", "static_shape", "used", "value", "within",
 ]
+
+_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
+"Ops that say nothing about the precision in which a program computes."
 
 
 def is_const(var: Var | None) -> bool:
@@ -129,6 +131,21 @@ def all_ops(program: Program) -> Iterator[tuple[str, Operation]]:
     for name, block in all_blocks(program):
         for op in block.operations:
             yield name, op
+
+
+def within(block: Block) -> Iterator[Operation]:
+    """The ops of a block and of the blocks in them, each before those in it."""
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from within(inner)
+
+
+def computes_in_fp16(op: Operation) -> bool:
+    """Whether `op` says that its model computes in fp16: it makes fp16, and neither stores nor only hands it on."""
+    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
+        return False
+    return any(kind_of(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
 def function_name(program: Program, op: Operation) -> str:

@@ -1,8 +1,8 @@
-"""Weights cut along one axis, and which generations are helped by that."""
+"""Weights cut along one axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,11 +11,9 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ..core.build import RewriteBuilder
 from ..core.layout import size_text
-from ..core.limits import over
 from ..core.query import consumers, itemsize
-from ..core.targets import Generation, listed
 
-__all__ = ["kept_beside", "piece", "refusing", "spans", "taken_by", "too_large"]
+__all__ = ["kept_beside", "piece", "spans", "too_large"]
 
 
 def spans(length: int, most: int) -> list[tuple[int, int]]:
@@ -23,17 +21,6 @@ def spans(length: int, most: int) -> list[tuple[int, int]]:
     count = -(-length // most)
     ends = [length * number // count for number in range(count + 1)]
     return list(pairwise(ends))
-
-
-def refusing(name: str, extent: int, generations: Sequence[Generation]) -> list[Generation]:
-    """The generations whose limit called `name` is below `extent`."""
-    return [each for each in generations if over(name, extent, (each,))]
-
-
-def taken_by(generations: Sequence[Generation], refused: Sequence[Generation]) -> str:
-    """The reason not to act where some of `generations` take the op as it is."""
-    taking = listed([each for each in generations if each not in refused])
-    return f"taken on {taking}; name an older target, or always=true"
 
 
 def piece(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:

@@ -13,8 +13,8 @@ from ..core.limits import limit
 from ..core.query import is_opaque, static_shape, used
 from ..core.targets import Generation
 from ._broadcasts import BROADCASTING
-from ._cut import refusing
 from ._lowered import UNARY
+from ._spared import refusing
 
 __all__ = ["balanced", "operands", "refuses", "regions"]
 

@@ -15,10 +15,10 @@ from ..core.build import Names, RewriteBuilder
 from ..core.consts import array_const
 from ..core.edit import BlockEditor
 from ..core.inference import inferred_types
-from ..core.query import flat_inputs, is_const, is_opaque, kind_of
+from ..core.query import flat_inputs, is_const, is_opaque, kind_of, within
 from ._halves import Halves
 
-__all__ = ["Scope", "computes", "is_fp32", "narrow", "narrowable", "operands", "walk"]
+__all__ = ["Scope", "computes", "is_fp32", "narrow", "narrowable", "operands"]
 
 Scope = ChainMap[Var, Var]
 
@@ -28,14 +28,6 @@ _ANY_FLOAT = frozenset({"cast", "shape"})
 _FIXED = FP16ComputePrecision._UNSUPPORTED_FP16_OPS | {"const", "classify", "shape"}
 _HOST_ERRORS = (AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 "What the host's checks raise for inputs that an op does not take."
-
-
-def walk(block: Block) -> Iterator[Operation]:
-    """The ops of a block and of the blocks in them, each before those in it."""
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from walk(inner)
 
 
 def is_fp32(var: Any) -> bool:
@@ -89,7 +81,7 @@ class _Function:
         self._idle: list[Operation] = []
 
     def go(self) -> None:
-        if not any(op in self._chosen for op in walk(self._function)):
+        if not any(op in self._chosen for op in within(self._function)):
             return
         self._block(self._function, ChainMap(), ChainMap())
         for op in self._idle:  # not before: until all are seen, who reads a narrowed value is taken to want fp32

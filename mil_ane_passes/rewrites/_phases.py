@@ -16,8 +16,8 @@ from ..core.query import is_compressed, is_const, is_symbolic, value
 from ._readers import read_alike
 
 __all__ = [
-    "awkward_axes", "batch_of_phases", "cannot_pack", "explicit_pads", "input_phases", "phases_of_batch", "settings",
-    "weight_phases",
+    "awkward_axes", "batch_of_phases", "cannot_pack", "explicit_pads", "input_phases", "made_lengths",
+    "phases_of_batch", "settings", "weight_phases",
 ]
 
 
@@ -102,15 +102,28 @@ def _weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np.ndarr
     return apart.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])
 
 
+def made_lengths(op: Operation, axes: list[int], pads: list[tuple[int, int]], phases: bool) -> list[int]:
+    """How long the `axes` of known size get: the input of whole phases, or the outputs at stride 1."""
+    if phases:
+        return [_laid(op, axis) for axis in axes]
+    dilations = value(op.dilations, [1] * 3)
+    return [int(op.x.shape[2 + axis]) + sum(pads[axis]) - (int(op.weight.shape[2 + axis]) - 1) * int(dilations[axis])
+            for axis in axes if not is_symbolic(op.x.shape[2 + axis])]
+
+
+def _laid(op: Operation, axis: int) -> int:
+    """The length of what the taps read of an axis, in whole phases."""
+    stride, kernel = int(value(op.strides)[axis]), int(op.weight.shape[2 + axis])
+    return (int(op.outputs[0].shape[2 + axis]) - 1 + -(-kernel // stride)) * stride
+
+
 def input_phases(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
     """x padded or cut on `axes` to just what the taps read, and each of these axes laid out in its phases."""
     x: Var = op.x
     spatial = range(x.rank - 2)
     before, more = [0] * len(spatial), [0] * len(spatial)
     for axis in axes:
-        stride, kernel = value(op.strides)[axis], int(op.weight.shape[2 + axis])
-        length = (int(op.outputs[0].shape[2 + axis]) - 1 + -(-kernel // stride)) * stride
-        before[axis], more[axis] = pads[axis][0], length - pads[axis][0] - int(x.shape[2 + axis])
+        before[axis], more[axis] = pads[axis][0], _laid(op, axis) - pads[axis][0] - int(x.shape[2 + axis])
     if min(more) < 0:
         ends = [0, 0, *(min(extra, 0) for extra in more)]
         x = mb.slice_by_index(x=x, begin=[0] * len(ends), end=ends, end_mask=[end == 0 for end in ends])

@@ -6,22 +6,20 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coremltools.converters.mil.mil import Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Program, Var
 
 from ..core.clone import clone
 from ..core.errors import InputError, nearest
-from ..core.query import consumers, flat_inputs, is_const, is_opaque, kind_of
+from ..core.query import computes_in_fp16, consumers, flat_inputs, is_const, is_opaque, within
 from ..core.ranges import Range, Seen
 from ._halves import Halves
 from ._keep import Search, lost_constant, lost_value
-from ._narrow import computes, is_fp32, narrow, narrowable, walk
+from ._narrow import computes, is_fp32, narrow, narrowable
 
 __all__ = ["Decision", "Wish", "decide", "with_weights"]
 
 _TRIALS = 64
 "Runs of the whole model after which the search for what must stay in fp32 ends."
-_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
-"Ops that say nothing about the precision in which a program computes."
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def _compressed(op: Operation) -> list[Operation]:
 
 def _ops(program: Program) -> list[Operation]:
     """All ops, in an order that a clone of the program shares."""
-    return [op for function in program.functions.values() for op in walk(function)]
+    return [op for function in program.functions.values() for op in within(function)]
 
 
 def _check_names(names: Collection[str], ops: Iterable[Operation]) -> None:
@@ -113,10 +111,11 @@ def _judged(
 ) -> dict[int, str]:
     """The ops that might go to fp16, by number; with the reason where one does not by itself."""
     numbers = {op: number for number, op in enumerate(ops)}
-    mixed = not wish.mixed and any(_in_fp16(op) for op in ops)
     found: dict[int, str] = {}
     for function in program.functions.values():
-        candidates = [op for op in walk(function) if computes(op) and not (mixed and _by_constants(op))]
+        own = list(within(function))
+        mixed = not wish.mixed and any(map(computes_in_fp16, own))
+        candidates = [op for op in own if computes(op) and not (mixed and _by_constants(op))]
         if not candidates:  # to enter a function costs a walk over all of it
             continue
         with function:  # what an op takes depends on the opset of the function at hand
@@ -125,12 +124,6 @@ def _judged(
                     "" if narrowable(op) else
                     f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}")
     return found
-
-
-def _in_fp16(op: Operation) -> bool:
-    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
-        return False
-    return any(kind_of(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
 def _by_constants(op: Operation) -> bool:

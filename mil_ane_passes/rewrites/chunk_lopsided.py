@@ -14,9 +14,9 @@ from ..core.evidence import surgery_tip
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import consumers, is_const, static_shape
-from ._cut import taken_by
 from ._lift import same_op
 from ._lopsided import balanced, operands, refuses, regions
+from ._spared import taken_by
 
 
 class ChunkLopsided(BlockRewrite):

@@ -9,11 +9,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Vendor
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import for_authors, on_m4
 from ..core.examples import program, weight
-from ..core.query import value
+from ..core.query import is_symbolic, value
 from ._lift import same_op
-from ._phases import awkward_axes, cannot_pack, explicit_pads, input_phases, weight_phases
+from ._phases import awkward_axes, cannot_pack, explicit_pads, input_phases, made_lengths, weight_phases
+from ._spared import too_long
 
 
 class FactorConvStride(Rewrite):
@@ -55,11 +57,8 @@ class FactorConvStride(Rewrite):
                   source="https://github.com/apple/coremltools/issues/2173", date="2024-03"),
         Community("fp16, kernel 12, stride 6 on a length of 18001: loading for the ANE hangs; fp32 and the GPU do not "
                   "(against the above)", source="https://github.com/apple/coremltools/issues/2660", date="2026-03"),
-        Vendor("strides to use: 4, 6, 8, 9, 12, 16, 24, 32; otherwise pixel shuffle or transpose tricks",
-               source="apple/coreai-models, skills/skills/model-authoring/references/neural_engine_rules.md"),
-        Measured("strides 2 to 8 are all supported (against the above)",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6, notes/coreml_dispatch.md",
-                 chip="M4", os="macOS 27.0.1"),
+        for_authors("strides to use: 4, 6, 8, 9, 12, 16, 24, 32; otherwise pixel shuffle or transpose tricks"),
+        on_m4("strides 2 to 8 are all supported (against the above)"),
     )
 
     form: Literal["phase", "slice"] = "phase"
@@ -75,6 +74,10 @@ class FactorConvStride(Rewrite):
         if isinstance(pads, str):
             return Miss(op, pads)
         reason = cannot_pack(op, axes) if self.form == "phase" else None
+        if reason:
+            return Miss(op, reason)
+        held = max((int(op.x.shape[2 + axis]) for axis in axes if not is_symbolic(op.x.shape[2 + axis])), default=0)
+        reason = too_long(made_lengths(op, axes, pads, self.form == "phase"), self.generations, held)
         if reason:
             return Miss(op, reason)
         strides = ", ".join(str(value(op.strides)[axis]) for axis in axes)
@@ -115,6 +118,8 @@ class FactorConvStride(Rewrite):
         yield Example("fp32", lambda: _one((1, 3, 25), 10, [5], dtype=np.float32), reason=FP32)
         yield Example("dilated", lambda: _one((1, 3, 25), 3, [5], dilations=[2]),
                       reason="dilated along the strided axis; form=slice keeps the dilation")
+        yield Example("long", lambda: _one((1, 3, 16384), 10, [5], pad_type="same"), reason=(
+            "a value of length 16390 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
         yield Example("symbolic", lambda: _one((1, 3, None), 5, [5]),
                       reason="the strided axis, or more than one axis, is of symbolic size; form=slice keeps it")
         yield Example("symbolic, same", lambda: _one((1, 3, None), 5, [5], pad_type="same"),

@@ -21,7 +21,7 @@ class Fp16Compute(ProgramRewrite):
     when    A program that computes in fp32. Inputs, outputs and states keep their types; integers are not touched.
             An op stays in fp32 when a constant or a value seen in the runs is beyond fp16, or below it, or when the
             outputs lose more than `max_error` with it; each is listed with its numbers. Without runs only constants
-            are judged. A program that computes in fp16 in part is left as it was made, unless mixed=true.
+            are judged. A function that computes in fp16 in part is left as it was made, unless mixed=true.
     exact   approximate: every value is rounded to 11 bits. The largest error of the runs is reported (of integers, such
             as the classes of an argmax, the share that changes), and the proof holds the result to `max_error`.
 
@@ -59,7 +59,7 @@ class Fp16Compute(ProgramRewrite):
     wide_sums: bool = False
     "Keep in fp32 also what may have partial sums beyond 32768, where accumulators of the ANE are reported to overflow."
     mixed: bool = False
-    "Convert what is left in fp32 of a program that computes in fp16 in part."
+    "Convert what is left in fp32 of a function that computes in fp16 in part."
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         kept = frozenset(filter(None, (name.strip() for name in self.keep.split("+"))))

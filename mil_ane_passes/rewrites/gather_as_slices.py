@@ -73,7 +73,7 @@ class GatherAsSlices(Rewrite):
         if plan.parts > self.max_parts:
             return Miss(op, f"{plan.parts} values to join, above {self.max_parts}")
         if plan.parts > 1 and not self.always and not all(map(_OLD.admits, self.generations)):
-            return Miss(op, f"{plan.words()}: the gather is accepted on M4 as it is; name an older target, or always")
+            return Miss(op, f"{plan.words()}: the gather is taken on M4; name an older target, or always=true")
         aside = any(map(_STRUCK.admits, self.generations))
         return Hit(op, note=f"{op.op_type} at {op.indices.val.size} constant places: {plan.words()}", plan=plan,
                    aside=aside)
@@ -103,7 +103,7 @@ class GatherAsSlices(Rewrite):
         yield Example("scattered", lambda: _gather([0, 5, 3, 2, 6], shape=(1, 7, 4)), options=join | {"max_parts": 4},
                       reason="5 values to join, above 4")
         yield Example("roll on M4", lambda: _gather([4, 0, 1, 2, 3]), reason="2 slices and a concat: the gather is "
-                      "accepted on M4 as it is; name an older target, or always")
+                      "taken on M4; name an older target, or always=true")
         yield Example("outside", lambda: _gather([0, 5]), reason="place 5 is outside of the 5 there are")
         yield Example("symbolic", lambda: _gather([1, 2], shape=(2, None, 4)),
                       reason="it takes places of an axis of symbolic size")

@@ -8,7 +8,8 @@ from typing import Literal
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
 
@@ -40,9 +41,7 @@ class LiftConv1d(Rewrite):
     level, confidence = "note", "low"
     roots = ("conv",)
     evidence = (
-        Measured("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken",
-                 source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@5cb462b:notes/coreml_dispatch.md",
-                 chip="M4", os="macOS 27.0.1", date="2026"),
+        on_m4("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken"),
         Community("use Conv2d rather than Conv1d (shown for the transposed case)",
                   source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
     )

@@ -14,8 +14,8 @@ from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
-from ._old import taken
 from ._slabs import amounts
+from ._spared import taken, too_long
 
 
 class SlicedPad(Rewrite):
@@ -65,6 +65,9 @@ class SlicedPad(Rewrite):
             return Miss(op, "how much is padded is known only at run time")
         if any(is_symbolic(op.x.shape[axis]) for axis in padded):
             return Miss(op, "the length of an axis is known only at run time")
+        reason = too_long(op.outputs[0].shape[-2:], self.generations)
+        if reason:
+            return Miss(op, reason)
         return Hit(op, note=f"reflects along {len(padded)} axes: slices, reversed and joined", padded=padded)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -82,9 +85,11 @@ class SlicedPad(Rewrite):
         yield Example("one side, for iOS15", lambda: _pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway)
         yield Example("nothing", lambda: _pad((2, 5), [0, 0]), options=anyway)
         yield Example("taken", lambda: _pad((2, 5), [1, 1]),
-                      reason="taken on M4: name an older target, or set always=true")
+                      reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
         yield Example("flexible", lambda: _pad((2, None), [1, 1]), options=anyway,
                       reason="the length of an axis is known only at run time")
+        yield Example("long", lambda: _pad((1, 16380), [4, 4]), options=anyway, reason=(
+            "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
         yield Example("replicate", lambda: _pad((2, 5), [1, 1], mode="replicate"), options=anyway,
                       reason="pads with mode replicate")
         yield Example("fp32", lambda: _pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32)

@@ -14,8 +14,9 @@ from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, is_symbolic, value
 from ..core.targets import listed
-from ._cut import piece, refusing, spans, taken_by, too_large
+from ._cut import piece, spans, too_large
 from ._lift import same_op
+from ._spared import refusing, taken_by
 
 
 class SplitInnerProduct(Rewrite):

@@ -16,7 +16,7 @@ from ..core.examples import program
 from ..core.limits import evidence_of, limit
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
-from ._old import taken
+from ._spared import taken
 
 _NEAREST = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
 _LINEAR = ("upsample_bilinear", "resize_bilinear")
@@ -107,7 +107,8 @@ class SplitUpsampling(Rewrite):
         yield Example("resize", lambda: _resize("NEAREST_NEIGHBOR"), options=anyway)
         yield Example("linear", lambda: _resize("LINEAR"), options=anyway,
                       reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
-        yield Example("taken", lambda: _up(4, 4), reason="taken on M4: name an older target, or set always=true")
+        yield Example("taken", lambda: _up(4, 4), reason=(
+            "taken on M1, M2, M3, M4, A18, M5 and M6; name an older target, or always=true"))
         yield Example("by 1.5", lambda: _up(1.5, 4.0), options=anyway,
                       reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
         yield Example("by 2", lambda: _up(2, 2), options=anyway, reason="by 2 x 2")

@@ -13,8 +13,9 @@ from ..core.evidence import on_m1
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, value
-from ._cut import piece, refusing, spans, taken_by, too_large
+from ._cut import piece, spans, too_large
 from ._lift import same_op
+from ._spared import refusing, taken_by
 
 
 class SplitWideLinear(Rewrite):

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import private
-from ..core.targets import Gate
+from ..core.targets import Gate, listed
 from ._elementary import EVIDENCE, TABLES, one, stands_back
 
 
@@ -18,8 +18,8 @@ class Tangent(Rewrite):
     """Divide sin by cos, as the ANE has no tan.
 
     why     Core ML on an M4 refuses tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
-            cos are taken from M3 on; before, they are refused as well, and tan is left alone.
-    when    tan of fp16 values.
+            cos are taken from M3 on; before, they are refused as well.
+    when    tan of fp16 values; where an older chip than M3 is looked at, tan is left alone, unless `always`.
     exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
             numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
             Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
@@ -46,20 +46,29 @@ class Tangent(Rewrite):
         private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
     )
 
+    always: bool = False
+    "Whether to fire although a chip is looked at that refuses sin and cos as well."
     max_error: float = 4.0
     "Units in the last place by which the result may be off; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
-        return stands_back(op, 1.64, self.max_error) or Hit(op, note="sin(x) / cos(x)")
+        back = stands_back(op, 1.64, self.max_error)
+        older = [each for each in self.generations if not self.targets.admits(each)]
+        if back is None and older and not self.always:
+            return Miss(op, f"sin and cos are not taken on {listed(older)} either; name a newer target, or always=true")
+        return back or Hit(op, note="sin(x) / cos(x)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         quotient: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
         return quotient
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: one("tan"))
-        yield Example("large angles", lambda: one("tan"), scale=1000.0)
-        yield Example("flexible, for iOS15", lambda: one("tan", None, 3, opset=ct.target.iOS15))
+        anyway = {"always": True}
+        yield Example("op", lambda: one("tan"), options=anyway)
+        yield Example("large angles", lambda: one("tan"), options=anyway, scale=1000.0)
+        yield Example("flexible, for iOS15", lambda: one("tan", None, 3, opset=ct.target.iOS15), options=anyway)
+        yield Example("older chips, too", lambda: one("tan"), reason=(
+            "sin and cos are not taken on A12, A13, M1 and M2 either; name a newer target, or always=true"))
         yield Example("fp32", lambda: one("tan", dtype=types.fp32), reason=FP32)
         yield Example("not good enough", lambda: one("tan"), options={"max_error": 1.0},
                       reason="off by up to 1.64 units in the last place, max_error=1")

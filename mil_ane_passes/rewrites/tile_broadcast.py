@@ -17,7 +17,7 @@ from ..core.targets import between
 from ._broadcasts import placed
 from ._lift import same_op
 
-_TAKEN = "taken on the M4 and later; name an older target, or always=true"
+_TAKEN = "taken on M4 and later; name an older target, or always=true"
 
 
 class TileBroadcast(Rewrite):

@@ -12,14 +12,12 @@ from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..core.evidence import on_m4, private_quirk
 from ..core.examples import program
 from ..core.groups import grouped, join
-from ..core.query import flat_inputs, is_opaque, kind_of
+from ..core.query import computes_in_fp16, flat_inputs, is_opaque, kind_of, within
 
 _SHOWN = 4
 "Kinds of ops a note names."
 _APART = frozenset({"const", "cast", "classify"})
 "Ops whose types are not those of a computation; classify is custom_layer's."
-_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
-"Ops that say nothing about the precision in which a program computes."
 
 
 class Fp32ComputeLeft(BlockRule):
@@ -76,14 +74,7 @@ def _is_mixed(block: Block) -> bool:
     is, unless asked."""
     while block.outer_op is not None:
         block = block.outer_op.enclosing_block
-    return any(_computes_in_fp16(each) for each in block.operations)
-
-
-def _computes_in_fp16(op: Operation) -> bool:
-    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
-        return False
-    return any(kind_of(var).dtype == types.fp16 for var in op.outputs)
-
+    return any(map(computes_in_fp16, within(block)))
 
 
 def _note(members: list[Operation], mend: str) -> str:

@@ -1,0 +1,41 @@
+"""When a rewrite stands back: where a chip that is looked at takes the op as it is, or would not hold what is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from coremltools.converters.mil.mil import Operation
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..core.contract import Miss, Rule
+from ..core.limits import over
+from ..core.targets import Generation, listed
+
+__all__ = ["refusing", "taken", "taken_by", "too_long"]
+
+
+def refusing(name: str, extent: int, generations: Sequence[Generation]) -> list[Generation]:
+    """The generations whose limit called `name` is below `extent`."""
+    return [each for each in generations if over(name, extent, (each,))]
+
+
+def taken_by(generations: Sequence[Generation], refused: Sequence[Generation]) -> str:
+    """The reason not to act where some of `generations` take the op as it is."""
+    taking = listed([each for each in generations if each not in refused])
+    return f"taken on {taking}; name an older target, or always=true"
+
+
+def taken(rule: Rule, op: Operation, always: bool) -> Miss | None:
+    """Why `op` stays: a chip that the rule is not for is among those looked at. None where there is none, or where
+    asked for."""
+    refused = [each for each in rule.generations if rule.targets.admits(each)]
+    return None if always or len(refused) == len(rule.generations) else Miss(op, taken_by(rule.generations, refused))
+
+
+def too_long(lengths: Iterable[object], generations: Sequence[Generation], before: int = 0) -> str:
+    """Why values with spatial axes of `lengths` are not to be made: some chip does not hold them that holds `before`;
+    nothing where all do."""
+    longest = max((int(str(length)) for length in lengths if not is_symbolic(length)), default=0)
+    found = None if longest <= before else over("spatial", longest, [
+        each for each in generations if not over("spatial", before, (each,))])
+    return f"a value of length {longest} would be made: {found.words}" if found else ""
