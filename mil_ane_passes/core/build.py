@@ -19,7 +19,6 @@ __all__ = ["Names", "RewriteBuilder"]
 _SHARED_LIMIT = 64
 "Elements up to which a const given as a plain value is shared within its block."
 
-
 class Names:
     """The op and value names of a function, so that new ones never collide with them."""
 
@@ -176,7 +175,7 @@ class RewriteBuilder:
         self._made.add(op)
 
     def _shared(self, parameter: str, given: Any) -> Any:
-        key = _const_key(given)
+        key = None if _counts_back(parameter, given) else _const_key(given)
         if key is None:
             return given
         if not _alive(self._consts.get(key)):
@@ -205,6 +204,13 @@ def _alive(made: Any) -> bool:
     """Whether what was made earlier is still in the program: what lost its last reader has been removed."""
     made = made if isinstance(made, (list, tuple)) else [made]
     return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in made)
+
+
+def _counts_back(parameter: str, given: Any) -> bool:
+    """Whether places are counted from the back of a value: the host writes them anew as counted from the front, into
+    the array that it is given, and another value may be longer."""
+    return parameter in ("begin", "end") and isinstance(given, (list, tuple, np.ndarray)) and bool(
+        np.any(np.asarray(given) < 0))
 
 
 def _const_key(given: Any) -> Any:

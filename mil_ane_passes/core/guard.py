@@ -23,7 +23,7 @@ from .growth import MOST_GROWTH
 __all__ = ["Guard", "guarded", "settled", "watched"]
 
 _TOO_LITTLE = 0.0005
-"Milliseconds, less than half a percent of one change of place: growth that no model is worse for."
+"Milliseconds, less than half a percent of one change of place: growth by one rewrite that no model is worse for."
 Run = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
@@ -34,8 +34,9 @@ class Guard:
     foresee: Foresee
     most: float = MOST_GROWTH
 
-    def allows(self, before: Forecast, after: Forecast) -> bool:
-        return after.refused <= before.refused and after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE
+    def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
+        """Whether `steps` rewrites may make `after` of `before`."""
+        return after.refused <= before.refused and after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE * steps
 
     def words(self, before: Forecast, after: Forecast) -> str:
         """Why `after` is not allowed."""
@@ -79,8 +80,8 @@ def settled(
     if guard.allows(bar, after):
         return undone, None
     bar = _with_cures(bar, rules, original, run, guard)
-    traces, suspects, rest = None, deque[PassTrace](), list(rules)
-    while not guard.allows(bar, after):
+    traces, suspects, rest, steps = None, deque[PassTrace](), list(rules), _steps(rules, run(rules, clone(original)))
+    while not guard.allows(bar, after, steps):
         suspects = suspects or deque(_by_growth(rest, original, run, guard))  # anew: others fire in the place of some
         if not suspects:
             break
@@ -90,8 +91,22 @@ def settled(
         rest = [rule for rule in rest if rule.name != left_out.rule]
         trial = clone(original)
         traces = run(rest, trial)
-        program.functions, after = trial.functions, guard.foresee(trial)
-    return undone, traces
+        program.functions, after, steps = trial.functions, guard.foresee(trial), _steps(rest, traces)
+    for left_out in undone[:-1]:  # what it was too dear beside has been left out since
+        more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
+        trial = clone(original)
+        made = run(more, trial)
+        fires = any(trace.rule == left_out.rule and trace.fired for trace in made)
+        if fires and guard.allows(bar, guard.foresee(trial), _steps(more, made)):
+            rest, traces, program.functions = more, made, trial.functions
+    names = {rule.name for rule in rest}
+    return [left_out for left_out in undone if left_out.rule not in names], traces
+
+
+def _steps(rules: Sequence[Rewrite], traces: Sequence[PassTrace]) -> int:
+    """How many of the watched `rules` fired."""
+    names = {rule.name for rule in rules if watched(rule)}
+    return sum(trace.rule in names and bool(trace.fired) for trace in traces)
 
 
 def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> Forecast:

@@ -12,7 +12,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m1, on_m4, private
 from ..core.examples import program
-from ..core.query import is_symbolic, value
+from ..core.query import is_const, is_symbolic, value
 from ._generated import Size, constant, first_elements, line, too_large
 
 _DEEPEST = 2048
@@ -83,6 +83,10 @@ class ConstantBandPart(Rewrite):
             return whole
         if hit.flexible:
             return self._compared(mb, x, *hit.band[2:])
+        if is_const(x):
+            *_, lower, upper = hit.band
+            known: Var = mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_inside(*hit.band), x.val, 0))
+            return known
         mask = constant(mb, ("band", *hit.band), lambda: _inside(*hit.band))
         kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
         return kept

@@ -55,7 +55,7 @@ class GroupNormRank4(BlockRewrite):
 
     code, slug = "ANE282", "group-norm-of-rank-5"
     stage = "decompose"
-    after = ("lower_rank",)
+    after = ("lower_rank", "triangle_cumsum")
     exactness = Exactness.ROUNDING
     bound = "the means are over the same numbers, which may be added in another order"
     preset = "full"

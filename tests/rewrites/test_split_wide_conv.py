@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.printer import program_text
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.runtime import Runtime
@@ -219,3 +219,14 @@ def test_a_compressed_weight_has_no_parts():
         return mb.conv(x=x, weight=held, name="y")
 
     assert notes(program(body, x=(1, 2, 3, 90))) == ["- weight is compressed, and parts would have to be packed anew"]
+
+
+def test_parts_of_values_of_other_lengths_have_ends_of_their_own():
+    """The host writes an end counted from the back as one from the front, into the const that it reads."""
+    def body(x):
+        kernel = weight(2, 2, 2, 20)
+        return [mb.conv(x=each, weight=kernel, pad_type="valid", name=f"y{number}")
+                for number, each in enumerate([x, mb.slice_by_index(x=x, begin=[0] * 4, end=[1, 2, 3, 33])])]
+
+    made = program(body, x=(1, 2, 3, 50))
+    assert len(holds(made, NAME, target="m1").fired) == 2 and kinds(made)["conv"] == 4
