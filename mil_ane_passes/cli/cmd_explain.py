@@ -43,10 +43,11 @@ def _page(key: str) -> Page | PatchPage:
     from ..core.registry import explainable
     from ..report.catalogue import Page
     from ..report.patches import PatchPage
+    from ..residency.measured_otherwise import MeasuredOtherwise
     from ..torch_frontend.registry import finding
 
     try:
-        return Page(explainable(key))
+        return Page(explainable(key, MeasuredOtherwise))
     except InputError:
         found = finding(key)
         if found is None:

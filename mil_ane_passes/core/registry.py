@@ -74,10 +74,10 @@ def by_name(name: str) -> type[Rewrite]:
     return known[short]
 
 
-def explainable(key: str) -> type[Rule]:
-    """The rule with this code, slug or name, in any case. Raises InputError with the nearest."""
+def explainable(key: str, *others: type[Rule]) -> type[Rule]:
+    """The rule with this code, slug or name, in any case, `others` included. Raises InputError with the nearest."""
     names: dict[str, type[Rule]] = {}
-    for rule in all_rules().values():
+    for rule in (*all_rules().values(), *others):
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:

@@ -103,16 +103,8 @@ class UnrollRecurrent(Rewrite):
 
 
 def split(mb: RewriteBuilder, x: Var, count: int, axis: int = 0) -> list[Var]:
-    """`count` equal parts of `x`; of a const, consts."""
-    if is_const(x) and count > 1:
-        return [mb.weight(x, f"part_{number}_of_{count}", partial(_part, x, number, count, axis))
-                for number in range(count)]
+    """`count` equal parts of `x`."""
     return [x] if count == 1 else list(mb.split(x=x, num_splits=count, axis=axis))
-
-
-def _part(x: Var, number: int, count: int, axis: int) -> np.ndarray[Any, Any]:
-    part: np.ndarray[Any, Any] = np.split(np.asarray(x.val), count, axis)[number]
-    return part
 
 
 def product(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None = None) -> Var | None:

@@ -83,8 +83,8 @@ class UnrollGru(UnrollRecurrent):
         from_r, from_o, from_z = _gates(mb, op, hidden)
         r, z = (activated(mb, op, "recurrent_activation", plus(mb, gate, more))
                 for gate, more in ((in_r, from_r), (in_z, from_z)))
-        more = _output(mb, op, mb.mul(x=r, y=hidden)) if from_o is None else mb.mul(x=r, y=from_o)
-        o = activated(mb, op, "activation", mb.add(x=in_o, y=more))
+        from_o = (from_o and mb.mul(x=r, y=from_o)) if _resets_after(op) else _output(mb, op, mb.mul(x=r, y=hidden))
+        o = activated(mb, op, "activation", plus(mb, in_o, from_o))
         rest = mb.sub(x=types.nptype_from_builtin(z.dtype)(1), y=z)
         return [mb.add(x=mb.mul(x=rest, y=o), y=mb.mul(x=z, y=hidden))]
 
@@ -115,10 +115,11 @@ def _resets_after(op: Operation) -> bool:
 
 
 def _gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequence[Var | None]:
-    """What the state adds to the gates r, o and z; None for o where the reset gate comes before the product."""
+    """What the state adds to the gates r, o and z: None is nothing; o has none where it is reset before the product."""
     held = op.weight_hh
     if _resets_after(op):
-        return split(mb, linear(mb, hidden, held, op.inputs.get("bias")), 3, -1)
+        made = product(mb, hidden, held, op.inputs.get("bias"))
+        return [None] * 3 if made is None else split(mb, made, 3, -1)
     if is_const(held):
         made = product(mb, hidden, mb.weight(held, "reset_update", lambda: np.concatenate(np.split(held.val, 3)[::2])))
         r, z = (None, None) if made is None else split(mb, made, 2, -1)

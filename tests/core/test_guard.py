@@ -129,6 +129,26 @@ def test_what_fires_in_the_place_of_another_is_looked_at_too():
     assert all(trace.undone for trace in traces.values() if not trace.fired and trace.places)
 
 
+def test_what_was_left_out_first_is_tried_again_without_what_came_after():
+    """tanh looks dearest by itself, but others pay it back; what is too dear is exp."""
+    built = chain("tanh", "exp")
+    traces = ran([rule("tanh", "abs", "sqrt"), rule("abs", "sigmoid", "sigmoid"), rule("sqrt", "sigmoid", "sigmoid"),
+                  rule("exp", "relu", "sigmoid")], built, most=0.8)
+    assert kinds(built) == ["sigmoid"] * 4 + ["exp"]
+    assert [name for name, trace in traces.items() if trace.undone] == ["exp_twice"]
+
+
+def test_each_rewrite_may_add_what_no_model_is_worse_for():
+    """So a second run, which would measure by what the first one left, finds nothing to do."""
+    def small(prog):
+        made = foresee(prog)
+        return Forecast(made.ops, made.refused, made.off, made.cost * 1e-4, made.switches)
+
+    built, rules = chain("tanh", "abs"), [rule("tanh", "sigmoid", "exp"), rule("abs", "exp", "exp")]
+    assert all(trace.fired for trace in run_all(rules, built, guard=Guard(small, 0.01)))
+    assert not any(trace.fired or trace.undone for trace in run_all(rules, built, guard=Guard(small, 0.01)))
+
+
 def test_nothing_is_predicted_where_nothing_guarded_fires():
     def never(prog):
         raise AssertionError("predicted")

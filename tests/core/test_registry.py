@@ -159,6 +159,11 @@ def test_a_rule_is_found_by_code_slug_and_name(key):
     assert explainable(key) is by_name("lift_conv_transpose_1d")
 
 
+def test_what_a_measurement_contradicts_has_a_page(capsys):
+    assert main(["explain", "ane599"]) == 0
+    assert capsys.readouterr().out.startswith("ANE599 measured-otherwise")
+
+
 @pytest.mark.parametrize(
     ("key", "ending"),
     [

@@ -35,6 +35,14 @@ def test_fp32_is_mended_also_where_the_rest_is_fp16(mixed):
     assert len(before) == 1 and f"ane::{spec} turns them to fp16" in before[0].reason and not after
 
 
+def test_fp16_in_another_function_does_not_count():
+    """The pass judges each function by itself, as the rule does."""
+    whole = program(lambda x: Builder.tanh(x=x, name="y"), dtype=types.fp32, x=(2, 3))
+    whole.add_function("other", program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)).functions["main"])
+    spec, before, after = mended(whole, "fp32_compute_left")
+    assert spec == "fp16_compute" and len(before) == 1 and not after
+
+
 def test_a_slope_in_fp32_beside_fp16_is_no_fp32_that_was_left():
     report = ane.lint(program(lambda x: Builder.leaky_relu(x=x, alpha=np.float32(0.1), name="y"), x=(2, 3)))
     assert not report.findings or not found(report, "fp32_compute_left")
