@@ -81,7 +81,7 @@ def test_any_rank_opset_and_size_of_numbers(kind, shape, opset, scale, seed):
 @pytest.mark.parametrize("kind", RULES)
 def test_is_pytorchs_function_through_a_conversion_and_the_package(kind, way, tmp_path):
     function = getattr(torch, kind)
-    after = converted(function, way, tmp_path, passes=RULES[kind])
+    after = converted(function, way, tmp_path, passes=RULES[kind], chip="m4")
     assert not kinds(after)[kind] and not refused(after)
     x = (np.random.default_rng(0).uniform(-0.99, 0.99, (2, 8, 4))).astype(np.float16)
     np.testing.assert_allclose(outputs(after, x, "float64"), truth(function, x), rtol=1e-12)
