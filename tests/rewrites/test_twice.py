@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
@@ -33,7 +34,8 @@ def test_examples(name):
 def pooled(x):
     x = mb.avg_pool(x=mb.max_pool(x=x, kernel_sizes=[40], strides=[2], pad_type="valid"), kernel_sizes=[40],
                     strides=[3], pad_type="same")
-    return mb.pad(x=mb.cumsum(x=x, axis=-1), pad=[0, 0, 0, 0, 7, 8], constant_val=1.0, name="y")
+    return mb.pad(x=mb.cumsum(x=x, axis=-1), pad=[0, 0, 0, 0, 7, 8], constant_val=np.float16(1),
+                  name="y")
 
 
 def upsampled(x):
