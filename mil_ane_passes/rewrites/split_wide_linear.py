@@ -51,10 +51,7 @@ class SplitWideLinear(Rewrite):
     bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"
     preset = "full"
     roots = ("linear", "matmul", "conv")
-    evidence = (
-        *evidence_of("spatial", "channels"),
-        on_m1("products with 50257 columns exceed a limit of the ANE"),
-    )
+    evidence = (*evidence_of("spatial", "channels"), on_m1("products with 50257 columns exceed a limit of the ANE"))
 
     max_parts: int = 32
     "Most parts one layer is split into."
