@@ -7,13 +7,11 @@ record is written whole: as "started" before the work, and once more after its r
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from ..package.files import sync
 from ..package.refusals import refusals
-from ..package.staging import Staging
+from ..package.replacing import replace_file
 from .fingerprint import same, stamps
 
 __all__ = ["KEPT", "RECORDS", "Record", "write_whole"]
@@ -88,8 +86,4 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all, in a folder that is made if need be; one that is there is replaced."""
     with refusals(path, "the file"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with refusals(path, "the file"), Staging(path) as staging:
-        staged = staging.folder / "new"
-        staged.write_bytes(text.encode("utf-8", "surrogateescape"))
-        sync(staged)
-        os.replace(staged, path)
+    replace_file(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

@@ -8,23 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import InputError
 from ..core.npz import read_arrays, write_npz
 from .output import write_whole
 
-__all__ = ["check_target", "read_arrays", "write_arrays"]
+__all__ = ["read_arrays", "write_arrays"]
 
 Array = np.ndarray[Any, Any]
-
-
-def check_target(path: str) -> Path:
-    """The file to write; raises InputError when its folder does not exist or it is a folder itself."""
-    target = Path(path)
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
-    if target.is_dir():
-        raise InputError(f"'{target}' is a folder; expected the name of an .npz file to write")
-    return target
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
-from .arrays import check_target, read_arrays, write_arrays
-from .output import add_format, show
+from .arrays import read_arrays, write_arrays
+from .output import add_format, check_file, show
 from .quirks import add_quirk
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")
-    targets = [None if path is None else check_target(path) for path in (arguments.output, arguments.state_out)]
+    targets = [None if path is None else check_file(path, arguments.input, "an .npz file")
+               for path in (arguments.output, arguments.state_out)]
     if targets[0] is not None and targets[0] == targets[1]:
         raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
     report = _executed(arguments)

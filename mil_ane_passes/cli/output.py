@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import InputError
-from ..package.files import sync
 from ..package.refusals import refusals
-from ..package.staging import Staging
+from ..package.replacing import replace_file
 
 __all__ = ["add_format", "at_least_one", "check_file", "example", "progress_line", "show", "write_file", "write_whole"]
 
@@ -59,11 +58,11 @@ def progress_line() -> Iterator[Callable[[str], None]]:
         sys.stderr.flush()
 
 
-def check_file(path: str, outside: str) -> Path:
+def check_file(path: str, outside: str, what: str = "a file") -> Path:
     """The file to write; raises InputError for a folder, in a folder that is not there, or inside the package."""
     target = Path(path)
     if not path.strip() or target.is_dir():
-        raise InputError(f"'{path}' is a folder; expected the name of a file to write")
+        raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
     if Path(os.path.realpath(outside)) in Path(os.path.realpath(target)).parents:
@@ -85,10 +84,4 @@ def write_whole(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
         with refusals(target, "the file"), open(target, "wb") as device:
             fill(device)
         return
-    place = Path(os.path.realpath(target))
-    with refusals(place, "the file"), Staging(place) as staging:
-        staged = staging.folder / "new"
-        with open(staged, "xb") as file:
-            fill(file)
-        sync(staged)
-        os.replace(staged, place)
+    replace_file(Path(os.path.realpath(target)), fill)

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.contract import Rewrite, Rule
 from ..core.registry import all_rules
 from ..core.targets import GENERATIONS
+from .table import aligned
 
 __all__ = ["NO_FIX", "Catalogue", "Page", "markdown_findings", "markdown_table"]
 
@@ -45,9 +46,7 @@ class Catalogue:
     def __str__(self) -> str:
         lines = [[row["code"], _spelt(row), row["preset"] or "-", row["exactness"] or NO_FIX, row["summary"]]
                  for row in self.rows()]
-        widths = [max(map(len, column)) for column in zip(*lines)][:-1]
-        return "\n".join("  ".join([*(f"{cell:<{width}}" for cell, width in zip(line, widths)), line[-1]])
-                         for line in lines)
+        return "\n".join(aligned(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
 
 
 @dataclass(frozen=True)

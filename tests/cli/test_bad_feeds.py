@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -65,11 +67,13 @@ def test_feeds_that_cannot_be_used(case, command, fixtures, tmp_path, capsys):
     ("output", "message"),
     [
         (lambda folder: folder / "no" / "out.npz", "no folder '{folder}/no' to write 'out.npz' to; create it first"),
-        (lambda folder: folder_at(folder / "out.npz"), "{folder}/out.npz"),
+        (lambda folder: folder_at(folder / "out.npz"), "'{folder}/out.npz' is a folder; expected the name of an .npz "),
+        (lambda folder: folder / "in.mlpackage" / "Data" / "out.npz", "in.mlpackage, which is never changed; expected"),
     ],
 )
 def test_a_place_run_cannot_write_to(output, message, fixtures, tmp_path, capsys):
     np.savez(tmp_path / "feeds.npz", mel=np.zeros((1, 8, 20)))
+    source = shutil.copytree(fixtures / "conv_transpose_1d.mlpackage", tmp_path / "in.mlpackage")
     path = output(tmp_path)
-    arguments = ["run", fixtures / "conv_transpose_1d.mlpackage", "--feeds", tmp_path / "feeds.npz", "-o", path]
+    arguments = ["run", source, "--feeds", tmp_path / "feeds.npz", "-o", path]
     assert message.format(folder=tmp_path) in refused(arguments, tmp_path, capsys)
