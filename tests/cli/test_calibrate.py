@@ -100,7 +100,7 @@ def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    ([], "nothing to run on; expected feeds (--feeds F.npz) or ranges"),
+    ([], "nothing to run on; expected --feeds F.npz or --ranges 'NAME=LOW:HIGH'"),
     (["--ranges", "x"], "ranges: 'x'; expected NAME=LOW:HIGH"),
     (["--ranges", "x=2:1"], "ranges: 'x' is 2 to 1; expected two finite numbers, the lower one first"),
     (["--ranges", "x=a:1"], "ranges: 'x=a:1'; expected NAME=LOW:HIGH"),
