@@ -16,7 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="an .mlpackage")
     parser.add_argument("after", metavar="B", help="the .mlpackage to compare with it")
     parser.add_argument("--feeds", metavar="F.npz", help="inputs by name; default: seeded draws")
-    parser.add_argument("--function", metavar="F", help="compare this function alone (default: each that both have)")
+    parser.add_argument("--function", metavar="F",
+                        help="compare this function alone (default: all; with --feeds the default function)")
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float64",
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")

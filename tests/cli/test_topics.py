@@ -9,12 +9,14 @@ import pytest
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.report.topics import TOPICS
+from mil_ane_passes.torch_frontend.registry import all_patches
 
 
 def test_without_a_code_the_topics_are_listed(capsys):
     assert main(["explain"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in TOPICS) and "mil-ane-passes passes" in said
+    assert "mil-ane-passes patches" in said
     assert main(["explain", "--format", "json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["topics"]) == set(TOPICS)
 
@@ -32,6 +34,8 @@ def test_a_topic_is_a_page(topic, promise, capsys):
     assert data["text"] + "\n" == page
 
 
-def test_no_topic_hides_a_rule():
+def test_no_topic_hides_a_rule_and_neither_hides_a_patch():
     taken = {key for rule in all_rules().values() for key in (rule.code.lower(), rule.slug, rule.name)}
     assert not taken & set(TOPICS)
+    assert not {patch.code.lower() for patch in all_patches()} & (taken | set(TOPICS))
+    assert {patch.name for patch in all_patches()} & (taken | set(TOPICS)) == {"recurrent"}, "to be asked for by code"
