@@ -182,6 +182,13 @@ def test_given_feeds_reach_every_part(pipeline, tmp_path):
     assert {case.function for case in found.cases} == {part}
 
 
+def test_a_callable_stands_for_one_part(pipeline, parts):
+    weight, bias = (ane.load(parts[1]).program.find_ops(op_type="linear")[0].inputs[name].val
+                    for name in ("weight", "bias"))
+    assert ane.verify(pipeline, lambda mid: mid @ weight.T + bias, function="part1/main").equal
+    assert ane.verify(lambda mid: mid @ weight.T + 1, pipeline, function="part1/main").status == "different"
+
+
 def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_path):
     source = changed(pipeline, tmp_path, with_network)
     report = ane.lint(source)
@@ -210,7 +217,7 @@ REFUSED = {
     "a state": (lambda path, folder: ane.run(path, {"x": X}, state={"s": X}), lambda spec: None,
                 "state 's': a pipeline has no states"),
     "a callable": (lambda path, folder: ane.verify(path, lambda x: x), lambda spec: None,
-                   "stands for one ML Program"),
+                   "stands for one ML Program; name the part's function: function=part0/main"),
     "no ML Program": (lambda path, folder: ane.load(path),
                       lambda spec: (with_network(spec), spec.pipeline.models.pop(0), spec.pipeline.models.pop(0))[:0],
                       "without an ML Program: up is a neuralNetwork"),
