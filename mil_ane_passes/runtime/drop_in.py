@@ -121,7 +121,11 @@ class _Proxy:
         self._states = states
 
     def new_state(self) -> MLState:
-        return MLState(_State(self._states))
+        held = _State(self._states)
+        state = MLState(held)
+        if not hasattr(state, "read_state"):  # before coremltools 9.0
+            state.read_state, state.write_state = held.read_state, held.write_state
+        return state
 
     def predict(self, data: Mapping[str, Any], state: _State | None = None) -> dict[str, Any]:
         if self._states and state is None:

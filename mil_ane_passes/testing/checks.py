@@ -11,7 +11,7 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Program, types
+from coremltools.converters.mil.mil import Builder, Program, types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
@@ -79,6 +79,7 @@ def states_what_every_rule_states(rule: type[Rule], tmp_path: Path) -> None:
 def page_shows_the_first_example(rule: type[Rule], tmp_path: Path) -> None:
     """The docstring's before and after are what the first example prints."""
     for configured, example in list(_firing(rule))[:1]:
+        Builder.name_count.clear()  # as coremltools does before each conversion: names do not tell what ran before
         program = example.build()
         before = body_text(program.functions["main"])
         _ran(configured, example, program)

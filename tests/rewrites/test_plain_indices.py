@@ -17,6 +17,7 @@ from mil_ane_passes.rewrites._whole_ranges import bounds
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth
+from tests.versions.needs import coremltools_from
 
 TABLE = torch.arange(24, dtype=torch.float32).reshape(8, 3)
 
@@ -25,6 +26,7 @@ def largest(x):
     return torch.nn.functional.embedding(x.argmax(1), TABLE.to(x.dtype))
 
 
+@coremltools_from("9.0", "does not wrap indices")
 @pytest.mark.parametrize("target", ["iOS17", "iOS18"])
 @pytest.mark.parametrize("way", ["traced", "exported"])
 def test_indices_of_torch_are_used_as_they_are(way, target, tmp_path):

@@ -81,6 +81,9 @@ def _by_host(context: Any, node: Any) -> None:
 def _slice(x: Var, axis: int, begin: int, end: int) -> Var:
     """`x[begin:end]` along the axis; an end of 0 is the end of the axis."""
     begins, ends, rest = [0] * x.rank, [0] * x.rank, [True] * x.rank
+    size = x.shape[axis]
+    if end == 0 and isinstance(size, int | np.integer):
+        end = int(size)  # a pass of coremltools 8.3 breaks at a slice whose ends are all left out
     begins[axis], ends[axis], rest[axis] = begin, end, end == 0
     return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[each == 0 for each in begins], end_mask=rest)
 
