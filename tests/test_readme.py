@@ -30,6 +30,7 @@ from tests.reliability.table import table as reliability_table
 from tests.residency.agreement import table as agreement_table
 from tests.torch_frontend.grid.run import table as grid_table
 from tests.upstream.__main__ import Counts
+from tests.versions.needs import older_than
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -125,6 +126,8 @@ TABLES = {"answers": markdown_answers, "whole": whole_table, "telling": telling,
 
 @pytest.mark.parametrize("marker", TABLES)
 def test_the_tables_are_generated(marker):
+    if marker == "agreement" and older_than("9.0"):
+        pytest.skip(f"coremltools {ct.__version__} does not make the models that were measured: see test_m4.py")
     wanted = f"<!-- {marker} -->\n{TABLES[marker]()}\n"
     assert wanted in README, "run python -m tests.test_readme to write the tables"
 
