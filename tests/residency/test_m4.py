@@ -9,7 +9,7 @@ from tests.versions.needs import coremltools_from
 from . import agreement
 from .m4_cases import CASES, alone, context, estimates, in_order, networks, signature
 
-pytestmark = coremltools_from("9.0", "does not wrap the indices of a gather: its models are not those that were measured")
+pytestmark = coremltools_from("9.0", "does not wrap indices: its models are not those that were measured")
 
 
 def test_the_cases_are_those_that_were_measured():
