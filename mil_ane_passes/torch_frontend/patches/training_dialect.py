@@ -1,7 +1,8 @@
 """What `torch.export.export` returns converts without `run_decompositions({})` by hand.
 
 Newer torch exports in the dialect TRAINING, which the host refuses with the advice to call that. It is called here: on
-the way into the converter, into a program of its own, so that the user's object stays as it is.
+the way into the converter, into a program of its own, so that the user's object stays as it is. What export checked
+of a tensor's type (`_assert_tensor_metadata`), which coremltools knows from 9.0 on, leaves no op.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def validate(host: Callable[..., None], model: Any, *arguments: Any, **named: An
 def converter(host: Callable[..., None], self: Any, loaded_model: Any, *arguments: Any, **named: Any) -> None:
     """The host's converter of a loaded model, given the decomposed program."""
     host(self, loaded_model.run_decompositions({}) if _is_training(loaded_model) else loaded_model, *arguments, **named)
+
+
+@PATCH.op("_assert_tensor_metadata")
+def checked(context: Any, node: Any) -> None:
+    """_assert_tensor_metadata(a, ...): held when the model was exported; nothing reads its result."""
+    context.add(context[node.inputs[0]], node.name)
 
 
 def _is_training(model: Any) -> bool:

@@ -38,3 +38,18 @@ def test_flexible_size() -> None:
         mlmodel = ct.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16)
     x = torch.randn(5, 2)
     np.testing.assert_allclose(outputs(mlmodel, [x])[0], x.relu().numpy(), rtol=1e-3, atol=1e-3)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.argmax(1, keepdim=True).to(torch.float32)
+
+
+def test_what_export_checked_of_a_type_leaves_no_op() -> None:
+    x = torch.randn(3, 4)
+    program = torch.export.export(Scaled(), (x,))
+    assert "_assert_tensor_metadata" in str(program.graph)
+    with ane.torch_frontend.patched():
+        mlmodel = ct.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16,
+                             compute_precision=ct.precision.FLOAT32)
+    np.testing.assert_allclose(outputs(mlmodel, [x])[0], Scaled()(x).numpy(), rtol=1e-5)
