@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,27 @@ class TestStrangeInputs:
 
     def test_one_quirk_by_its_name(self) -> None:
         assert ane.runtime.predictor(doubled(), quirks="exp_overflow").predict({"x": np.ones((2, 3)), "ids": [0, 0]})
+
+
+def test_an_image_output_without_pillow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = torch.jit.trace(torch.nn.ReLU().eval(), torch.zeros(1, 3, 4, 4))
+    model = ane.runtime.predictor(convert(
+        traced, inputs=[ct.TensorType("x", (1, 3, 4, 4))], outputs=[ct.ImageType("y", color_layout="RGB")]))
+    shown = model.predict({"x": np.full((1, 3, 4, 4), 7, np.float32)})["y"]
+    assert np.asarray(shown).tolist() == np.full((4, 4, 3), 7).tolist()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ane.InputError, match="an image output needs Pillow, which is not installed: pip install"):
+        model.predict({"x": np.zeros((1, 3, 4, 4), np.float32)})
+
+
+def test_a_machine_that_does_not_tell_its_memory_counts_as_one_of_64_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    @mb.program(input_specs=[mb.TensorSpec(shape=(1 << 16, 1))])
+    def program(x: Any) -> Any:
+        return mb.matmul(x=x, y=x, transpose_y=True, name="y")  # 2 ** 32 values, 34.4 GB
+
+    monkeypatch.delattr("os.sysconf")
+    ane.runtime.Runtime(program)  # half of it is just enough
+    program.functions["main"].find_ops(op_type="matmul")[0].outputs[0]._sym_type = types.tensor(
+        types.fp32, (1 << 16, (1 << 16) + 1))
+    with pytest.raises(ane.NotSupported, match=r"value 'y' .* takes 34 GB; .* holds at most 34 GB for one value"):
+        ane.runtime.Runtime(program)
