@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from contextlib import nullcontext
 from typing import Any
 
 import coremltools as ct
+from coremltools import _deps
 
+from ..core.errors import InputError
 from ..core.pipeline import NAMESPACE, pipeline
 from .switch import patched
 
@@ -26,10 +29,13 @@ def convert(*arguments: Any, check: bool = False, **named: Any) -> Any:
 
     With `check`, the result runs on the reference runtime beside the torch model: seeded inputs, every enumerated
     shape, both ends of a range. Raises NotEqual, which names the first part of the module that differs and has the
-    model as `mlmodel`, and InputError for a check of what is not from torch or is not an ML Program.
+    model as `mlmodel`, and InputError for a check of what is not from torch or is not an ML Program. What torch.export
+    made needs torch 2.5 or newer, else InputError.
     """
     given = _HOST.bind(*arguments, **named)
     from_torch = is_from_torch(given.arguments["model"], given.arguments.get("source", "auto"))
+    if from_torch:
+        _refuse_unread(given.arguments["model"])
     if check:
         from .checking import refuse_unfit
 
@@ -51,6 +57,15 @@ def is_from_torch(model: Any, source: str = "auto") -> bool:
     if isinstance(model, str):
         return model.endswith(_TORCH_FILES)
     return any(kind.__module__.partition(".")[0] in ("torch", "executorch") for kind in type(model).__mro__)
+
+
+def _refuse_unread(model: Any) -> None:
+    """The host takes exported programs from torch 2.5 on; before, it asks for a `source`, which would not help."""
+    if _deps._HAS_TORCH_EXPORT_API or not any(kind.__name__ == "ExportedProgram" for kind in type(model).__mro__):
+        return
+    found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
+    raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools takes those from torch "
+                     "2.5 on: update torch, or convert what torch.jit.trace makes")
 
 
 def _with_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:

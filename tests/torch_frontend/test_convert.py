@@ -8,6 +8,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 import torch
+from coremltools import _deps
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program
 
@@ -159,3 +160,16 @@ def test_the_hosts_refusals_come_through():
     with pytest.raises(ValueError, match="Unable to determine the type of the model"):
         ane.convert(object())
     assert not active()
+
+
+def test_an_exported_program_that_the_host_does_not_read_yet_is_refused(monkeypatch):
+    """Before torch 2.5; the host asks for a `source` then."""
+    exported = torch.export.export(lifted(), (X,))
+    traced = torch.jit.trace(lifted(), X)
+    monkeypatch.setattr(_deps, "_HAS_TORCH_EXPORT_API", False)
+    with pytest.raises(ane.InputError) as error:
+        ane.convert(exported, skip_model_load=True)
+    assert str(error.value) == (
+        f"convert: found a program of torch.export with torch {torch.__version__}; coremltools takes those from torch "
+        "2.5 on: update torch, or convert what torch.jit.trace makes")
+    assert ane.convert(traced, **small()).get_spec().WhichOneof("Type") == "mlProgram"
