@@ -19,6 +19,7 @@ from ..core.errors import AnePassesError, NotSupported
 from ..core.host import quiet
 from ..core.spelling import by_command
 from .output import example
+from .parsing import Parser
 from .stopping import said, stoppable
 
 __all__ = ["main"]
@@ -82,7 +83,7 @@ def _say_no_more() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mil-ane-passes",
         description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
         epilog="Exit codes: 0 done (or nothing to do), 1 findings or not proved equal, 2 could not run, 128 + its "

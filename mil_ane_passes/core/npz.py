@@ -24,6 +24,10 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
     expected = f"expected an .npz with one array for each {each}"
     if not Path(path).is_file():
         raise InputError(f"{what}: no file '{path}'; {expected}")
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if not start.startswith((b"PK", b"\x93NUMPY")):  # numpy would speak of pickled objects
+        raise InputError(f"{what}: '{path}' is no .npz file; {expected}, as np.savez(path, name=array) writes it")
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):

@@ -21,7 +21,8 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
     if not target.parent.is_dir():
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
-        raise InputError(f"{target}: exists already; expected a free path, or overwrite to replace what is there")
+        raise InputError(f"{target}: exists already; expected a free path, or --overwrite (overwrite=True) to replace "
+                         "it")
     if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
                          "path of the package itself, or a free one")

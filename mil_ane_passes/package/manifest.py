@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ def _check_kind(root: Path) -> None:
         raise InputError(f"{root}: no such file or folder; {_REMEDY}")
     if root.suffix in (".mlmodelc", ".mil"):
         raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
+    if root.is_file() and zipfile.is_zipfile(root):
+        raise InputError(f"{root}: an archive; unpack it first, and give the .mlpackage folder that is in it")
+    around = next((folder for folder in root.absolute().parents if (folder / MANIFEST).is_file()), None)
+    if around is not None and not (root / MANIFEST).is_file():
+        raise InputError(f"{root}: a part of the package {around}; give that folder")
     if root.is_file():
         single = root.suffix == ".mlmodel"
         found = "a single-file .mlmodel, the format of neural networks and older models" if single else "a file"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from .._version import __version__
@@ -15,7 +16,7 @@ from ..proof.prove import VerifyReport
 
 __all__ = ["RewriteReport"]
 
-_SHOWN = 8
+_SHOWN = 3
 "Places listed per pass in the text; the JSON has all."
 
 
@@ -112,14 +113,25 @@ class RewriteReport:
         if self.status == "unchanged":
             left = " and ".join(["undone"] * bool(self.undone) + ["left out"] * bool(self.left_out_passes))
             said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
-            return said + (f"; the package was copied as it is{where}" if where else "")
+            return said + (f"; the package was copied as it is{where}" if where else "") + self._next()
         if self.status == "dry run":
             return "dry run: nothing proved, nothing written"
         if self.status == "not proved":
             return self._refusal()
         unproved = "" if self.proved else f", not proved ({without_proof()})"
         without = ", ".join(f"ane::{each.rule}" for each in self.left_out_passes)
-        return f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
+        done = f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
+        if not self.output:
+            return done
+        return f"{done}\nnext: mil-ane-passes lint {quote(self.output)} says what is still off the ANE"
+
+    def _next(self) -> str:
+        """What to try where nothing was done."""
+        tries = ["--preset full does more"] * (self.preset == "safe")
+        tries += ["--max-growth none keeps what was undone"] * bool(self.undone)
+        if self.output:
+            tries.append(f"mil-ane-passes lint {quote(self.source)} says what is off the ANE, and why")
+        return f"\nnext: {'; '.join(tries)}" if tries else ""
 
     def _refusal(self) -> str:
         """What broke the proof, and what to try."""
@@ -148,7 +160,10 @@ def _trace_lines(trace: PassTrace) -> list[str]:
     strength = trace.strength.value if trace.strength else ""
     places = "place" if len(trace.fired) == 1 else "places"
     lines = [f"ane::{trace.rule}  {first.code} {first.slug}  {len(trace.fired)} {places}, {strength}"]
-    found = [f"  {_place(hit.function)}%{hit.value}  {hit.note}" for hit in trace.fired]
+    alike: dict[str, list[str]] = {}
+    for hit in trace.fired:
+        alike.setdefault(hit.note, []).append(f"{_place(hit.function)}%{hit.value}")
+    found = [f"  {', '.join(names[:_SHOWN])}{_rest(names)}  {note}" for note, names in alike.items()]
     return lines + found[:_SHOWN] + _more(found)
 
 
@@ -156,5 +171,9 @@ def _place(function: str) -> str:
     return "" if function == "main" else f"{function}:"
 
 
+def _rest(names: list[str]) -> str:
+    return f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+
+
 def _more(lines: list[str]) -> list[str]:
-    return [f"  ... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [f"  ... and {len(lines) - _SHOWN} more (--format json has all)"] if len(lines) > _SHOWN else []

@@ -87,6 +87,9 @@ def without(path, name):
 PACKAGES = {
     "missing": (lambda s: s.with_name("no.mlpackage"), "no such file or folder; give the .mlpackage folder"),
     "a file": (lambda s: written(s.with_name("f.mlpackage"), "x"), "not a package but a file; "),
+    "an archive": (lambda s: Path(shutil.make_archive(str(s.with_name("z")), "zip", s)), "an archive; unpack it first"),
+    "the file in a package": (lambda s: s / "Data/com.apple.CoreML/model.mlmodel", "a part of the package "),
+    "a folder in a package": (lambda s: s / "Data", "in.mlpackage; give that folder"),
     "an empty folder": (lambda s: made(s.with_name("e.mlpackage")), "not a package, it has no Manifest.json; "),
     "no manifest": (lambda s: without(s, "Manifest.json"), "not a package, it has no Manifest.json; "),
     "manifest not json": (
@@ -155,7 +158,7 @@ def linked(source):
 SAME = "the source is never changed"
 
 
-EXISTS = "exists already; expected a free path, or overwrite"
+EXISTS = "exists already; expected a free path, or --overwrite (overwrite=True) to replace it"
 OUTPUTS = {
     "same": (lambda s: s, SAME),
     "slash": (lambda s: f"{s}/", SAME),

@@ -73,7 +73,9 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     assert printed.err == ""
     assert "ane::lift_conv_transpose_1d  ANE301 conv-transpose-1d-bias  2 places, bitwise" in printed.out
     assert "equal in 6 runs at float64, float16, bit for bit" in printed.out
-    assert printed.out.splitlines()[-1].startswith(f"written to {out} in ")
+    done, following = printed.out.splitlines()[-2:]
+    assert done.startswith(f"written to {out} in ")
+    assert following == f"next: mil-ane-passes lint {out} says what is still off the ANE"
     assert files(source) == before and os.listdir(tmp_path) == ["out.mlpackage"]
     found = [op for _, op in all_ops(load(out).program) if op.op_type == "conv_transpose"]
     assert [op.x.rank for op in found] == [4, 4]
@@ -81,7 +83,9 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
 
 def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage")]) == 0
-    assert "nothing to do: no rule fired; the package was copied as it is" in capsys.readouterr().out
+    done, following = capsys.readouterr().out.splitlines()
+    assert done.startswith("nothing to do: no rule fired; the package was copied as it is to ")
+    assert following == (f"next: --preset full does more; mil-ane-passes lint {idle} says what is off the ANE, and why")
     assert files(tmp_path / "out.mlpackage") == files(idle)
 
 
