@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..core.errors import nearest
@@ -18,7 +17,7 @@ _CHOICE = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)
 class Parser(argparse.ArgumentParser):
     """Names the nearest option or choice; an option that a command lacks is the command's error, with its usage."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((each for each in rest if each.startswith("-")), None)
         if unknown is not None:
