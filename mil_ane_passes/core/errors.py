@@ -26,5 +26,5 @@ class RuleError(AnePassesError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,7 @@ def selected(
     """
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
+    _check_kinds(passes, options)
     chosen: dict[str, dict[str, Any]] = {}
     named: set[str] = set()
     for name, settings in ({preset: {}} if passes is None else _pass_table(passes)).items():
@@ -83,11 +84,27 @@ def selected(
         short = by_name(name).name
         if short not in chosen:
             raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
-        chosen[short].update(given)
+        chosen[short].update(given or {})
     rules = [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
     for rule in rules:
         rule._asked = rule.name in named
     return rules
+
+
+def _check_kinds(passes: Any, options: Any) -> None:
+    """Raises InputError for what cannot be read as names of passes, or as their options."""
+    names = passes is None or isinstance(passes, (str, Mapping)) or (
+        isinstance(passes, Iterable) and not (
+            isinstance(passes, Collection) and any(not isinstance(each, str) for each in passes)))
+    if not names:
+        raise InputError(f"passes: found {passes!r}; expected 'a,b{{option=value}}', a list of such, or a mapping from "
+                         "name to options")
+    if not (options is None or isinstance(options, Mapping)):
+        raise InputError(f"options: found {options!r}; expected a mapping from the name of a pass to its options")
+    for asked in (passes, options):
+        for name, given in asked.items() if isinstance(asked, Mapping) else ():
+            if not (given is None or isinstance(given, Mapping)):
+                raise InputError(f"options of '{name}': found {given!r}; expected a mapping from option to value")
 
 
 def run_all(
@@ -139,6 +156,7 @@ def pipeline(
     here, and a wrong one raises InputError with the nearest right one. `measure`, `draw` and `guard` as for `run_all`;
     what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`.
     """
+    _check_base(base)
     parse_target(target)
     rules = selected(preset, passes, options)
     register_passes()
@@ -159,6 +177,12 @@ def pipeline(
         result.append_pass(f"{NAMESPACE}::{END}")
         result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
     return result
+
+
+def _check_base(base: Any) -> None:
+    if not (base is None or isinstance(base, ct.PassPipeline)):
+        meant = f"; did you mean preset={base!r}?" if base in PRESETS else ""
+        raise InputError(f"base: found {base!r}; expected a ct.PassPipeline, or None for coremltools' default{meant}")
 
 
 def _settings(rule: Rewrite, target: str, ruler: Measure | None) -> dict[str, Any]:

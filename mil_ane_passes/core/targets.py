@@ -79,6 +79,8 @@ def parse_target(name: str) -> tuple[Generation, ...]:
 
     Raises InputError for an unknown one, and for a device without an ANE that Core ML uses.
     """
+    if not isinstance(name, str):
+        raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'")
     if name.strip().lower() == "all":
         return GENERATIONS
     chip = chip_of(name, CHIPS)

@@ -45,6 +45,9 @@ def save(
     source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
     when the program's ops are out of order.
     """
+    if not isinstance(package, Package):
+        raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load gives it (an MLModel "
+                         "has a save of its own)")
     target = Path(os.path.abspath(path))
     check_destination(package.path, target, overwrite)
     with refusals(target):

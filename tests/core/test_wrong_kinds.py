@@ -1,0 +1,45 @@
+"""What is of the wrong kind altogether is refused in the words of the argument, not by a traceback from within."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.examples import program
+
+WRONG = {
+    "preset None": ({"preset": None}, "no preset 'None'; expected safe or full"),
+    "preset 3": ({"preset": 3}, "no preset '3'; expected safe or full"),
+    "target None": ({"target": None}, "target: found None; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'"),
+    "target 4": ({"target": 4}, "target: found 4; expected a name"),
+    "passes 3": ({"passes": 3}, "passes: found 3; expected 'a,b{option=value}', a list of such, or a mapping"),
+    "passes of None": ({"passes": [None]}, "passes: found [None]; expected"),
+    "options 3": ({"options": 3}, "options: found 3; expected a mapping from the name of a pass to its options"),
+    "an option 3": ({"preset": "full", "options": {"lift_conv_1d": 3}}, "options of 'lift_conv_1d': found 3; expected"),
+    "settings 3": ({"passes": {"lift_conv_1d": 3}}, "options of 'lift_conv_1d': found 3; expected a mapping"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("function", [lambda **asked: ane.rewrite(program(lambda x: mb.relu(x=x), x=(1, 2)), **asked),
+                                      ane.pipeline])
+def test_what_is_of_the_wrong_kind(case, function):
+    asked, message = WRONG[case]
+    with pytest.raises(ane.InputError) as refused:
+        function(**asked)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_preset_is_no_base():
+    with pytest.raises(ane.InputError) as refused:
+        ane.pipeline("full")
+    assert str(refused.value) == ("base: found 'full'; expected a ct.PassPipeline, or None for coremltools' default; "
+                                  "did you mean preset='full'?")
+
+
+def test_only_packages_are_saved(tmp_path, fixtures):
+    model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
+    with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load gives it"):
+        ane.save(model, tmp_path / "out.mlpackage")
