@@ -10,6 +10,7 @@ from typing import Any
 from .._version import __version__
 from ..core.engine import PassTrace
 from ..core.forecast import Forecast
+from ..core.registry import rewrites
 from ..core.spelling import option, without_proof
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
@@ -127,7 +128,8 @@ class RewriteReport:
 
     def _next(self) -> str:
         """What to try where nothing was done."""
-        tries = ["--preset full does more"] * (self.preset == "safe")
+        safe = all(name in rewrites() and rewrites()[name].preset == "safe" for name in self.passes)
+        tries = ["--preset full does more"] * safe
         tries += ["--max-growth none keeps what was undone"] * bool(self.undone)
         if self.output:
             tries.append(f"mil-ane-passes lint {quote(self.source)} says what is off the ANE, and why")

@@ -152,6 +152,13 @@ def test_what_is_asked_for_is_done(source, asked, tmp_path, capsys):
         assert "kernel on the width" in data["traces"][0]["fired"][0]["note"]
 
 
+@pytest.mark.parametrize("asked", [["--preset", "full"], ["--passes", "full"], ["--passes", "lift_conv_1d"]])
+def test_what_was_tried_is_not_proposed(idle, asked, tmp_path, capsys):
+    assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), *asked]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"next: mil-ane-passes lint {idle} says what is off the ANE, and why"
+
+
 def test_overwrite_replaces(source, idle, tmp_path, capsys):
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", idle, "-o", str(out)]) == 0
