@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..core.errors import InputError
+from ..core.spelling import spoken
 
 
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -21,8 +22,8 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
     if not target.parent.is_dir():
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
-        raise InputError(f"{target}: exists already; expected a free path, or --overwrite (overwrite=True) to replace "
-                         "it")
+        raise InputError(f"{target}: exists already; expected a free path, or "
+                         f"{spoken('--overwrite', 'overwrite=True')} to replace it")
     if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
                          "path of the package itself, or a free one")

@@ -158,7 +158,7 @@ def linked(source):
 SAME = "the source is never changed"
 
 
-EXISTS = "exists already; expected a free path, or --overwrite (overwrite=True) to replace it"
+EXISTS = "exists already; expected a free path, or --overwrite to replace it"
 OUTPUTS = {
     "same": (lambda s: s, SAME),
     "slash": (lambda s: f"{s}/", SAME),
