@@ -28,6 +28,7 @@ class LargeAngle(Rule):
 
     code, slug = "ANE317", "sin-cos-large-argument"
     roots = ("sin", "cos")
+    advice = "Bring the angle into one turn before it is large, in fp32 or outside the model."
     measures = True
     evidence = (
         Community("sine within 6.3e-4; 33 table points over a quarter period, the rest by symmetry; how arguments are "

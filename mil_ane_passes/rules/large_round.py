@@ -30,6 +30,7 @@ class LargeRound(Rule):
 
     code, slug = "ANE318", "round-beyond-1024"
     roots = ("round",)
+    advice = "Keep the operand below 1024, or select the operand itself from there on, which is whole already."
     measures = True
     evidence = (
         Community("round(1024) gives 1025, round(1025) 1026, round(-2047) -2048: a half is added where fp16 has none; "

@@ -37,7 +37,7 @@ class Lopsided(PlanRule):
     evidence = (
         surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
         on_m4("contradicts it: a relu of (65536,) is accepted", rows=True),
-        Community("a width of 16384 passes, 17920 fails", chip="M3 Ultra",
+        Community("a width of 16384 passes, 17920 fails", chip="M3 Ultra", os="macOS 26.3.1", date="2026-03-20",
                   source="https://github.com/ncdrone/rustane/issues/13"),
     )
     longest: int = 8192

@@ -31,6 +31,7 @@ class NanLogic(Rule):
 
     code, slug = "ANE319", "nan-and-signed-zero-logic"
     roots = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "select")
+    advice = "Keep NaN and infinities from arising, and compare with finite limits; or test outside the model."
     evidence = (
         Community("an infinity is read as 2**16, the NaN 0x7E00 as 1.5 * 2**16; NaN + 1 is plus infinity; a sum "
                   "of products that is -0 comes out +0",

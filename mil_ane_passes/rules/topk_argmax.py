@@ -31,6 +31,7 @@ class TopkArgmax(Rule):
 
     code, slug = "ANE320", "topk-argmax"
     roots = ("topk", "reduce_argmax", "reduce_argmin")
+    advice = "Return the scores and rank them outside the model, or compare with a run on the CPU of that device."
     evidence = (
         Community("argmax over 19 classes in fp16: 198,442 of 409,600 pixels differ from the CPU's; topk of one was "
                   "right (366 ms for 3.7), so was the argmax of an fp32 operand (Core AI)",
