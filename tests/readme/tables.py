@@ -1,0 +1,152 @@
+"""The generated parts of the README, each by the name of its marker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mil_ane_passes.core.contract import Rewrite, Rule
+from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.torch_frontend.registry import findings as patch_findings
+from tests.benchmarks.table import startup
+from tests.benchmarks.table import table as speed_table
+from tests.models.whole_table import summary as whole
+from tests.reliability.table import table as reliability
+from tests.residency.agreement import table as agreement_table
+from tests.torch_frontend.grid.run import table as grid
+from tests.upstream.__main__ import Counts
+from tests.versions.table import table as versions
+
+ROOT = Path(__file__).parents[2]
+SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
+          "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
+SAYS = {"measured": "measured", "vendor": "Apple", "community": "reported"}
+CHIP = re.compile("[AM][0-9]|iPhone")
+HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "wrong numbers", "4": "weights",
+            "5": "the model as a whole"}
+HOST = {"converts to other values, silently": "other values, without a word", "not implemented": "not implemented"}
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table; a bar within a cell would end it."""
+    head = list(head)
+    lines = [head, ["---" for _ in head], *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def rules() -> str:
+    """What the ANE does not take, the rewrites that take its place or why none does, and who says so."""
+    rows = []
+    for rule in by_code():
+        if rule.refuses and not issubclass(rule, Rewrite):
+            cures = ", ".join(named(name) for name in rule.mended_by)
+            rows.append((short(rule), rule.summary(), ". ".join(filter(None, (cures, rule.no_rewrite.rstrip(".")))),
+                         witnesses([rule])))
+    return markdown(("ANE", "what", "what takes its place", "on whose word"), rows)
+
+
+def rewrites() -> str:
+    """The rewrites that no refusal names."""
+    answers = {name for rule in all_rules().values() if rule.refuses for name in rule.mended_by}
+    rows = [(short(rule), f"`{rule.name}`{fired(rule.name)}", f"{rule.preset}, {rule.exactness.value}", rule.summary())
+            for rule in by_code()
+            if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]
+    return markdown(("ANE", "rewrite (places / models)", "preset, exactness", "what it does"), rows)
+
+
+def asked_for() -> str:
+    """The rewrites that no preset has, in one line."""
+    rows = [f"{short(rule)} `{rule.name}`" for rule in by_code() if issubclass(rule, Rewrite) and rule.preset == "named"]
+    return f"- By name only: {', '.join(rows)}."
+
+
+def findings() -> str:
+    """What is found besides, by the hundreds of the codes."""
+    rows = []
+    for digit, title in HUNDREDS.items():
+        found = [rule for rule in by_code()
+                 if rule.code[3] == digit and not rule.refuses and not issubclass(rule, Rewrite)]
+        names = ", ".join(f"{short(rule)} `{rule.name}`" for rule in found)
+        rows += [(f"{digit}xx", f"{title}: {names}", witnesses(found))] if found else []
+    return markdown(("ANE", "findings without a rewrite", "on whose word"), rows)
+
+
+def agreement() -> str:
+    """What the prediction reproduces of what it was fitted to, as one sentence."""
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in agreement_table().splitlines()[2:]]
+    return "- " + "; ".join(f"{what}: {compared}, {agreed}" for what, compared, agreed in rows) + "."
+
+
+def named(name: str) -> str:
+    """`pass` with what has to be known of it; the preset where it is not full."""
+    rule = all_rules()[name]
+    assert issubclass(rule, Rewrite), name
+    words = [rule.exactness.value, *([rule.preset] if rule.preset != "full" else [])]
+    return f"`{name}`{fired(name)} ({', '.join(words)})"
+
+
+def fired(name: str) -> str:
+    """In how many places of how many real architectures it fired when that was recorded last."""
+    recorded = json.loads((ROOT / "tests" / "models" / "fired.json").read_text())["full"]
+    places = [row["fired"][name] for row in recorded.values() if name in row["fired"]]
+    return f" {sum(places)}/{len(places)}" if places else ""
+
+
+def short(rule: type[Rule]) -> str:
+    return rule.code.removeprefix("ANE")
+
+
+def witnesses(rules: Iterable[type[Rule]]) -> str:
+    """`measured (M4), reported (M1, M2)`: the kinds of sources, and the chips that they name."""
+    chips: dict[str, list[str]] = {}
+    for each in (each for rule in rules for each in rule.evidence):
+        named = chips.setdefault(SAYS[each.kind], [])
+        named += [chip for chip in re.split(r", | and ", each.chip or "") if CHIP.match(chip) and chip not in named]
+    return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in chips.items())
+
+
+def by_code() -> list[type[Rule]]:
+    return sorted(all_rules().values(), key=lambda rule: rule.code)
+
+
+def patches() -> str:
+    """The patches by what the installed host does without them."""
+    groups: dict[str, list[str]] = {label: [] for label in (*HOST.values(), "refused, or fails")}
+    for each in patch_findings():
+        label = HOST.get((each.reason or "").partition(":")[0], "refused, or fails")
+        links = ", ".join(link(source) for source in each.patch.upstream if source.startswith("https://"))
+        groups[label].append(f"`{each.patch.name}`: {each.patch.title}{f' ({links})' if links else ''}")
+    return markdown(("coremltools alone", "patch: what happens without it"),
+                    [(label, "<br>".join(lines)) for label, lines in groups.items()])
+
+
+def link(source: str) -> str:
+    """`https://github.com/OWNER/NAME/issues/1 (page)` as a short link."""
+    address = source.split(" ")[0]
+    words = address.removeprefix("https://").removeprefix("github.com/").removesuffix("/").split("/")
+    label = words[1] if "github.com" in address else words[0]
+    label = f"#{words[3]}" if words[2:3] in (["issues"], ["pull"]) else label
+    return f"[{label}]({address})"
+
+
+def upstream() -> str:
+    """What `python -m tests.upstream --record` counted last."""
+    counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
+    judged = [(suite, Counts(**numbers)) for suite, numbers in counts.items()]
+    return markdown((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
+                    [(SUITES[suite], f"{each.reached:,}", f"{each.passed + each.failed:,}", f"{each.passed:,}",
+                      f"{each.failed:,}", f"{each.share:.2f} %") for suite, each in judged])
+
+
+def speed() -> str:
+    """What the benchmarks recorded last, without memory and the largest package, which they print as well."""
+    return "\n".join(row for row in speed_table().splitlines() if not re.match(r"\| (most )?memory|.*8\.1 GB", row))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "whole": whole, "rules": rules, "rewrites": rewrites, "named": asked_for, "findings": findings,
+    "agreement": agreement, "patches": patches, "grid": grid, "upstream": upstream, "reliability": reliability,
+    "start-up": startup, "speed": speed, "versions": versions}
