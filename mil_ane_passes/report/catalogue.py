@@ -1,4 +1,4 @@
-"""The tables and pages of rules, generated from the rules themselves."""
+"""The list of rules and the page of one, generated from the rules themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.registry import all_rules
 from ..core.targets import GENERATIONS
 from .table import aligned
 
-__all__ = ["NO_FIX", "Catalogue", "Page", "markdown_findings", "markdown_table"]
+__all__ = ["NO_FIX", "Catalogue", "Page"]
 
 NO_FIX = "no fix"
 "What stands where a rewrite states its exactness, for a rule that only reports."
@@ -86,41 +86,3 @@ class Page:
 
 def _generations(rule: type[Rule]) -> list[str]:
     return [generation.name for generation in GENERATIONS if rule.targets.admits(generation)]
-
-
-def markdown_table() -> str:
-    """The README's table of rewrites, by the names of the passes."""
-    lines = ["| code | pass | preset | exactness | what it does |", "|---|---|---|---|---|"]
-    lines += [f"| {row['code']} | `{row['pass']}` | {row['preset']} | {row['exactness']} | {_cell(row['summary'])} |"
-              for row in Catalogue().rows() if row["fix"]]
-    return "\n".join(lines)
-
-
-def markdown_answers() -> str:
-    """The README's table of what is refused, with what takes its place or why nothing does."""
-    lines = ["| code | what | what takes its place |", "|---|---|---|"]
-    for rule in sorted(all_rules().values(), key=lambda rule: rule.code):
-        if rule.refuses:
-            cures = [f"`{name}`" for name in rule.mended_by]
-            words = ". ".join([", ".join(cures)] * bool(cures) + [rule.no_rewrite.rstrip(".")] * bool(rule.no_rewrite))
-            lines.append(f"| {rule.code} | {_cell(rule.summary())} | {_cell(words)} |")
-    return "\n".join(lines)
-
-
-_HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE does not take", "3": "wrong numbers", "4": "weights",
-             "5": "the model as a whole"}
-
-
-def markdown_findings() -> str:
-    """The README's list of what is found and not mended by a pass of its own, by the hundreds of the codes."""
-    rows = [row for row in Catalogue().rows() if not row["fix"]]
-    lines = []
-    for digit, title in _HUNDREDS.items():
-        members = [f"{row['code'].removeprefix('ANE')} `{row['pass']}`" for row in rows if row["code"][3] == digit]
-        lines += [f"- {digit}xx, {title}: {', '.join(members)}"] if members else []
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    """Words for a table: a bar would end the cell."""
-    return text.replace("|", "\\|")

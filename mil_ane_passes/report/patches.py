@@ -1,13 +1,12 @@
-"""The table of the torch frontend's patches, generated from the patches themselves."""
+"""The list of the torch frontend's patches and the page of one, generated from the patches themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["PatchPage", "Patches", "patches_table"]
-
+__all__ = ["PatchPage", "Patches"]
 
 RIGHT = "the installed coremltools is right"
 
@@ -84,23 +83,3 @@ class PatchPage:
 
     def _replaced(self) -> list[str]:
         return [f"{each.module}.{each.attribute}" for each in self.finding.patch.replacements]
-
-
-def patches_table(patches: Iterable[_Patch]) -> str:
-    """The README's table of patches."""
-    rows = [(f"`{each.name}`", each.title.replace("|", "\\|"), _links(each.upstream)) for each in patches]
-    lines = [" | ".join(row) for row in [("patch", "without it", "reported in"), *rows]]
-    return "\n".join(f"| {line} |" for line in lines).replace("\n", "\n|---|---|---|\n", 1)
-
-
-def _links(upstream: Iterable[str]) -> str:
-    return ", ".join(_link(each) for each in upstream)
-
-
-def _link(source: str) -> str:
-    """`https://github.com/OWNER/NAME/issues/1` as a short link; words stay words."""
-    address, _, words = source.partition(" ")
-    parts = address.removeprefix("https://github.com/").split("/")
-    if not address.startswith("https://github.com/") or parts[2:3] not in (["issues"], ["pull"]):
-        return source
-    return f"[{parts[1]}#{parts[3]}]({address}){' ' + words if words else ''}"

@@ -11,7 +11,7 @@ import pytest
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.errors import RuleError
 from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.report.patches import Patches, patches_table
+from mil_ane_passes.report.patches import Patches
 from mil_ane_passes.torch_frontend.contract import Patch
 from mil_ane_passes.torch_frontend.registry import _check_distinct, all_patches
 from tests.without_torch import without_torch
@@ -95,14 +95,6 @@ def test_a_code_that_no_patch_has(capsys):
 def test_a_patch_without_a_code_of_its_own_is_refused(code, other, message):
     with pytest.raises(RuleError, match=message):
         _check_distinct([Patch("a", ("b",), name="one", code=code), Patch("a", ("b",), name="second", code=other)])
-
-
-def test_the_table_shortens_links():
-    assert patches_table([Patch("`x | y`", ("a",), name="z")]).endswith("| `z` | `x \\| y` | a |")
-    rows = patches_table(each.patch for each in TWO.findings).splitlines()
-    assert rows[2] == f"| `one` | a fault | [coremltools#12]({LINK}), none known |"
-    assert patches_table([Patch("x", (f"{LINK} (in part)", "https://example.org/a"), name="y")]).endswith(
-        f"[coremltools#12]({LINK}) (in part), https://example.org/a |")
 
 
 def test_without_torch_it_says_so_in_one_line():

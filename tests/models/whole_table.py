@@ -10,8 +10,6 @@ from pathlib import Path
 RECORD = Path(__file__).with_name("whole.json")
 TARGETS = ("m4", "m1")
 GROWTH = 0.01
-SHOWN = ("Sequencer2D (LSTM)", "EnCodec decoder", "RNN-T predictor (LSTM)", "Wav2Vec2", "ViT", "DETR",
-         "GPT-2, its own mask", "RoBERTa, mask as input", "Mamba 2")
 
 
 @dataclass
@@ -80,12 +78,6 @@ def summary() -> str:
     columns = [_counted([each for each in table if each.target == target]) for target in TARGETS]
     lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
     return "\n".join(lines)
-
-
-def telling() -> str:
-    """The architectures that tell most, for M4."""
-    rows = [each for name in SHOWN for each in recorded() if (each.architecture, each.target) == (name, "m4")]
-    return "\n".join([HEAD, *map(row, rows)])
 
 
 def _counted(rows: Sequence[Whole]) -> dict[str, str]:

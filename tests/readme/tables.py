@@ -58,8 +58,8 @@ def rewrites() -> str:
 
 def asked_for() -> str:
     """The rewrites that no preset has, in one line."""
-    rows = [f"{short(rule)} `{rule.name}`" for rule in by_code() if issubclass(rule, Rewrite) and rule.preset == "named"]
-    return f"- By name only: {', '.join(rows)}."
+    rewrites = [rule for rule in by_code() if issubclass(rule, Rewrite) and rule.preset == "named"]
+    return f"- By name only: {', '.join(f'{short(rule)} `{rule.name}`' for rule in rewrites)}."
 
 
 def findings() -> str:
@@ -117,7 +117,8 @@ def patches() -> str:
     for each in patch_findings():
         label = HOST.get((each.reason or "").partition(":")[0], "refused, or fails")
         links = ", ".join(link(source) for source in each.patch.upstream if source.startswith("https://"))
-        groups[label].append(f"`{each.patch.name}`: {each.patch.title}{f' ({links})' if links else ''}")
+        name = f"{each.patch.code.removeprefix('ANE')} `{each.patch.name}`"
+        groups[label].append(f"{name}: {each.patch.title}{f' ({links})' if links else ''}")
     return markdown(("coremltools alone", "patch: what happens without it"),
                     [(label, "<br>".join(lines)) for label, lines in groups.items()])
 
