@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["place", "text", "verdict"]
 
 _SHOWN = 8
-"Places listed per cause, unless all are asked for."
+"Places with reasons of their own listed per cause, unless all are asked for."
+_TOGETHER = 3
+"Places listed of those that share a reason."
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _NEAR = 2
 "Places listed per reason of near misses."
@@ -47,7 +49,7 @@ def text(report: LintReport, *, everything: bool = False) -> str:
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
-    last = [*_command(report, found), *_unknown(report), _basis(report)]
+    last = [*_command(report, found), *_unknown(report, shown), _basis(report)]
     return _CONTROL.sub(_escaped, "\n".join([*lines, *([""] if blocks else []), *last]))
 
 
@@ -117,15 +119,15 @@ def _compared(report: LintReport, shown: int | None) -> Iterator[str]:
 
 def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
     rule = group.rule
-    lines = [f"{rule.code} {rule.slug}  {_weight(group)}", f"  {rule.summary()}"]
+    brief = group.is_note and shown is not None  # what fails no gate is told in short
+    lines = [f"{rule.code} {rule.slug}  {_weight(group)}", *([] if brief else [f"  {rule.summary()}"])]
     lines += _places(report, group.findings, shown)
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
     lines += [f"  {line}" for line in _fix(report, group.findings)]
     reasons = dict.fromkeys(item.unmended for item in group.findings if item.unmended)
     lines += _cut([f"  not by {reason}" for reason in reasons], shown)
-    lines.append(f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}")
-    return lines
+    return lines if brief else [*lines, f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}"]
 
 
 def _witness(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
@@ -158,7 +160,8 @@ def _places(report: LintReport, findings: Sequence[LintFinding], shown: int | No
     for reason, members in reasons.items():
         if len(members) > 1:
             names = [place(report, item) for item in members]
-            lines.append(f"  {reason}: {', '.join(names[:shown])}" + _more(len(names), shown))
+            most = None if shown is None else _TOGETHER
+            lines.append(f"  {reason}: {', '.join(names[:most])}" + _more(len(names), most))
         else:
             lines += [f"  {place(report, item)}: {reason}" for item in members]
     return _cut(lines, shown)
@@ -229,14 +232,17 @@ def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
         yield f"all fixes at once: {_rewrite(report, passes)}"
 
 
-def _unknown(report: LintReport) -> Iterator[str]:
-    """The kinds of ops that nobody measured, by where they were not."""
+def _unknown(report: LintReport, shown: int | None) -> Iterator[str]:
+    """The kinds of ops that nobody measured, by where they were not; in one line where that would take several."""
     refusing = {rule.code for rule in all_rules().values() if rule.refuses}
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
                                            if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
         guess = "" if takes else " (predicted: not taken)"
         kinds[_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
+    if shown is not None and len(kinds) > 2:
+        joined = sum(kinds.values(), Counter())
+        kinds = {"of kinds that were not measured on all chips looked at (--all says on which)": joined}
     for words, found in kinds.items():
         names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
         yield f"{_count(found.total(), 'op')} {words}: {names}"

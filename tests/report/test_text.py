@@ -66,7 +66,7 @@ def test_an_unsure_refusal_says_so():
 def test_one_reason_is_said_once_and_places_are_limited():
     made = report(chain(*["relu"] * 11), (NoRelu,))
     (line,) = [line for line in text(made).splitlines() if "relu of rank 2" in line]
-    assert line.endswith("%relu_7 (relu) and 3 more") and line.startswith("  relu of rank 2: %relu_0 (relu), ")
+    assert line.endswith("%relu_2 (relu) and 8 more") and line.startswith("  relu of rank 2: %relu_0 (relu), ")
     assert text(made, everything=True).count("%relu_") == 11
 
 
@@ -160,3 +160,23 @@ def test_what_a_private_route_showed_is_not_called_unmeasured():
     lines = str(report(chain("relu", "tanh"), (), target="m1")).splitlines()
     assert "1 op of kinds that were seen by a private route only on M1: relu (1)" in lines
     assert "1 op of kinds that nobody measured on M1: tanh (1)" in lines
+
+
+def test_what_nobody_measured_on_many_chips_is_one_line():
+    made = report(chain("relu", "tanh", "floor"), (), target="all")
+    (line,) = [line for line in str(made).splitlines() if " of kinds that " in line]
+    assert line.startswith("3 ops of kinds that were not measured on all chips looked at (--all says on which): ")
+    lines = [line for line in text(made, everything=True).splitlines() if " of kinds that nobody measured on " in line]
+    assert [line.rpartition(": ")[2] for line in lines] == ["relu (1)", "tanh (1)", "floor (1)"]
+
+
+class NoteRelu(NoRelu):
+    """A relu is noted."""
+
+    refuses, level = False, "note"
+
+
+def test_a_note_is_told_in_short():
+    made = report(chain("relu"), (NoteRelu,))
+    assert "A relu is noted." not in str(made) and "confidence" not in str(made)
+    assert all(words in text(made, everything=True) for words in ("A relu is noted.", "confidence high"))
