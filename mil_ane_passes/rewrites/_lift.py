@@ -19,7 +19,7 @@ __all__ = [
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`: where the dummy axis goes; -1 lays the kernel on the height, 2 on the width."
 WIDEST = 13
-"Widest kernel every ANE generation takes (sbryngelson/ANEForge `_targets.py`: 13 on A13, 15 from A16)."
+"Widest kernel every ANE generation takes (sbryngelson/ANEForge `_targets.py`: 13 on M1, 15 on M5; between, not seen)."
 
 
 def position(axis: int) -> int:

@@ -49,9 +49,13 @@ def axis_of(op: Operation, at: int, pads: tuple[int, int], most: int, fine: bool
     if size <= most:
         return Axis(at, "steps", size, stride, pads)
     part = max((part for part in range(2, most + 1) if size % part == 0), default=0)
-    if not part or size // part > max_copies or not fine:
-        return f"window {size} has no {max_copies} equal parts of at most {most}"
-    return "3-D" if op.x.rank == 5 else Axis(at, "parts", size, stride, pads, part=part)
+    if not part or size // part > max_copies:
+        return f"window {size} is not {max_copies} or fewer equal parts of at most {most}"
+    if not fine:
+        return f"window {size} would be cut into parts of stride {stride}, which is refused as well"
+    if op.x.rank == 5:
+        return f"window {size} of a 3-D pool: its parts side by side would need rank 6"
+    return Axis(at, "parts", size, stride, pads, part=part)
 
 
 def _uneven(op: Operation, at: int, pads: tuple[int, int]) -> str | None:

@@ -68,7 +68,7 @@ class ArgmaxByMax(Rewrite):
         if found is None or found.op_type not in _REDUCTIONS or not types.is_float(op.outputs[0].dtype):
             return Miss(op, "no cast of a place to floating point", near=False)
         axis = value(found.axis, -1)
-        extent = found.x.shape[axis] if found.x.rank else 1
+        extent = found.x.shape[axis]
         if not types.is_float(found.x.dtype):
             return Miss(op, "the place of an integer", near=False)
         if found.x.dtype != types.fp16:

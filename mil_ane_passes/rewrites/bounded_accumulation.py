@@ -28,7 +28,7 @@ class BoundedAccumulation(Rewrite):
             result is infinite and stays so, even where the whole sum is small.
     when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
             some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
-            measurements nothing is done; a bias beyond 32768 is reported. fp16 only. The result itself must fit fp16.
+            measurements nothing is done; a bias of 32768 or more is reported. fp16 only. The result has to fit fp16.
     exact   rounding: a constant factor that nobody else reads is divided by a power of two where that keeps every bit,
             otherwise x in an op before, and the result is multiplied back. (Sums over parts of the contracted axis
             would do for fewer cases: a part may pass the limit by itself, and so may what they add up to on the way.)
@@ -44,7 +44,8 @@ class BoundedAccumulation(Rewrite):
     code, slug = "ANE312", "partial-sums-beyond-32768"
     stage = "numerics"
     exactness = Exactness.ROUNDING
-    bound = "half a unit in the last place; more where x or a result is below 2**-14 when scaled, less than its 2**-11"
+    bound = ("half a unit in the last place; a scaled x or result below 2**-14 is off by up to 2**-25, times the power "
+             "of two that brings it back")
     preset = "full"
     measures = True
     mends = True
@@ -85,7 +86,7 @@ class BoundedAccumulation(Rewrite):
         reach = float(np.abs(bias.val).max(initial=0.0)) if is_const(bias) else 0.0
         if reach < _END:
             return Miss(op, "not measured: give feeds or ranges", near=False)
-        return Miss(op, f"the bias reaches {reach:.4g}, beyond 32768; give feeds or ranges, so that the scale is known")
+        return Miss(op, f"the bias reaches {reach:.4g}, sums end at 32768; give feeds or ranges to set the scale")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         return scaled(mb, hit.op, hit.exponent)
@@ -97,7 +98,7 @@ class BoundedAccumulation(Rewrite):
         yield Example("small", _conv, reason="partial sums stay within 32768")
         yield Example("not measured", _conv, measured=False, reason="not measured: give feeds or ranges")
         yield Example("large bias", lambda: _conv(bias=40000.0), measured=False,
-                      reason="the bias reaches 4e+04, beyond 32768; give feeds or ranges, so that the scale is known")
+                      reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
         yield Example("far beyond", _matmul, scale=64.0, options={"margin": 1e6},
                       reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
         yield Example("fp32", lambda: program(lambda x: Builder.relu(x=Builder.linear(

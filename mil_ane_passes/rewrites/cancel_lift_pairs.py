@@ -21,6 +21,7 @@ class CancelLiftPairs(Rewrite):
     when    squeeze of one axis (2 or 3) of a rank-4 value, read by an expand_dims of the same axis. Other readers of
             the squeezed value keep their squeeze.
     exact   bitwise: both ops only rename axes.
+    cost    none; a squeeze that others read as well stays.
 
     before
         %0: fp16[1, 4, 8] = squeeze(x=%x, axes=[-1])

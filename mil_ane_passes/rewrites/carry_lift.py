@@ -24,8 +24,11 @@ class CarryLift(BlockRewrite):
             them, these layout ops undo each other: the ops between do the same on the longer shape.
     when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
             (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were
-            not lifted themselves; all of rank 3. Only where the region ends up with fewer layout ops than it had.
+            not lifted themselves; all of rank 3. One operand that is not lifted (a mask) gets an expand_dims of its
+            own. Only where the region ends up with fewer layout ops than it had.
     exact   bitwise: each op works element by element, or on the other axes only.
+    cost    a dummy axis that is the last makes rows of one element, which the 64-byte row rule pads 32 times at fp16:
+            the values in between get that large, too. One on axis 2 costs nothing.
 
     before
         %0: fp16[1, 4, 8, 1] = relu(x=%x)

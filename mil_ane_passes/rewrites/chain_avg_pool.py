@@ -20,12 +20,14 @@ from ._mean_windows import Axis, axis_of, built
 class ChainAvgPool(Rewrite):
     """Run an avg_pool whose window is too large as a reduce_mean, or as the mean of smaller pools.
 
-    why     By a private route no pool takes a window with a side over 31, and iPhones of 2020 refused 14 and strides
-            over 2. Up to 14x14 an M4 was seen to take; what lies between was not tried.
-    when    A window that is too large for a chip looked at. What only chips up to A13 refuse is left alone unless no
-            other chip is looked at. On an axis that one window covers it is a reduce_mean (l2_pool: reduce_l2_norm, if
-            it covers all). On others that are refused, one after the other: strided windows are laid side by side and
-            averaged; with K = n * k the n means of k elements are averaged; a refused stride keeps each s-th.
+    why     By a private route no pool takes a window with a side over 31 (29 on M1, which is not told apart: 30 and 31
+            stay), and iPhones of 2020 refused 14 and strides over 2. Up to 14x14 an M4 was seen to take; what lies
+            between was not tried.
+    when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
+            unless no other chip is looked at. On an axis that one window covers it is a reduce_mean (l2_pool:
+            reduce_l2_norm, if it covers all). On others that are refused, one after the other: strided windows are
+            laid side by side and averaged; with K = n * k the n means of k elements are averaged; a refused stride
+            keeps each s-th.
     exact   rounding: the mean of as many means is the mean of all, and each is rounded. Nothing is divided by a
             constant. A mean that leaves out padding, or ends early by ceil_mode, is refused on such an axis.
     cost    Windows hold the input ceil(K / s) times, parts read it n times.
@@ -98,7 +100,7 @@ class ChainAvgPool(Rewrite):
                       options={"always": True})
         yield Example("fits", lambda: _pool([13, 13]), reason="fits")
         yield Example("a prime", lambda: _pool([1, 37]),
-                      reason="window 37 has no 8 equal parts of at most 31")
+                      reason="window 37 is not 8 or fewer equal parts of at most 31")
         yield Example("padding left out", lambda: _pool([1, 36], pad_type="same", exclude_padding_from_average=True),
                       reason="padding is left out of the average, so what sums are divided by differs from place to "
                              "place")

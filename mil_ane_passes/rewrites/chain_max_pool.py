@@ -20,10 +20,11 @@ from ._windows import Pads
 class ChainMaxPool(Rewrite):
     """Run a max_pool whose window is too large as a chain of smaller ones.
 
-    why     An M4 takes windows of max_pool 8 wide, no chip is known to take one with a side over 31, and iPhones of
-            2020 refused 14 and strides over 2. The maximum over K elements is that over k2 neighbouring maxima of k1
+    why     An M4 takes windows of max_pool up to 8 wide (Core ML's message also allows 32, which was not tried), by a
+            private route no side goes over 31 (29 on M1, which is not told apart: 30 and 31 stay), and iPhones of 2020
+            refused 14 and strides over 2. The maximum over K elements is that over k2 neighbouring maxima of k1
             elements each, with k1 + k2 - 1 = K.
-    when    A window that is too large for a chip looked at, constant. What only chips up to A13 refuse is left alone
+    when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
             unless no other chip is looked at. On an axis that one window covers the maximum is a reduce_max.
     exact   the same numbers; where zeros of both signs are the maximum, its sign may differ. The padding, which stands
             for minus infinity, is shared among the steps so that every window of each holds an element of the input;

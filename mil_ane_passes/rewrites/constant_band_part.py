@@ -23,10 +23,13 @@ class ConstantBandPart(Rewrite):
 
     why     band_part is refused, and with it the causal mask of a transformer leaves the ANE. select is accepted.
     when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
-            is the matrix itself. With `longest` also matrices of a size known at run time, of floating point: the
-            places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
+            is the matrix itself. With `longest` (up to 2048) also matrices of a size known at run time, of floating
+            point: the places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
+            A run with more rows or columns than `longest` would be wrong.
     exact   bitwise: select copies the element or takes 0, so that an infinity or NaN outside the band is 0, as before.
-    cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind.
+    cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind, up to
+            `max_bytes`; at run time `longest` numbers for each open axis, slices and a concat to cut them to size, a
+            difference, and a comparison and a select for each bound.
 
     before
         %y: fp16[1, 8, 16] = band_part(x=%x, upper=0)
@@ -46,7 +49,7 @@ class ConstantBandPart(Rewrite):
     )
 
     longest: int = 0
-    "The most rows or columns of a matrix of a size known only at run time; 0 leaves such matrices alone."
+    "The most rows or columns of a matrix of a size known only at run time, up to 2048; 0 leaves such matrices alone."
     max_bytes: int = 4 << 20
     "Bytes of one mask, at most."
 

@@ -24,7 +24,8 @@ class DecomposeAttention(Rewrite):
 
     why     Two and more fused attentions in one function are reported to send the whole model to the CPU, and Apple's
             advice for the ANE is to write attention out. Against it: a single one was taken on an M4, mask and all.
-    when    fp16, with heads of known width. By name only, as it is not known which attentions are too many.
+    when    fp16, with heads of known width; a mask of fp16 or of truth values, no larger than the scores. By name only,
+            as it is not known which attentions are too many.
     exact   rounding: scores, weights and sums are rounded once each, as coremltools' own decomposition for iOS17 rounds
             them. The queries are scaled: 1 / sqrt(E) by one fp16 number where E is a power of 4, else by two whose
             product is within 5e-6 of it. A boolean mask puts -40000 in place of a score, so that a

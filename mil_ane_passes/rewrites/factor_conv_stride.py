@@ -23,12 +23,14 @@ class FactorConvStride(Rewrite):
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
             "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
-            is the cause is not proved. The reports contradict each other: on an M4 strides 2 to 8 were all taken, 13
-            and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
-    when    fp16; an undilated axis of known size. Other axes keep their stride. form=slice takes dilated, compressed,
-            3-D and symbolic ones as well.
+            is the cause is not proved. The reports contradict each other: on an M4 strides 2 to 8 were all taken, in
+            the first report 13 and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
+    when    fp16; an undilated axis of known size, a constant weight that is read in no other way. Other axes keep their
+            stride. form=slice takes dilated, compressed, 3-D and symbolic ones as well. Not where the length that is
+            made is beyond a chip looked at and that of x is not.
     exact   rounding: the same products, added in another order. Where the kernel is longer than the stride and
             no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
+            form=slice is bitwise.
     cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
             than its stride; the input is moved once for each axis. form=slice keeps weight and input and computes s
             times as much.

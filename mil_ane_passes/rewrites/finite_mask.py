@@ -37,6 +37,7 @@ class FiniteMask(BlockRewrite):
     exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
             changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
             ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
+    cost    none at run time; a const that something else reads, too, stays beside the new one.
 
     before
         %0: bool[2, 1, 8] = greater(x=%m, y=0.0)
@@ -66,8 +67,7 @@ class FiniteMask(BlockRewrite):
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
                source="https://github.com/apple/ml-ane-transformers", date="2022"),
         Community("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
-                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
-                  chip="M4, M6"),
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6"),
         Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, something else on the ANE",
                   source="https://github.com/cactus-compute/cactus/pull/734"),
     )

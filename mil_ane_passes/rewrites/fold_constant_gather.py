@@ -29,6 +29,7 @@ class FoldConstantGather(Rewrite):
     when    gather, gather_nd and gather_along_axis of a constant at constant places. The result takes `max_bytes` at
             most, or no more than its table, where nothing else reads that.
     exact   bitwise: elements are moved, none is computed with.
+    cost    the bytes of the result; those of the table go where nothing else reads it.
 
     before
         %0: fp16 = reduce_max(x=%x)

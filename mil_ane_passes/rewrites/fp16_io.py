@@ -24,6 +24,7 @@ class Fp16Io(ProgramRewrite):
             it: the note says so; there what is beyond fp16 in the runs (--feeds, --ranges) stays, but is not looked
             for without them. This changes the model's interface: callers have to hand over and take fp16.
     exact   bitwise for inputs that fp16 holds; outputs are those of before, rounded to fp16.
+    cost    none in the model: a cast goes, or is as many as before. The caller has to convert fp32 data.
 
     before
         %0: fp16[1, 8] = cast(x=%x, dtype=fp16)

@@ -25,7 +25,8 @@ class Fp32Island(BlockRewrite):
             inputs, or was kept in fp32 in part, reshapes, slices and concats stand before the cast to fp16.
     when    Ops that only move elements, in fp32, all of whose results end in casts to fp16: they move fp16 instead, and
             what they read is cast. A cast from fp16 to fp32 before them goes. Not where more elements would be cast
-            than are now: a slice of a large input stays. What is computed in fp32 is ane::fp16_compute's.
+            than are now: a slice of a large input stays. Nor with a constant that fp16 does not hold, or of more than
+            4096 bytes. What is computed in fp32 is ane::fp16_compute's.
     exact   bitwise: each element is rounded once, as before.
     cost    none: half the bytes are moved.
 

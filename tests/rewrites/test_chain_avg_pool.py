@@ -15,7 +15,7 @@ from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused
 
 NAME = "chain_avg_pool"
-REASONS = ("padding is left out", "ceil_mode averages", "a window may lie", "window ", "3-D", "refused by")
+REASONS = ("padding is left out", "ceil_mode averages", "a window may lie", "window ", "refused by")
 
 
 def pooled(sizes, shape, kind="avg_pool", **parameters):
@@ -78,8 +78,11 @@ def test_which_form_is_taken():
     assert notes(pooled([2, 40], (1, 2, 8, 80), strides=[1, 40])) == [
         "window 40 on axis 3, 31 fit: windows on axis 3"]
     assert notes(pooled([40, 2], (1, 2, 90, 8))) == ["window 40 on axis 2, 31 fit: 2 parts of 20 on axis 2"]
-    assert notes(pooled([37], (1, 2, 90))) == ["- window 37 has no 8 equal parts of at most 31"]
-    assert notes(pooled([1, 1, 40], (1, 2, 3, 4, 90))) == ["- 3-D"]
+    assert notes(pooled([37], (1, 2, 90))) == ["- window 37 is not 8 or fewer equal parts of at most 31"]
+    assert notes(pooled([1, 1, 40], (1, 2, 3, 4, 90))) == [
+        "- window 40 of a 3-D pool: its parts side by side would need rank 6"]
+    assert notes(pooled([1, 26], (1, 2, 3, None), strides=[1, 3]), target="a13") == [
+        "- window 26 would be cut into parts of stride 3, which is refused as well"]
     assert notes(pooled([31, 31], (1, 2, 40, 40)), "m4") == []
 
 
