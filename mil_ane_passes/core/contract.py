@@ -64,10 +64,10 @@ class Hit:
     `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides the
     rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form lies
     between what was measured to pass and what was measured to fail, and `likely` says that the prediction is to count
-    such an op as taken all the same; `message` is what Core ML itself says of such
-    an op, word for word, where that was measured; `covers` are all ops that one finding stands for, where they are more
-    than `op`; `mended_by` is what mends this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is
-    not what the rule names; `unmended` says why a rewrite that the rule names leaves it alone.
+    such an op as taken all the same; `message` is what Core ML itself says of such an op, word for word, where that was
+    measured; `covers` are all ops that one finding stands for, where they are more than `op`; `mended_by` is what mends
+    this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is not what the rule names; `unmended`
+    says why a rewrite that the rule names leaves it alone.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Rule:
     mended_by: ClassVar[tuple[str, ...]] = ()
     "Names of rewrites that mend what this rule finds, the first one first; a rewrite's own findings it mends itself."
     no_rewrite: ClassVar[str] = ""
-    "Of a rule that refuses and names no rewrite: why none is possible, in one sentence."
+    "Of a rule that refuses: why what no rewrite that it names mends cannot be rewritten, in one sentence."
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
     drawn: ClassVar[bool] = False

@@ -20,8 +20,8 @@ from .order import check_order
 from .pass_trace import PassTrace, note
 from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
+from .rule_class import blamed, is_ours
 from .targets import applies, parse_target
-from .whole import blamed, is_ours
 
 __all__ = ["MAX_ROUNDS", "Blocks", "Census", "PassTrace", "answers", "find", "run"]
 

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Var
 
 from .plan import CHANGE, ENTER, OUTPUT, Plan, Row
 
-__all__ = ["Island", "Stretch", "by_function", "islands", "islands_of", "stretches_of"]
+__all__ = ["Island", "Stretch", "by_function", "islands_of", "stretches_of"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ def by_function(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
         placed = [row for row in rows if not row.op.op_type.startswith("constexpr_")]
         if placed:
             yield name, placed
-
-
-def islands(plan: Plan) -> list[Island]:
-    """All of a plan, functions in order."""
-    return [island for _, rows in by_function(plan) for island in islands_of(rows)]
 
 
 def islands_of(rows: list[Row]) -> list[Island]:

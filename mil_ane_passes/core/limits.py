@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .evidence import PRIVATE, Community, Evidence, Vendor, for_authors, on_m4, private_quirk
+from .evidence import PRIVATE, Community, Evidence, for_authors, on_m4, private_quirk
 from .targets import Generation, between, listed
 
 __all__ = ["LIMITS", "POOL_SIDE", "Bound", "Over", "evidence_of", "limit", "over"]
@@ -138,20 +138,6 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
     "rank": (
         Bound("", "", 5, (
             for_authors("the ANE takes up to 5 dimensions"), private_quirk("rank 5 is the highest"))),
-    ),
-    "convs": (
-        Bound("m6", "m6", 386, (_m6("a chain of 386 conv layers compiles, 387 overflow the compiler's stack: all of "
-                                    "the model on the CPU, or it hangs"),)),
-    ),
-    "weight-bytes-phone": (
-        Bound("", "a19", 10 ** 9, (
-            Vendor("models of more than 1 GB of weights may not load on an iPhone; bisect_model splits them",
-                   source="https://apple.github.io/coremltools/docs-guides/source/mlmodel-utilities.html"),)),
-    ),
-    "weight-bytes-mac": (
-        Bound("m1", "m1", 3 * 10 ** 9, (
-            Community("models of about 3 to 3.75 GB no longer load on the ANE", chip="M1",
-                      source="smpanaro/more-ane-transformers src/experiments/NOTES.md", date="2023"),)),
     ),
 }
 

@@ -6,8 +6,8 @@ A distribution names its modules or classes in the group `mil_ane_passes.rules`:
     double_relu = "my_rules.double_relu"
 
 A module brings every rule that it defines; a rule without a `name` of its own is called like its module. A rewrite
-joins the preset that it states as soon as its distribution is installed. See `core/whole.py` for what a rule states and
-which codes are free, and `mil_ane_passes.testing` for its tests.
+joins the preset that it states as soon as its distribution is installed. See `core/rule_class.py` for what a rule
+states and which codes are free, and `mil_ane_passes.testing` for its tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from .contract import Rule
-from .whole import BASES, flaw, named, place
+from .rule_class import BASES, flaw, named, place
 
 __all__ = ["ENTRY_POINTS", "LeftOut", "accepted", "defined_in"]
 

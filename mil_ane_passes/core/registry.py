@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from .contract import Rewrite, Rule
 from .errors import InputError, RuleError, nearest
 from .plugins import ENTRY_POINTS, LeftOut, accepted, defined_in
-from .whole import flaw, named, place
+from .rule_class import flaw, named, place
 
 __all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "left_out", "refresh", "rewrites"]
 

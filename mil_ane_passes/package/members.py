@@ -15,7 +15,7 @@ __all__ = ["Member", "Members", "find_members", "kind_of", "with_members"]
 
 _MODEL = proto.Model_pb2.Model.DESCRIPTOR
 ML_PROGRAM = _MODEL.fields_by_name["mlProgram"].number
-_MODELS, _NAMES = (proto.Model_pb2.Pipeline.DESCRIPTOR.fields_by_name[name].number for name in ("models", "names"))
+_MODELS = proto.Model_pb2.Pipeline.DESCRIPTOR.fields_by_name["models"].number
 # A pipeline, or a message that holds one in its field `pipeline`.
 _PIPELINES = {name: _MODEL.fields_by_name[name].number
               for name in ("pipeline", "pipelineClassifier", "pipelineRegressor")}

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import numpy as np
-from coremltools import proto
 from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 from coremltools.optimize import _utils as optimize_utils
@@ -17,7 +16,6 @@ from ..core.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
 from .limits import ELEMENTS, RANK, Budget, elements
 
-MIL = proto.MIL_pb2
 _REMEDY = "the package is damaged: take a fresh copy"
 
 

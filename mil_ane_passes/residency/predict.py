@@ -15,9 +15,9 @@ from ..core.contract import Hit, Miss, PlanRule, Rule
 from ..core.engine import answers
 from ..core.plan import Cost, Plan, Row, Segment
 from ..core.query import all_blocks, consumers
+from ..core.rule_class import blamed
 from ..core.steps import Unknown, counted
 from ..core.targets import applies, parse_target
-from ..core.whole import blamed
 from .cost import cost
 from .segments import partition
 from .sizes import read, sizes_of, unsettled

@@ -61,6 +61,7 @@ class HardswishRank2(Rule):
         yield Example("hard sigmoid", lambda: program(lambda x: Builder.sigmoid_hard(
             x=Builder.linear(x=x, weight=weight(4, 8)), alpha=np.float16(1 / 6), beta=np.float16(0.5), name="y"),
             x=(2, 8)), reason="no hard swish")
+        yield Example("another clip", lambda: program(_clipped, x=(2, 8)), reason="no hard swish")
 
 
 def _swished(op: Operation) -> Var | None:
@@ -70,7 +71,8 @@ def _swished(op: Operation) -> Var | None:
         source = x.op.x if x.op is not None and x.op.op_type == "thresholded_relu" else x
     else:
         added = op.x.op
-        if added is None or added.op_type != "add" or (op.op_type == "clip" and value(op.beta) != 6.0):
+        if added is None or added.op_type != "add" or (
+                op.op_type == "clip" and (value(op.alpha), value(op.beta)) != (0.0, 6.0)):
             return None
         source = x = added.y if _is_three(added.x) else added.x if _is_three(added.y) else None
         if x is None:
@@ -82,6 +84,13 @@ def _swished(op: Operation) -> Var | None:
 
 def _is_three(var: Var) -> bool:
     return bool(is_const(var) and np.size(var.val) == 1 and float(np.reshape(var.val, ())) == 3.0)
+
+
+def _clipped(x: Var) -> Var:
+    made = Builder.linear(x=x, weight=weight(4, 8))
+    gate = Builder.clip(x=Builder.add(x=made, y=np.float16(3)), alpha=np.float16(-6), beta=np.float16(6))
+    result: Var = Builder.mul(x=made, y=gate, name="y")
+    return result
 
 
 def _written(rank: int, fused: bool) -> Program:

@@ -39,7 +39,7 @@ class LateDeparture(PlanRule):
     "Least share of a function's ops before the departure; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for function, rows in by_function(plan):
+        for _, rows in by_function(plan):
             last = next(iter(islands_of(rows)[-1:]), None)
             if last is None or not last.last or not last.refused or last.first:
                 continue
@@ -48,7 +48,7 @@ class LateDeparture(PlanRule):
                 yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops stand before the last departure, less than "
                                             f"{self.share:.0%}")
                 continue
-            yield Hit(last.refused[0].op, note=_note(plan, function, rows, last), covers=[row.op for row in last.rows])
+            yield Hit(last.refused[0].op, note=_note(rows, last), covers=[row.op for row in last.rows])
 
     def examples(self) -> Iterable[Example]:
         yield Example("one refused op, another behind it", chain("ttttct"))
@@ -58,17 +58,17 @@ class LateDeparture(PlanRule):
         yield Example("nowhere on the ANE", chain("tct", 1, 8), reason="")
 
 
-def _note(plan: Plan, function: str, rows: list[Row], tail: Island) -> str:
+def _note(rows: list[Row], tail: Island) -> str:
     before, after = len(rows) - len(tail.rows), len(tail.rows)
     dragged = f", {counted(len(tail.dragged), 'op')} that the ANE takes among them" if tail.dragged else ""
-    cut = [f"%{var.name}" for var in _crossing(plan, function, rows, tail)]
+    cut = [f"%{var.name}" for var in _crossing(rows, tail)]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
     return (f"{last} predicted on the CPU ({ms(tail.milliseconds)}), because of "
             f"{kinds(row.op for row in tail.refused)}{dragged}; cut at {listed(cut, 3, 'value')}: {before} ops before "
             f"({before / len(rows):.0%}), {after} after")
 
 
-def _crossing(plan: Plan, function: str, rows: list[Row], tail: Island) -> list[Var]:
+def _crossing(rows: list[Row], tail: Island) -> list[Var]:
     """Values made before the tail that the tail reads, in the order in which it does."""
     behind = {row.op for row in tail.rows}
     made = {var for row in rows if row.op not in behind for var in row.op.outputs}

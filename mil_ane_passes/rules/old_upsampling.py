@@ -45,7 +45,7 @@ class OldUpsampling(Rule):
         if any(factor is None for factor in factors):
             return Miss(op, "sizes that are known only at run time", near=False)
         shown = [factor for factor in factors if factor is not None]
-        if all(factor in (1.0, 2.0) for factor in shown) or max(shown) < 1:
+        if all(factor <= 1 or factor == 2 for factor in shown):
             return Miss(op, f"by {_text(shown)}", near=False)
         return Hit(op, note=f"upsampling by {_text(shown)}: only 2 is supported up to A13")
 
@@ -56,6 +56,8 @@ class OldUpsampling(Rule):
             x=x, target_size_height=6, target_size_width=6, name="y"), x=(1, 2, 4, 4)))
         yield Example("by 2", lambda: program(lambda x: Builder.upsample_bilinear(
             x=x, scale_factor_height=2, scale_factor_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 2")
+        yield Example("smaller and by 2", lambda: program(lambda x: Builder.resize_bilinear(
+            x=x, target_size_height=8, target_size_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 0.5")
         yield Example("flexible", lambda: program(lambda x: Builder.upsample_nearest_neighbor(
             x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, None, 4)),
             reason="sizes that are known only at run time")

@@ -24,7 +24,7 @@ class PerBlockInt8(Rule):
     when    conv, linear or matmul reads a constexpr_blockwise_shift_scale of integers with more than one block along
             the input channels. Scales for each output channel only are left out. That the ANE refuses the op was seen
             on an M4; elsewhere it may compute it, wrongly.
-    fix     none here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
+    cure    None here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
             output channel: granularity="per_channel" in coremltools.optimize.
     """
 

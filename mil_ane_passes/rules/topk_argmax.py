@@ -62,6 +62,8 @@ class TopkArgmax(Rule):
         yield Example("argmax", lambda: program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8)))
         yield Example("argmin", lambda: program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
         yield Example("topk", lambda: program(lambda x: Builder.topk(x=x, k=2, axis=-1)[0], x=(4, 8)))
+        yield Example("values of topk", lambda: program(
+            lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), x=(4, 8)))
         yield Example("topk and gather", _gathered)
         yield Example("fp32", lambda: program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"),
                                               dtype=types.fp32, x=(4, 8)), reason="ranks fp32, where it was right")
@@ -70,8 +72,8 @@ class TopkArgmax(Rule):
 
 
 def _topk(op: Operation) -> str:
-    indices = op.outputs[1]
-    if not used(indices):
+    indices = op.outputs[1] if len(op.outputs) > 1 else None
+    if indices is None or not used(indices):
         return "topk, only its values are read: slow on the ANE"
     gathers = [reader for reader in readers(indices) if reader.op_type in _GATHERS]
     if gathers:

@@ -21,7 +21,7 @@ from ..core.engine import PassTrace, run
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops
 from ..core.ranges import Measure
-from ..core.whole import flaw, is_ours, named, place
+from ..core.rule_class import flaw, is_ours, named, place
 from ..package import load, save
 from ..proof.border import Border, borders
 from ..proof.compare import Strictness, differences, limited

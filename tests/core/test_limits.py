@@ -21,15 +21,14 @@ def test_every_bound_has_a_source_and_no_generation_has_two(name):
     ("conv-kernel-height", "m4", 31, True), ("max-pool-width", "m4", 8, True), ("pool-stride", "a13", 2, True),
     ("spatial", "m2", 16384, True), ("spatial", "m4", 65536, True), ("channels", "m1", 65536, True),
     ("matmul-inner", "m4", 32768, True), ("matmul-inner", "m5", 32768, False), ("rank", "all", 5, True),
-    ("convs", "all", 386, True),
 ])
 def test_the_strictest_is_given(name, target, most, sure):
     bound = limit(name, parse_target(target))
     assert (bound.most, bound.sure) == (most, sure)
 
 
-@pytest.mark.parametrize(("name", "target"), [("conv-kernel-height", "m1"), ("max-pool-width", "m3"), ("convs", "m4"),
-                                              ("pool-kernel", "m1"), ("weight-bytes-mac", "m4")])
+@pytest.mark.parametrize(("name", "target"), [("conv-kernel-height", "m1"), ("max-pool-width", "m3"),
+                                              ("pool-kernel", "m1"), ("upsampling", "m4")])
 def test_what_nobody_stated_is_none(name, target):
     assert limit(name, parse_target(target)) is None and over(name, 10 ** 12, parse_target(target)) is None
 

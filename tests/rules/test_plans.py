@@ -7,7 +7,7 @@ from coremltools.converters.mil.mil import Builder, Program, types
 
 from mil_ane_passes.core.contract import PlanRule
 from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.islands import islands, stretches_of
+from mil_ane_passes.core.islands import by_function, islands_of, stretches_of
 from mil_ane_passes.core.plan import Plan
 from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.core.targets import GENERATIONS
@@ -49,7 +49,8 @@ def test_beside_the_ane_a_stretch_needs_its_output_only():
 
 def test_islands_say_who_is_refused_and_who_is_dragged_along():
     plan = planned(1, NO, 0.1, NO, 1, NO)
-    middle, end = islands(plan)
+    ((_, rows),) = by_function(plan)
+    middle, end = islands_of(rows)
     assert [row.op.name for row in middle.refused] == ["op1", "op3"]
     assert [row.op.name for row in middle.dragged] == ["op2"]
     assert middle.inner and end.last and not end.inner and not end.dragged
@@ -62,7 +63,8 @@ def test_what_is_nested_in_a_refused_op_is_no_cause():
                             _true_fn=lambda: Builder.cumsum(x=x, axis=0), _false_fn=lambda: Builder.tanh(x=x), name="y")
 
     plan, _ = predict(program(body, dtype=types.fp32, x=(2, 3)), [])
-    (island,) = islands(plan)
+    ((_, rows),) = by_function(plan)
+    (island,) = islands_of(rows)
     assert {row.op.op_type for row in island.rows} >= {"cond", "cumsum", "tanh"}
     assert not {row.op.op_type for row in (*island.refused, *island.dragged)} & {"cumsum", "tanh"}
 

@@ -1,4 +1,4 @@
-"""What every rule has to state, ours and anybody's: whether a class is a whole rule is seen before it is used.
+"""The class of a rule, ours and anybody's: what it has to state (seen before it is used), its name, whose fault it is.
 
 Codes are capital letters and digits. `ANE` with 0 to 8 as first digit is the project's own range; ANE900 to ANE999 are
 never given out, for rules that stay at home; a distribution for others takes letters of its own, such as ACME101.
