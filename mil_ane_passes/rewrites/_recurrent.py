@@ -54,7 +54,7 @@ class UnrollRecurrent(Rewrite):
     activations: ClassVar[tuple[str, ...]] = ("activation",)
 
     max_steps: int = 256
-    """The longest sequence that is written out. Each step adds 3 (rnn) to 14 ops (gru), and the steps' products follow
+    """The longest sequence that is written out. Each step adds 3 (rnn) to 16 ops (lstm), and the steps' products follow
     each other: of convs an M6 compiles no more than 386 in a row."""
 
     def match(self, op: Operation) -> Hit | Miss:

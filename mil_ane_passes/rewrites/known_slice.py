@@ -23,9 +23,10 @@ class KnownSlice(Rewrite):
 
     why     Of `x[:, :x.shape[1] - 1]` with a flexible axis coremltools makes a slice whose end is computed: shape,
             casts, gather, sub and concat of int32, all off the ANE, and the slice with them.
-    when    slice_by_index and slice_by_size whose begin, end and size are constants, the size of the axis that is
-            sliced, or such a size and a constant; and the shape of the result stays as known as it was.
+    when    slice_by_index (forwards) and slice_by_size whose begin, end and size are constants, the size of the axis
+            that is sliced, or such a size and a constant; and the shape of the result stays as known as it was.
     exact   bitwise where the axis is as long as what is counted from its end: begin and end are the same places.
+    cost    none: one slice as before; the ops that work its place out go where nothing else reads them.
 
     before
         %0: int32[2] = shape(x=%x)

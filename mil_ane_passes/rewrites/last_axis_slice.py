@@ -26,8 +26,9 @@ class LastAxisSlice(Rewrite):
             that does not begin at the front of the last axis. The axis changes places with the last one that is taken
             from its front; a value of rank 1 becomes a column. That split is struck is predicted, not reported.
     exact   bitwise: elements are moved, none is computed with.
-    cost    Two transposes (none after an index that drops an axis), each a pass over the data. Worth it only where
-            values above 4094 occur or slices are joined again, hence only by name.
+    cost    two transposes, each a pass over the data: often one where an index drops the last axis; for a split one
+            and one for each part; for a vector expand_dims and squeeze. Worth it only where values above 4094 occur or
+            slices are joined again, hence only by name.
     undone  by coremltools' `common::reduce_transposes`, for split. In `ane.pipeline()` this pass stands after it.
 
     before

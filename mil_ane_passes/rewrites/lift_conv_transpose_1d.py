@@ -51,7 +51,7 @@ class LiftConvTranspose1d(Rewrite):
     )
 
     axis: Literal[-1, 2] = -1
-    "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels up to 13)."
+    "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:

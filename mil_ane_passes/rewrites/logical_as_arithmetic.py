@@ -27,7 +27,8 @@ class LogicalAsArithmetic(Rewrite):
     when    logical_or and logical_xor; logical_and when M4 is not among the chips that are looked at.
     exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
             result is true where that is not 0.
-    cost    two casts (none for a constant), one op (xor: two) and a comparison for one op on bools of half the size.
+    cost    two casts (none for a constant of up to 32768 elements), one op (xor: two) and a comparison for one op on
+            bools of half the size.
 
     before
         %0: bool[2, 3] = greater(x=%x, y=0.0)

@@ -23,9 +23,9 @@ class LowerRank(BlockRewrite):
             three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
     when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
             reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open. A
-            transpose whose axes cannot be merged to five becomes two.
+            transpose whose axes cannot be merged to five becomes two, or up to `max_transposes`.
     exact   bitwise, unless something is summed: sums over merged axes are rounded in another order.
-    cost    reshapes that were there; a second transpose where one will not do.
+    cost    reshapes that were there; further transposes where one will not do, each a pass over the data.
 
     before
         %0: fp16[1, 2, 4, 2, 4, 4] = reshape(x=%x, shape=[-1, 2, 4, 2, 4, 4])

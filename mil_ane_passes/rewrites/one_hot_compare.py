@@ -30,7 +30,8 @@ class OneHotCompare(BlockRewrite):
             off_value of other numbers than 1 and 0 where off + 1 * (on - off) is exact.
     exact   bitwise, for any indices: fp16 holds whole numbers up to 2048, rounds a larger one to no smaller than 2048,
             and a negative one equals no place, so that an index outside the vector has no hot place, as before.
-    cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes.
+    cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Other numbers than 1 and
+            0 take a product and an addition more.
 
     before
         %0: int32[2, 4, 8] = one_hot(indices=%ids, one_hot_vector_size=8)

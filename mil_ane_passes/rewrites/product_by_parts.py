@@ -24,9 +24,10 @@ class ProductByParts(Rewrite):
             be symbolic.
     exact   rounding: of n elements n - 1 products are rounded, each by half a unit in the last place: up to
             (n - 1) / 2048 of the result, 0.34 % of a product of 8 (in 20000 draws between 0.5 and 2 at most 0.20 %).
-            Signs, zeros, NaN and infinities come out as before. A partial product above 65504 is infinite, even where
-            later elements bring the whole back below; it cannot happen where no element is above 1.
-    cost    ceil(log2 n) splits and about as many products along each axis, on data that halves each time.
+            Signs, zeros, NaN and infinities among the elements count as before. A partial product above 65504 is
+            infinite, and one below 2^-14 loses bits (2^-25 is 0), even where later elements bring the whole back; 0
+            times such an infinity is NaN. No magnitude above 1 rules out the first, none below 1 the second.
+    cost    floor(log2 n) splits along each axis and as many to twice as many products, on data that halves each time.
 
     before
         %y: fp16[2] = reduce_prod(x=%x, axes=[-1])
@@ -42,7 +43,7 @@ class ProductByParts(Rewrite):
     code, slug = "ANE247", "product-along-axis"
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "(n - 1) / 2048 of a product of n elements, while partial products stay below 65504"
+    bound = "(n - 1) / 2048 of a product of n elements, while partial products stay between 2^-14 and 65504"
     preset = "full"
     roots = ("reduce_prod",)
     evidence = (

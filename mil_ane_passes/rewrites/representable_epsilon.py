@@ -32,6 +32,7 @@ class RepresentableEpsilon(Rewrite):
     exact   rounding: results move by at most 2^-25 / variance of themselves (predicted from the algebra). That is half
             a unit in the last place at a variance of 2^-14, and less above; below, the variance itself moves by one
             unit of those that fp16 has there. Rows whose variance is 0 give 0, where they gave NaN.
+    cost    none: the same ops with another constant.
 
     before
         %y: fp16[2, 3, 4, 16] = layer_norm(x=%x, axes=[-1], epsilon=9.999999960041972e-13)

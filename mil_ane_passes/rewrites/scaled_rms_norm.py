@@ -29,7 +29,7 @@ class ScaledRmsNorm(Rewrite):
             that an error of the division by m cancels; where another value is above, m goes to the root instead. Where
             rsqrt has an eps beside the one that is added, their sum rounds to fp16, which moves results by less than
             2^-20 of themselves.
-    cost    eight ops more; three of them as large as x.
+    cost    seven ops more as Llama has it (4 to 10 in other spellings); three of them over all of x.
 
     before
         %0: fp16[2, 3, 8] = pow(x=%x, y=2.0)

@@ -29,7 +29,9 @@ class ScatterAsSlices(BlockRewrite):
             only the shape before a reshape shows it: the parts beside it and the new one, joined; zeros around an
             update of a constant of zeros: a pad. Other places of one axis: pieces, `max_parts` at most; a constant at
             other places: a select of it, within `max_bytes`. With `windows` slice_update, too.
-    exact   bitwise: elements are moved, and combined once, as before; of two zeros max and min may keep either.
+    exact   rounding for max and min, which of two zeros may keep either; all else bitwise: elements are moved, and
+            combined once, as before.
+    cost    a select or a concat over all of the data; the bytes of a mask, and of an update spread over all places.
 
     before
         %0: fp16 = reduce_max(x=%x)

@@ -22,6 +22,7 @@ class SplitConvTransposeBias(Rewrite):
     when    x of rank 3 (any rank with any_rank=true), a constant bias of the output's dtype. A bias that is all zero
             is dropped, which is bitwise.
     exact   rounding: the sum is rounded once before the bias is added and once after.
+    cost    one add over the output; the layout stays. None for a bias that is dropped.
     undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass stands
             after it; a later run of coremltools' default pipeline over the result folds it again.
 

@@ -28,7 +28,8 @@ class SplitGroupedPalettizedConv(Rewrite):
             and tables of any kind: one conv for each group, and a concat. That the fault strikes lookup tables as
             well as scales, and convs with groups > 1, is predicted from the report, not in it.
     exact   rounding: the sum over the input channels is rounded once for each part. With groups bitwise.
-    cost    one conv for each block; the weights stay palettized and take no more bytes.
+    cost    one conv for each block, a split of the input, and adds (with groups one concat); the weights stay
+            palettized and take no more bytes.
 
     before
         %0: fp16[4, 8, 1, 1] = constexpr_lut_to_dense(indices=<uint4[4, 8, 1, 1]>, lut=<fp16[1, 2, 1, 1, 16, 1]>)

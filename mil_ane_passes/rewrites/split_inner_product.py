@@ -26,7 +26,8 @@ class SplitInnerProduct(Rewrite):
             49152 do not. By a private route 16384 is the end on M1 and M2; there the operand itself is too long for
             the ANE, so parts of it are no help.
     when    fp16; the inner dimension is known, and every generation looked at refuses it or the operand. A constant
-            operand is cut, too, where nobody else reads it whole; a compressed one is left alone. That a product with
+            operand is cut, too, and stored again up to `max_bytes` where others read it whole; a compressed one is left
+            alone. That a product with
             a constant is refused as one of two computed operands is, was not measured.
     exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
     cost    an add of the result's size for each further part; the operands are moved once more by the split.

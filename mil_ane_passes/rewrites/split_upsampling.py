@@ -28,7 +28,7 @@ class SplitUpsampling(Rewrite):
     why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
             M4 takes all modes and factors: there, and where a newer chip is looked at, nothing is changed.
     when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
-            whole factors, one of them above 2. Targets up to A13, unless `always`.
+            whole factors, one of them above 2. All chips looked at are A13 or older; with `always`, one of them is.
     exact   bitwise: each element is copied. For a whole factor f output i is element floor(i / f), with and without
             half-pixel centres; floors of twos are chained, and f copies stacked behind each element are in that order.
             Linear interpolation is no such chain: twice by 2 is not once by 4, so it is left alone. As a depthwise
@@ -56,7 +56,7 @@ class SplitUpsampling(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip is looked at that takes all factors."
+    "Whether to fire although a chip that takes all factors is looked at beside one that does not."
     max_parts: int = 16
     "Copies of the image that an odd factor may stack."
 

@@ -36,7 +36,7 @@ class SplitWideConv(Rewrite):
             the kernel over shifted inputs, added. 1-D kernels below 32 are ane::lift_conv_1d's.
     exact   rounding: the same products; parts round each result and each sum once more, and a partial sum must stay
             below 65504. No element is multiplied that was not before, no weight is stored twice; a compressed
-            one stays so, and parts refuse it.
+            one stays so, and parts refuse it, as do frames that leave the kernel another axis.
     cost    frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two transposes, parts
             a pass over the input and an add each. On M1 and M2 slices of large values have a fault of their own,
             ane::last_axis_slice.

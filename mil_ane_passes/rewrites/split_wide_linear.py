@@ -25,10 +25,11 @@ class SplitWideLinear(Rewrite):
             16384 (65536 for channels) up to M3, so the largest product of the model falls off the ANE.
     when    fp16, a plain constant weight, and every generation looked at refuses the output. The concat has the long
             output itself and stays off the ANE, as does what reads it: the product moves, and the number of refused
-            ops stays. A weight that something else reads whole, such as a tied embedding, is not stored twice, and a
-            compressed one is not unpacked.
+            ops stays. A weight that something else reads whole, such as a tied embedding, is not stored twice above
+            `max_bytes`, and a compressed one is not unpacked.
     exact   rounding, by the letter: each output is the same sum of the same products, of a matrix of another size.
-    cost    a concat on the CPU. Parts of a weight are views of its bytes where the output is its first axis.
+    cost    a concat on the CPU. Parts of a weight are views of its bytes where the output is its first axis; a weight
+            that is read whole elsewhere is stored again, up to `max_bytes`.
 
     before
         %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)

@@ -24,7 +24,8 @@ class StableLogSumExp(Rewrite):
             channels at 7.63. log(sum(exp(x))) is infinite there, and log(cumsum(exp(x))) above 11.09.
     when    reduce_log_sum_exp, reduce_log_sum of exp, log of reduce_sum of exp, log of cumsum of exp, in fp16; any
             axes, keep_dims or not; the epsilon of log no larger than 1e-38. Left alone: fp32, and x that has its
-            maximum over the same axes taken off already.
+            maximum over the same axes taken off already; a cumsum that is reversed
+            or exclusive, or of unknown length.
     exact   rounding: the same function. The maximum is held to finite numbers, so that a row of minus infinities gives
             minus infinity and not NaN. log's epsilon goes with its floor of -103.3. Infinite results become finite.
             The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly equal values.

@@ -18,8 +18,9 @@ class StaticNonZero(Rewrite):
     """Fold the non_zero of a value that is known at conversion; of any other nothing can stand for it.
 
     why     non_zero runs on the CPU only, and what is computed with its rows on the CPU, too.
-    when    The value of x is known. Otherwise the number of rows depends on the data, and every op of the ANE has a
-            shape that is fixed when the model is compiled: select with a mask in place of picking elements out.
+    when    The value of x is known, and some element is not zero: a constant of no rows cannot be stored. Otherwise the
+            number of rows depends on the data, and every op of the ANE has a shape that is fixed when the model is
+            compiled: select with a mask in place of picking elements out.
     exact   bitwise.
     cost    4 bytes an axis for each element that is not zero.
 

@@ -19,7 +19,7 @@ class Tangent(Rewrite):
 
     why     Core ML on an M4 refuses tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
             cos are taken from M3 on; before, they are refused as well.
-    when    tan of fp16 values; where an older chip than M3 is looked at, tan is left alone, unless `always`.
+    when    tan of fp16 values; all chips looked at are M3 or newer; with `always`, one of them is.
     exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
             numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
             Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
@@ -47,7 +47,7 @@ class Tangent(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip is looked at that refuses sin and cos as well."
+    "Whether to fire although a chip that refuses sin and cos as well is looked at beside one that takes them."
     max_error: float = 4.0
     "Units in the last place by which the result may be off; it is off by 1.64."
 

@@ -26,12 +26,13 @@ class UndilateConv(Rewrite):
     """Run a dilated conv undilated on every d-th element, the phases of the input as a batch.
 
     why     A list of 2020 has dilated convs among the layers that leave the ANE. An M4 takes them, hence only by name.
-    when    A dilated axis of known size and stride 1, or one whose stride is a multiple of the dilation: then one
-            phase is read. Only where no chip after A13 is looked at, or with always=true.
+    when    fp16; a dilated axis of known size and stride 1 (not of a 3-D conv), or one whose stride is a multiple of
+            the dilation: then one phase is read. Only where no chip after A13 is looked at, or with always=true.
     exact   rounding: output u * d + r is the sum over k of w[k] * x[(u + k) * d + r], the undilated conv at u of phase
             r: the same products. The weight stays as it is, compressed or not.
-    cost    Two transposes on each axis before, two behind. Apart from that as much as before; a kernel with zeros
-            between its taps, which is not made, would cost d times as much and meet elements that were not read.
+    cost    a transpose between two reshapes for each axis before, and one behind; a strided slice where one phase is
+            read. The conv does as much as before; a kernel with zeros between its taps, which is not made, would cost
+            d times as much and meet elements that were not read.
 
     before
         %y: fp16[1, 4, 20] = conv(x=%x, weight=<fp16[4, 4, 3]>, pad_type=same, dilations=[2])

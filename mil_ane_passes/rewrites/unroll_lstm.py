@@ -28,7 +28,7 @@ class UnrollLstm(UnrollRecurrent):
             fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5
             were off by 6e-4, and by 1e-4 before. c' is taken as c - sigmoid(-f) c + i z (`exact_cell`): three trained
             layers, 160 steps: 2e-4, without 1e-3; an infinite c becomes NaN. Sums beyond fp16's range are infinite.
-    cost    W x is one product for all steps. Each step adds 17 ops, 11 without `exact_cell`. No new weights: a zero
+    cost    W x is one product for all steps. Each step adds 16 ops, 11 without `exact_cell`. No new weights: a zero
             bias where there was none, and signs.
 
     before
@@ -63,7 +63,7 @@ class UnrollLstm(UnrollRecurrent):
 
     exact_cell: bool = True
     """Keep a sigmoid-gated cell exact to more than fp16: what is forgotten is subtracted, and what a sum cuts off is
-    added at the next step. Six ops more a step, and several times less error over long sequences."""
+    added at the next step. Five ops more a step, and several times less error over long sequences."""
 
     def match(self, op: Operation) -> Hit | Miss:
         answer = super().match(op)

@@ -27,9 +27,10 @@ class WideReduceSum(Rewrite):
 
     why     A reduce_sum is said to accumulate in fp16: a sum of ones would stop at 2048, and cancellation leaves
             little. A matrix product accumulates in 32 bits, 16 of them after the point, and rounds once.
-    when    reduce_sum and reduce_mean of fp16 values over `least` to `most` elements, all axes summed of known size.
-            The other end of the accumulator is near: a partial sum of 32768 is infinite. With feeds, the operand is
-            scaled by the power of two that keeps every partial sum below that; without, the note says so.
+    when    reduce_sum and reduce_mean of fp16 values over `least` to `most` elements, all axes summed of known size;
+            a mean only over a count that fp16 holds. The other end of the accumulator is near: a partial sum of 32768
+            is infinite. With feeds, the operand is scaled by the power of two that keeps every partial sum below that
+            (where more than 2^-6 is needed, the op is left alone); without, the note says so.
     exact   rounding: of the sum as before; a mean is then divided by the number of elements, one rounding more.
             Where sums reach 32768, or with fp16 outputs 65504, a mean that was finite is infinite now: give feeds.
     cost    A transpose where the summed axes are not the last; a constant of ones.
@@ -68,7 +69,7 @@ class WideReduceSum(Rewrite):
     least: int = 2048
     "Elements from which on a sum counts as long."
     most: int = 16384
-    "Elements up to which a matrix product takes a sum: 16384 on M1 to M3, 32768 on M4."
+    "Elements up to which a matrix product takes a sum: 16384 on M1 to M3, 32768 from M4 on."
 
     def match(self, op: Operation) -> Hit | Miss:
         rank = op.x.rank
