@@ -28,11 +28,13 @@ class BoundedAccumulation(Rewrite):
             result is infinite and stays so, even where the whole sum is small.
     when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
             some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
-            measurements nothing is done; a bias of 32768 or more is reported. fp16 only. The result has to fit fp16.
+            measurements nothing is done; a bias of 32768 or more is reported. fp16 only, conv_transpose, too.
+            The result has to fit fp16; a bias, but for linear's, must not be compressed.
     exact   rounding: a constant factor that nobody else reads is divided by a power of two where that keeps every bit,
             otherwise x in an op before, and the result is multiplied back. (Sums over parts of the contracted axis
             would do for fewer cases: a part may pass the limit by itself, and so may what they add up to on the way.)
-    cost    one elementwise op, two where x is scaled; a new weight of the same size takes the place of the old one.
+    cost    one elementwise op, another where x is scaled, and another for a bias that would lose bits; a new weight of
+            the same size takes the place of the old one.
 
     before
         %y: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[32.0, 32.0, 32.0, 32.0])

@@ -28,7 +28,8 @@ class ConstantFill(BlockRewrite):
             known size: a constant. A fill of a size that other values have (fp16, fp32 or bool, in sizes taken from
             their shapes): a slice of such a value compared with itself, which is greater nowhere, cast to zeros, and
             the number added. fill_like of a size known at run time, which an M4 takes, gets that with always=true, or
-            when only older chips are the target. Where no older chip is looked at every fill_like stays.
+            when only older chips are the target. Without always=true every fill_like
+            stays where no older chip is looked at.
     exact   bitwise, whatever the value holds that the size is from: infinities and NaN are not greater than themselves.
     cost    less than before with one element; the constant's bytes, up to max_bytes; at run time four ops on a slice
             of each axis of such a size, and one that writes what the fill wrote; a cast at the edge where the size is
