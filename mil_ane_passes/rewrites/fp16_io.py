@@ -20,11 +20,12 @@ class Fp16Io(ProgramRewrite):
 
     why     Each fp32 input and output costs a cast at the border, which is a pass over the data off the ANE.
     when    fp32 tensors of a function for iOS16 and later; images, states, what a classifier gives and an input that is
-            returned as it is stay. Where a program computes in fp32 at the border, a cast moves to the other side of
-            it: the note says so; there what is beyond fp16 in the runs (--feeds, --ranges) stays, but is not looked
+            returned as it is stay. Where a program computes in fp32 at the border, a cast is put inside: the note
+            says so; there what is beyond fp16 in the runs (--feeds, --ranges) stays, but is not looked
             for without them. This changes the model's interface: callers have to hand over and take fp16.
     exact   bitwise for inputs that fp16 holds; outputs are those of before, rounded to fp16.
-    cost    none in the model: a cast goes, or is as many as before. The caller has to convert fp32 data.
+    cost    none where the inside is in fp16; else a cast for each end that is read or made in fp32. The caller has to
+            convert what is fp32.
 
     before
         %0: fp16[1, 8] = cast(x=%x, dtype=fp16)
