@@ -1,0 +1,16 @@
+"""The page of every rewrite says why it is there, when it acts, how exact it is and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from mil_ane_passes.core.registry import rewrites
+
+
+@pytest.mark.parametrize("part", ["why", "when", "exact", "cost"])
+@pytest.mark.parametrize("rule", rewrites().values(), ids=lambda rule: rule.name)
+def test_every_part_is_there_once(rule, part):
+    lines = (inspect.getdoc(rule) or "").splitlines()
+    assert len([line for line in lines if line.startswith(f"{part:<8}") and line[8:].strip()]) == 1
