@@ -22,8 +22,9 @@ class LowerRank(BlockRewrite):
             grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass mends just these
             three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
     when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
-            reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open. A
-            transpose whose axes cannot be merged to five becomes two, or up to `max_transposes`.
+            reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open, and
+            no merged axis is longer than all chips looked at hold (16384 up to M3). A transpose whose axes cannot be
+            merged to five becomes two, or up to `max_transposes`.
     exact   bitwise, unless something is summed: sums over merged axes are rounded in another order.
     cost    reshapes that were there; further transposes where one will not do, each a pass over the data.
 

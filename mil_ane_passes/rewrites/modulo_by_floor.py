@@ -33,7 +33,7 @@ class ModuloByFloor(Rewrite):
             result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The algebra holds
             where every op rounds to fp16, or keeps more.
     cost    two ops by 1, five by 2 to 32, six by 1/2, 1/4, ...; else 11 to 40: 18 by 3 or 10, 26 by 2 pi, 37 by 0.1.
-            With `periods=30` these are 11, 13 and 13.
+            With `periods=30` these are 11, 13 and 13. Two more by a negative number, which `max_steps` does not count.
 
     before
         %y: fp16[2, 8] = mod(x=%x, y=1.0)
@@ -72,7 +72,7 @@ class ModuloByFloor(Rewrite):
         if not LEAST <= size <= MOST:
             return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
         steps = [] if size in (*_WHOLE, *_FRACTIONS) else steps_for(size, self.periods)
-        ops = (sum(step.ops for step in steps) + 4) if steps else 6
+        ops = (sum(step.ops for step in steps) + 4) if steps else _plain_ops(size)
         if ops > self.max_steps:
             return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
         return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor)
@@ -102,8 +102,16 @@ class ModuloByFloor(Rewrite):
             reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact")
         yield Example("many steps", lambda: _mod(0.1), options={"max_steps": 24},
                       reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
+        yield Example("a power of two in more ops than allowed", lambda: _mod(4), options={"max_steps": 4},
+                      reason="a remainder by 4 takes 5 ops, max_steps=4")
+        yield Example("a power of two in as many", lambda: _mod(4), options={"max_steps": 5}, scale=10.0)
         yield Example("integers", lambda: program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
                                                   dtype=types.int32, x=(2, 3)), reason="computes on integers")
+
+
+def _plain_ops(size: float) -> int:
+    """Ops of a remainder by a power of two that needs no steps."""
+    return 2 if size == 1 else 5 if size > 1 else 6
 
 
 def _mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:

@@ -25,9 +25,10 @@ class OneHotCompare(BlockRewrite):
 
     why     one_hot is refused; equal and the cast of its truth values are accepted. What remains off the ANE is the
             cast of the indices, which are int32, at the edge, on as many elements as there are indices.
-    when    A size that is known, of up to 2048 places; vectors that are fp16, fp32 or bool, or integers that are only
-            cast to floating point, as torch's one_hot(...).float() is: the casts are made there and then. on_value and
-            off_value of other numbers than 1 and 0 where off + 1 * (on - off) is exact.
+    when    A size that is known, of up to 2048 places, and a result of rank 5 at most; vectors that are fp16, fp32 or
+            bool, or integers that are only cast to floating point, as torch's one_hot(...).float() is: the casts are
+            made there and then. on_value and off_value of other numbers than 1 and 0 where off + 1 * (on - off) is
+            exact.
     exact   bitwise, for any indices: fp16 holds whole numbers up to 2048, rounds a larger one to no smaller than 2048,
             and a negative one equals no place, so that an index outside the vector has no hot place, as before.
     cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Other numbers than 1 and

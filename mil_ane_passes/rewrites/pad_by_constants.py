@@ -24,8 +24,8 @@ class PadByConstants(Rewrite):
     why     Core ML holds a message that the ANE pads with zero only. When it says so is not known.
     when    pad with mode constant, another fill than zero and known amounts, in fp16. The value is joined with constant
             blocks, one axis after the other. Where these have a symbolic size, or more than `max_bytes`, it is padded
-            with zero, and a border is added that holds the fill, and -0.0 in the middle. A pad of minus infinity that
-            only max_pools read becomes their own.
+            with zero, and a border is added that holds the fill, and -0.0 in the middle; where neither fits, the pad
+            stays. A pad of minus infinity that only max_pools read becomes their own.
     exact   bitwise: elements are moved, and x + -0.0 is x for every x, zeros of both signs, infinities and NaN. The
             border meets zeros only, and 0 + fill is the fill. A max_pool pads with minus infinity.
     cost    the constants: the blocks are as large as what is added, a border as one slice of the output. A concat for

@@ -24,16 +24,15 @@ class StableLogSumExp(Rewrite):
             channels at 7.63. log(sum(exp(x))) is infinite there, and log(cumsum(exp(x))) above 11.09.
     when    reduce_log_sum_exp, reduce_log_sum of exp, log of reduce_sum of exp, log of cumsum of exp, in fp16; any
             axes, keep_dims or not; the epsilon of log no larger than 1e-38. Left alone: fp32, and x that has its
-            maximum over the same axes taken off already; a cumsum that is reversed
-            or exclusive, or of unknown length.
+            maximum over the same axes taken off already; a cumsum that is reversed or exclusive, or of unknown length.
     exact   rounding: the same function. The maximum is held to finite numbers, so that a row of minus infinities gives
             minus infinity and not NaN. log's epsilon goes with its floor of -103.3. Infinite results become finite.
             The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly equal values.
             A running sum takes no fixed maximum: what suits its end makes its beginning underflow (minus infinity
             where it was right before). It is joined pairwise in steps that double, each max + softplus(min - max).
-    cost    four ops more, two of them over all of x. A running sum of n takes log2(n) steps of ten ops, up to
-            `longest`; the cumsum goes, which by measurements on an M4 is computed on the CPU, while the report of its
-            overflow says on the ANE.
+    cost    four ops more than the one (five where axes are dropped), two over all of x. A running sum of n takes
+            ceil(log2 n) steps of ten ops, up to `longest`; the cumsum goes, which by measurements on an M4 is computed
+            on the CPU, while the report of its overflow says on the ANE.
 
     before
         %y: fp16[2, 1, 8] = reduce_log_sum_exp(x=%x, axes=[1], keep_dims=True)

@@ -24,11 +24,11 @@ class TriangleCumsum(Rewrite):
     when    fp16. form=windows: a conv with k ones and k - 1 zeros in front gives the sum of the last k elements
             everywhere; a second one over every k-th of those (a reshape lays them along an axis) gives the sum of the
             last k * k; and so on until the window holds the axis: one conv up to 13 elements, two up to 169, three up
-            to 2197. Zeros stand on the other side for reverse; exclusive moves the window by one. form=triangle:
-            x @ U for the last axis, L @ x for another, U being 1 on and above the diagonal (above it for exclusive) and
-            L the same below; reverse swaps the two. form=auto takes the triangle for masks (x cast from bool) of no
-            fewer elements than it has, windows for all else. An axis of symbolic length needs `longest`: one conv, and
-            adds of the value and itself moved by 13, 26, 52, ...
+            to 2197 (15, 225 and 3375 where no chip before M4 is looked at). Zeros stand on the other side for reverse;
+            exclusive moves the window by one. form=triangle: x @ U for the last axis, L @ x for another, U being 1 on
+            and above the diagonal (above it for exclusive) and L the same below; reverse swaps the two. form=auto takes
+            the triangle for masks (x cast from bool) of no fewer elements than it has, windows for all else. An axis of
+            symbolic length needs `longest`: one conv, and adds of the value and itself moved by 13, 26, 52, ...
     exact   rounding: the same sums in another order. Windows read no element that the sum does not have: an infinite
             or NaN element reaches the sums that hold it and no other. Beyond one conv the sum of a window is stored in
             fp16, which it fits while all sums stay below 32752. A triangle multiplies the other elements by 0: with

@@ -23,7 +23,7 @@ class UnrollGru(UnrollRecurrent):
             not as this op.)
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Biases may be compressed, and
             weights, too. A first state of constant zeros spares the product of the gates. hard_sigmoid is refused (its
-            0.2 is no fp16) and scaled_tanh (not documented).
+            0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together than an axis may be.
     exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),
             o = tanh(W x + b + R (r h)), with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the
             gates' rows in the order r, o, z. coremltools' page writes r (R h), its op tests R (r h): so it is here.

@@ -22,7 +22,8 @@ class UnrollLstm(UnrollRecurrent):
     why     An lstm runs on the CPU, and what stands around it changes processor twice.
     when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
             may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
-            zeros spares its product. hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented).
+            zeros spares its product. hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented); so
+            are gates wider together than an axis may be (16384 up to M3).
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
             the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
             fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5

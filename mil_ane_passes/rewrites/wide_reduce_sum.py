@@ -33,7 +33,8 @@ class WideReduceSum(Rewrite):
             (where more than 2^-6 is needed, the op is left alone); without, the note says so.
     exact   rounding: of the sum as before; a mean is then divided by the number of elements, one rounding more.
             Where sums reach 32768, or with fp16 outputs 65504, a mean that was finite is infinite now: give feeds.
-    cost    A transpose where the summed axes are not the last; a constant of ones.
+    cost    a transpose where the summed axes are not the last, a reshape where they are several; a column of ones; a
+            division for a mean or a scaled operand.
 
     before
         %y: fp16[2, 3] = reduce_sum(x=%x, axes=[-1])
