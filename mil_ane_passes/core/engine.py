@@ -288,6 +288,6 @@ def _where(rule: Rule) -> str:
     try:
         line = inspect.getsourcelines(cls)[1]
         place = f"{inspect.getsourcefile(cls)}:{line}"
-    except OSError:
+    except (OSError, TypeError):  # made in an interpreter
         place = cls.__module__
     return f"rule {rule.name or cls.__name__} ({place})"

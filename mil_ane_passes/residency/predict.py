@@ -41,7 +41,8 @@ class Found:
 def predict(
     program: Program, rules: Iterable[Rule], *, target: str = "all", package: Any = None,
 ) -> tuple[Plan, list[Found]]:
-    """Where each op is predicted to run, and what `rules` find, in the order of rules. Nothing is changed.
+    """Where each op is predicted to run, and what `rules` find, in the order of rules, those about the
+    plan last. Nothing is changed.
 
     Raises InputError for an unknown target.
     """

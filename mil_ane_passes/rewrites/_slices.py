@@ -25,7 +25,6 @@ class Taken(NamedTuple):
 
     begin: list[int]
     stride: list[int]
-    squeezed: list[bool]
 
 
 def parameters(op: Operation) -> Taken | None:
@@ -33,16 +32,16 @@ def parameters(op: Operation) -> Taken | None:
     rank = op.x.rank
     if op.op_type == "split":
         axis = int(op.axis.val) % rank
-        return Taken([int(number == axis) for number in range(rank)], [1] * rank, [False] * rank)
+        return Taken([int(number == axis) for number in range(rank)], [1] * rank)
     begin, end = value(op.begin), value(op.end if op.op_type == "slice_by_index" else op.size)
     if begin is None or end is None:
         return None
     if op.op_type == "slice_by_size":
-        return Taken(begin, [1] * rank, [False] * rank)
+        return Taken(begin, [1] * rank)
     masked = value(op.begin_mask) or [False] * rank
     squeezed = value(op.squeeze_mask) or [False] * rank
     begin = [0 if free and not dropped else first for first, free, dropped in zip(begin, masked, squeezed)]
-    return Taken(begin, value(op.stride) or [1] * rank, squeezed)
+    return Taken(begin, value(op.stride) or [1] * rank)
 
 
 def places(op: Operation, axis: int, size: int | None) -> range | None:

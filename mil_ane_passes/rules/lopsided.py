@@ -11,9 +11,9 @@ from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program
 from ..core.islands import by_function
+from ..core.limits import limit
 from ..core.plan import Plan
 from ..core.query import static_shape
-from ..core.targets import GENERATIONS, parse_target
 from ._plans import counted, inputs_at, listed
 
 _TAKEN = (types.fp16, types.int8, types.uint8)
@@ -64,8 +64,8 @@ class Lopsided(PlanRule):
     @property
     def _limit(self) -> int:
         """What an axis may be on every generation looked at."""
-        m4 = GENERATIONS.index(parse_target("m4")[0])
-        return 65536 if all(GENERATIONS.index(one) >= m4 for one in self.generations) else 16384
+        strictest = limit("spatial", self.generations)
+        return strictest.most if strictest else 0
 
     def examples(self) -> Iterable[Example]:
         yield Example("a signal", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(16000,)))

@@ -117,6 +117,15 @@ def test_a_rule_that_breaks_the_contract_is_named_with_its_file(rewrite, message
     assert message in str(error.value)
 
 
+def test_a_rule_without_a_file_is_named_with_its_module():
+    def rewrite(self, hit, mb):
+        return []
+
+    made = type("Made", (Twice,), {"__module__": "typed_in", "name": "made", "rewrite": rewrite})
+    with pytest.raises(RuleError, match=r"rule made \(typed_in\) returned 0 values"):
+        run(made(), chain(1))
+
+
 def test_a_block_rule_that_never_ends_is_named():
     class Endless(BlockRewrite):
         name, code, slug = "endless", "X3", "x"
