@@ -36,7 +36,8 @@ def mended(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
     fires = {item.rule.name for item in found if item.rule.name in helpers and isinstance(item.answer, Hit)}
     said: set[tuple[str, Operation]] = set()
     for item in found:
-        if item.rule.name in reported and isinstance(item.answer, Hit) and not item.answer.mended_by:
+        if item.rule.name in reported and isinstance(item.answer, Hit) and not (
+                item.answer.mended_by or item.answer.unmended):
             said |= _told(item.rule, item.answer, answers, fires)
     return [item for item in found if not (isinstance(item.answer, Hit) and isinstance(item.rule, Rewrite)
                                            and (item.rule.name, item.answer.op) in said)]

@@ -48,7 +48,9 @@ class TextureOps(Rule):
             return Hit(op, sure=False, note="a reflecting pad: by a private route native from M2 on only")
         sure = bool(among(tuple(self.generations), "m1"))
         where = "M1 (a private route)" if sure else "M1; older chips were not measured"
-        return Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
+        hit = Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
+        hit.unmended = "sliced_pad: it is for reflecting pads"
+        return hit
 
     def examples(self) -> Iterable[Example]:
         yield Example("resample", lambda: program(lambda x, at: Builder.resample(

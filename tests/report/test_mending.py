@@ -44,3 +44,15 @@ def test_the_rewrite_is_asked_when_only_the_finding_is_selected():
 def test_a_rewrite_that_mends_nothing_else_is_a_finding_of_its_own():
     report = ane.lint(summed(2, 5), target="m4", select=[CURE.code])
     assert [item.rule.code for item in report.findings] == [CURE.code]
+
+
+def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed():
+    def body(x, at):
+        sampled = mb.resample(x=x, coordinates=at, sampling_mode="bilinear", padding_mode="constant",
+                              padding_value=np.float16(0), coordinates_mode="normalized_minus_one_to_one",
+                              align_corners=True, name="sampled")
+        return sampled, mb.pad(x=x, pad=[1, 1], mode="reflect", name="padded")
+
+    found = ane.lint(program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
+    said = {item.value: (item.fix["pass"], item.unmended) for item in found}
+    assert said == {"sampled": (None, "sliced_pad: it is for reflecting pads"), "padded": ("ane::sliced_pad", "")}
