@@ -18,7 +18,6 @@ from .._version import __version__
 from ..core.errors import AnePassesError, NotSupported
 from ..core.host import quiet
 from ..core.spelling import by_command
-from .output import example
 from .parsing import Parser
 from .stopping import said, stoppable
 
@@ -83,6 +82,8 @@ def _say_no_more() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from .output import example  # here, where a signal that comes meanwhile is answered
+
     parser = Parser(
         prog="mil-ane-passes",
         description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
