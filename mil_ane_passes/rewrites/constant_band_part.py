@@ -97,12 +97,11 @@ class ConstantBandPart(Rewrite):
     def _compared(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
         """Selected where row and column, compared as numbers, are no further apart than the bounds."""
         number = types.nptype_from_builtin(x.dtype)  # numpy 1 makes float64 of number(0) + lower
-        zero = number(0)
         below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
         if lower >= 0:
-            x = mb.select(cond=mb.less_equal(x=below, y=number(lower)), a=x, b=zero)
+            x = mb.select(cond=mb.less_equal(x=below, y=number(lower)), a=x, b=number(0))
         if upper >= 0:
-            x = mb.select(cond=mb.greater_equal(x=below, y=number(-upper)), a=x, b=zero)
+            x = mb.select(cond=mb.greater_equal(x=below, y=number(-upper)), a=x, b=number(0))
         return x
 
     def _places(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
