@@ -33,6 +33,11 @@ def statuses(report: Any) -> dict[str, str]:
     return {item.name: item.status for item in report.items}
 
 
+def die() -> None:
+    """As a process does that the system kills. A name of ours: what measures coverage takes the place of the other."""
+    os._exit(9)
+
+
 class Deadly(Executor):
     """An executor on which the process that is to do the jobs called `names` dies of them; `others` does the rest."""
 
@@ -41,7 +46,7 @@ class Deadly(Executor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         if args[0].name in self._names:
-            return self._dying.submit(os._exit, 9)
+            return self._dying.submit(die)
         return self._others.submit(fn, *args, **kwargs)
 
 
