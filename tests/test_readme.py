@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import mil_ane_passes as ane
+from mil_ane_passes.core.contract import Rewrite
+from mil_ane_passes.core.registry import all_rules
+from tests.models.whole_table import recorded
 from tests.readme.tables import ROOT, TABLES
 from tests.readme.walk import shown_anew, steps
 from tests.upstream.__main__ import Counts
@@ -57,6 +60,12 @@ def test_coremltools_own_tests_pass():
 def test_it_has_the_two_commands_that_ci_runs():
     for marker in ("set-up", "tests"):
         assert block_after(marker).count("\n") == 0
+
+
+def test_the_numbers_in_its_words():
+    rewrites = sum(issubclass(rule, Rewrite) for rule in all_rules().values())
+    architectures = {each.architecture for each in recorded()}
+    assert f"| {rewrites} rewrites;" in README and f"Small ones of {len(architectures)} architectures" in README
 
 
 def test_every_command_line_is_one_the_tool_knows():
