@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("few", max_examples=25, deadline=None)
+# The same draws in every run, so that a change is not blamed for what it did not do; the slow run draws anew.
+settings.register_profile("few", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("many", max_examples=250, deadline=None)
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # before torch is there: tests side by side share the cores

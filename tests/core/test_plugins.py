@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core import plugins, whole
+from mil_ane_passes.core import plugins, rule_class
 from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.guard_passes import BEGIN, END
@@ -254,7 +254,7 @@ def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
 
 
 def test_names_that_mean_something_else_are_reserved():
-    assert {*PRESETS, BEGIN, END} == whole._TAKEN_NAMES
+    assert {*PRESETS, BEGIN, END} == rule_class._TAKEN_NAMES
 
 
 @pytest.mark.parametrize(

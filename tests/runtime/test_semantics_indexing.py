@@ -8,7 +8,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mil_ane_passes.core.errors import InputError
@@ -133,6 +133,8 @@ MODES = {
     data=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3),
     changes=st.lists(st.tuples(st.integers(-3, 2), st.integers(-5, 5)), min_size=1, max_size=5),
 )
+@example(data=[0, -(2**31), 7], changes=[(1, -1), (1, 2), (2, -2), (2, 2)])
+@example(data=[-(2**31), -(2**31), 7], changes=[(1, 0), (0, -1), (0, -1), (1, -1)])
 def test_scatters_of_integers(mode: str, data: list[int], changes: list[tuple[int, int]]) -> None:
     """Sums and products wrap; quotients lose their fraction, a division by zero is 0; updates come one by one."""
     x, expected = np.array(data, np.int32), [int(each) for each in data]

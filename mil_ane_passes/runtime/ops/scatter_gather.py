@@ -29,10 +29,25 @@ def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, m
         with np.errstate(divide="ignore", invalid="ignore"):
             np.divide.at(quotients, index, values)
         # Division by zero gives 0, as in `real_div`; the one quotient that int32 cannot hold wraps.
-        flat[...] = np.where(np.isfinite(quotients), quotients, 0.0).astype(np.int64)
+        divided = np.where(np.isfinite(quotients), quotients, 0.0).astype(np.int64)
+        for place, quotient in _from_lowest(flat, index, values).items():
+            divided[place] = quotient
+        flat[...] = divided
     else:
         _UFUNCS[mode].at(flat, index, values)
     return torch.from_numpy(flat).reshape(data.shape)
+
+
+def _from_lowest(flat: Any, index: Any, values: Any) -> dict[int, int]:
+    """Quotients of the smallest integer, which divided by -1 is itself again, one after the other."""
+    lowest = int(np.iinfo(flat.dtype).min)
+    meant = flat[index] == lowest
+    found: dict[int, int] = {}
+    for place, divisor in zip(index[meant].tolist(), values[meant].tolist()):
+        old = found.get(place, lowest)
+        size = abs(old) // abs(divisor) if divisor else 0
+        found[place] = size if (old < 0) == (divisor < 0) and size != -lowest else -size
+    return found
 
 
 _UFUNCS: dict[str, np.ufunc] = {
