@@ -8,15 +8,19 @@ keep quiet about nothing and put nothing off.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["WORKER", "importing", "quiet", "register"]
+from .collector import collector_off
+
+__all__ = ["WORKER", "importing", "keep_imported", "quiet", "register"]
 
 WORKER = "MIL_ANE_PASSES_WORKER"
 """Set in the environment of processes that only do single jobs for a batch; they are like the command."""
@@ -28,9 +32,22 @@ _RUN_AS_MODULE = frozenset({"-m", "__main__"})
 def register() -> None:
     """Register every rewrite with coremltools as `ane::<name>`; nothing as the command, which imports when it needs."""
     if not _are_the_command():
-        from .pipeline import register_passes
+        with collector_off():
+            from .pipeline import register_passes
 
-        register_passes()
+            register_passes()
+
+
+def keep_imported() -> None:
+    """As the command, spare the collector what has been imported: coremltools and torch are half a million objects,
+    which stay to the end, and to look through them once takes longer than to rewrite a model. As a library, nothing."""
+    if gc.isenabled() and _are_the_command():  # not among imports within an import, which pauses the collector
+        _freeze_once()
+
+
+@cache
+def _freeze_once() -> None:
+    gc.freeze()  # only the first time: what a model's work leaves later has to be collected
 
 
 @contextmanager

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .collector import collector_off
+from .host import keep_imported
+
 __all__ = ["lazily"]
 
 
@@ -19,9 +22,11 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def found(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        module = importlib.import_module(homes[name], package)
-        value = module if homes[name] == f".{name}" else getattr(module, name)
+        with collector_off():
+            module = importlib.import_module(homes[name], package)
+            value = module if homes[name] == f".{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
+        keep_imported()
         return value
 
     return found

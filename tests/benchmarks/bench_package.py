@@ -6,10 +6,11 @@
 Each command starts after the disk has come to rest and with the package in the page cache (as far as it fits). Times
 are wall times of whole processes. Rewrite and edit copy the weights while they import coremltools, so they stand beside
 `import coremltools` and `cp -r` one after the other; what `rewrite` takes beyond its start-up is what it takes longer
-than on a package of a few kilobytes. `cp -r` leaves the bytes to the kernel to write later; rewrite and edit wait until
-they are on disk, as `cp -r; sync` does. The host's round trip is its own edit of an existing package,
-`change_input_output_tensor_type`, then `save`, beside `edit --io fp32`, the same edit; it is left out where memory is
-less than four times the package. The bounds:
+than on a package of a few kilobytes. A difference of seconds magnifies what a machine does besides: what
+enters it runs twice in each round, and the faster one counts, ours and the other's alike. `cp -r` leaves the bytes to
+the kernel to write later; rewrite and edit wait until they are on disk, as `cp -r; sync` does. The host's round trip is
+its own edit of an existing package, `change_input_output_tensor_type`, then `save`, beside `edit --io fp32`, the same
+edit; it is left out where memory is less than four times the package. The bounds:
 
 - `rewrite --no-verify` and `edit --rename` at most 1.2 times `import coremltools` and `cp -r` after it;
 - `rewrite --no-verify` beyond start-up at most 1.2 times `cp -r`, which a quick run leaves out;
@@ -32,7 +33,7 @@ from pathlib import Path
 
 from tests.benchmarks.bench_start import HOST, TINY
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.processes import spend
+from tests.benchmarks.processes import Spent, spend
 from tests.benchmarks.rounds import Comparison, in_turn, told
 
 COPY, STARTED, BY_HOST, MEMORY = 1.2, 1.2, 0.5, 1.4
@@ -47,6 +48,7 @@ ct.utils.change_input_output_tensor_type(model, A.FLOAT16, A.FLOAT32).save(sys.a
 """
 REWRITE, LINT, EDIT, LINK = "rewrite --no-verify", "lint", "edit --rename", "edit --rename --link"
 START, COPIED, SYNCED = "rewrite, tiny", "cp -r", "cp -r; sync"
+TWICE = {HOST, COPIED, START, REWRITE}
 IO, HOSTS_IO = "edit --io fp32", "coremltools: load, change_input_output_tensor_type, save"
 
 
@@ -87,12 +89,16 @@ class Machine:
         return {name: lambda name=name: self.once(name, made[name]) for name in made if name not in left_out}
 
     def once(self, name: str, command: list[str]) -> float:
-        """Seconds of the process."""
+        """Seconds of the process, the faster of two where differences of it are shown."""
+        tries = [self._try(command, (0, 1) if name == LINT else (0,)) for _ in range(1 + (name in TWICE))]
+        self.memory.setdefault(name, []).append(max(each.memory for each in tries))
+        return min(each.seconds for each in tries)
+
+    def _try(self, command: list[str], accepted: tuple[int, ...]) -> Spent:
         self._rest()
-        spent = spend(command, (0, 1) if name == LINT else (0,))
-        self.memory.setdefault(name, []).append(spent.memory)
+        spent = spend(command, accepted)
         shutil.rmtree(self.target, ignore_errors=True)
-        return spent.seconds
+        return spent
 
     def _rest(self) -> None:
         """What an earlier command left to write, and what it took out of the page cache, must not slow the next one."""

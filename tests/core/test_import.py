@@ -326,3 +326,30 @@ def test_help_does_not_wait_for_coremltools():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False,
                           cwd=Path(ane.__file__).parent.parent)
     assert done.returncode == 0, done.stderr
+
+
+COLLECTOR = """
+import gc, json, sys
+sys.argv, sys.orig_argv = [sys.argv[1]], [sys.argv[1]]
+during, before = [], gc.get_freeze_count()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "coremltools":
+            during.append(gc.isenabled())
+
+sys.meta_path.insert(0, Finder())
+import mil_ane_passes as ane
+ane.rewrite
+kept = gc.get_freeze_count() - before
+ane.lint, ane.runtime
+print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before == kept]))
+"""
+
+
+@pytest.mark.parametrize("program", ["mil-ane-passes", "train.py"])
+def test_the_collector_rests_while_modules_are_imported_and_only_the_command_never_looks_at_them_again(program):
+    """What comes after the first import is collected as ever; a caller's collector is left as it was."""
+    done = subprocess.run([sys.executable, "-c", COLLECTOR, program], capture_output=True, text=True, check=True,
+                          cwd=Path(ane.__file__).parent.parent)
+    assert json.loads(done.stdout.splitlines()[-1]) == [[False], True, program == "mil-ane-passes", True]
