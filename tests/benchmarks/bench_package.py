@@ -13,11 +13,13 @@ its own edit of an existing package, `change_input_output_tensor_type`, then `sa
 edit; it is left out where memory is less than four times the package. The bounds:
 
 - `rewrite --no-verify` and `edit --rename` at most 1.2 times `import coremltools` and `cp -r` after it;
-- `rewrite --no-verify` beyond start-up at most 1.2 times `cp -r`, which a quick run leaves out;
+- `rewrite --no-verify` beyond start-up at most 1.2 times `cp -r`;
 - `lint` and `edit --rename --link` at most 1.2 times `import coremltools`; `edit --rename` as well on a file system
   whose files can share blocks (name a folder on one with --folder);
-- `edit --io` at most half of the host's round trip, and its memory at most half, but for a quick run's small package;
+- `edit --io` at most half of the host's round trip, and its memory at most half;
 - none of ours more than 1.4 times the memory of `import coremltools`.
+
+A quick run has `rewrite --no-verify` alone, once, on a small package.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ ct.utils.change_input_output_tensor_type(model, A.FLOAT16, A.FLOAT32).save(sys.a
 REWRITE, LINT, EDIT, LINK = "rewrite --no-verify", "lint", "edit --rename", "edit --rename --link"
 START, COPIED, SYNCED = "rewrite, tiny", "cp -r", "cp -r; sync"
 TWICE = {HOST, COPIED, START, REWRITE}
+QUICK = (HOST, COPIED, REWRITE)
 IO, HOSTS_IO = "edit --io fp32", "coremltools: load, change_input_output_tensor_type, save"
 
 
@@ -83,14 +86,13 @@ class Machine:
             IO: [*tool, "edit", source, "-o", target, "--io", "fp32"],
             HOSTS_IO: [python, "-c", ROUND_TRIP, source, target],
         }
-        left_out = {START} if quick else set()
-        if not self.fits_the_host:
-            left_out |= {IO, HOSTS_IO}
-        return {name: lambda name=name: self.once(name, made[name]) for name in made if name not in left_out}
+        left_out = set() if self.fits_the_host else {IO, HOSTS_IO}
+        names = QUICK if quick else [name for name in made if name not in left_out]
+        return {name: lambda name=name: self.once(name, made[name], name in TWICE and not quick) for name in names}
 
-    def once(self, name: str, command: list[str]) -> float:
+    def once(self, name: str, command: list[str], twice: bool) -> float:
         """Seconds of the process, the faster of two where differences of it are shown."""
-        tries = [self._try(command, (0, 1) if name == LINT else (0,)) for _ in range(1 + (name in TWICE))]
+        tries = [self._try(command, (0, 1) if name == LINT else (0,)) for _ in range(1 + twice)]
         self.memory.setdefault(name, []).append(max(each.memory for each in tries))
         return min(each.seconds for each in tries)
 
@@ -130,29 +132,28 @@ def measure(options: argparse.Namespace) -> Iterator[Comparison]:
         told(f"making a package of {options.gigabytes:g} GB")
         machine = Machine(Path(folder), options.gigabytes, options.shape)
         found = in_turn(machine.sides(options.quick), options.rounds)
-    yield from rows(found, machine.memory, f"of {machine.bytes / 1e9:.1f} GB", machine.shares_blocks, options.quick)
+    yield from rows(found, machine.memory, f"of {machine.bytes / 1e9:.1f} GB", machine.shares_blocks)
 
 
 def rows(
-    found: Mapping[str, list[float]], memory: Mapping[str, list[float]], size: str, shares: bool, quick: bool
+    found: Mapping[str, list[float]], memory: Mapping[str, list[float]], size: str, shares: bool
 ) -> Iterator[Comparison]:
     """What was found, side by side."""
     bare, copied = found[HOST], found[COPIED]
     both = [sum(each) for each in zip(bare, copied)]
-    yield Comparison(f"{REWRITE} {size}", f"{HOST}, then {COPIED}", found[REWRITE], both, COPY)
-    yield Comparison(f"{EDIT} {size}", f"{HOST}, then {COPIED}", found[EDIT], both, COPY)
-    for name in (LINT, LINK, *([EDIT] if shares else [])):
+    for name in (name for name in (REWRITE, EDIT) if name in found):
+        yield Comparison(f"{name} {size}", f"{HOST}, then {COPIED}", found[name], both, COPY)
+    for name in (name for name in (LINT, LINK, *([EDIT] if shares else [])) if name in found):
         yield Comparison(f"{name} {size}", HOST, found[name], bare, STARTED)
     if START in found:
         beyond = [max(0.0, whole - start) for whole, start in zip(found[REWRITE], found[START])]
         yield Comparison(f"{REWRITE} {size}, beyond start-up", COPIED, beyond, copied, COPY)
         yield Comparison(f"{REWRITE} {size}, beyond start-up", SYNCED, beyond, found[SYNCED])
     if HOSTS_IO in found:
-        allowed = None if quick else BY_HOST
-        yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], allowed)
-        yield Comparison(f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], allowed, "MB")
-    most = [max(each) for each in zip(*(memory[name] for name in (REWRITE, LINT, EDIT, LINK)))]
-    yield Comparison(f"most memory of rewrite, lint, edit {size}", HOST, most, memory[HOST], MEMORY, "MB")
+        yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], BY_HOST)
+        yield Comparison(f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], BY_HOST, "MB")
+    most = [max(each) for each in zip(*(memory[name] for name in (REWRITE, LINT, EDIT, LINK) if name in memory))]
+    yield Comparison(f"most memory of {'rewrite, lint, edit' if LINT in found else REWRITE} {size}", HOST, most, memory[HOST], MEMORY, "MB")
 
 
 def named(options: argparse.Namespace) -> str:

@@ -178,7 +178,8 @@ def measure(options: argparse.Namespace) -> Iterator[Comparison]:
         for name in options.models.split(","):
             path = package(name, Path(folder))
             yield compare(name, path, options.precision, options.rounds)
-            yield from memory(name, str(path), options.precision)
+            if not options.quick:
+                yield from memory(name, str(path), options.precision)
 
 
 BENCHMARK = Benchmark("runtime", measure, {

@@ -49,8 +49,9 @@ def measure(options: argparse.Namespace) -> Iterator[Comparison]:
         made = commands(Path(folder))
         if options.quick:
             made = {name: made[name] for name in (HOST, "--version", "lint")}
-        once("lint", made["lint"])  # the files come into the page cache
-        memory.clear()
+        else:
+            once("lint", made["lint"])  # the files come into the page cache
+            memory.clear()
         found = in_turn({name: lambda name=name: once(name, made[name]) for name in made}, options.rounds)
     for name in list(made)[1:]:
         what = name if name.startswith("import") else f"{name} of a tiny package" if name[0] != "-" else name

@@ -118,7 +118,7 @@ def test_rewrite_is_measured_beyond_the_start_up_of_its_own_round():
              package.LINK)
     found = dict(zip(names, ([2.0, 4.0], [1.0, 2.0], [2.0, 8.0], [3.0, 6.0], [4.0, 5.0], [1.0, 4.0], [6.0, 3.0],
                              [2.0, 2.0])))
-    rows = {(row.what, row.beside): row.ratios for row in package.rows(found, found, "of it", False, False)}
+    rows = {(row.what, row.beside): row.ratios for row in package.rows(found, found, "of it", False)}
     assert rows["rewrite --no-verify of it", "import coremltools, then cp -r"] == [4 / 3, 5 / 6]
     assert rows["rewrite --no-verify of it, beyond start-up", "cp -r"] == [1.0, 0.0]
     assert rows["edit --rename --link of it", "import coremltools"] == [1.0, 0.5]
