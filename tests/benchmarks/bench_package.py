@@ -152,8 +152,9 @@ def rows(
     if HOSTS_IO in found:
         yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], BY_HOST)
         yield Comparison(f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], BY_HOST, "MB")
+    ours = "rewrite, lint, edit" if LINT in found else REWRITE
     most = [max(each) for each in zip(*(memory[name] for name in (REWRITE, LINT, EDIT, LINK) if name in memory))]
-    yield Comparison(f"most memory of {'rewrite, lint, edit' if LINT in found else REWRITE} {size}", HOST, most, memory[HOST], MEMORY, "MB")
+    yield Comparison(f"most memory of {ours} {size}", HOST, most, memory[HOST], MEMORY, "MB")
 
 
 def named(options: argparse.Namespace) -> str:
