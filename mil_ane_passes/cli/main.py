@@ -23,6 +23,9 @@ from .stopping import said, stoppable
 
 __all__ = ["main"]
 
+_NO_READER = 128 + 13
+"What a shell sees of a program that SIGPIPE ends; there is no such signal on Windows."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run, 128+n stopped."""
@@ -57,8 +60,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return 1 if proving else 2
     except AnePassesError as error:
         print(f"mil-ane-passes: {error}", file=sys.stderr)
-    except BrokenPipeError:
+    except BrokenPipeError:  # who reads has what they wanted, as after `| head`: ended as that signal ends others
         _say_no_more()
+        return _NO_READER
     except OSError as error:
         print(f"mil-ane-passes: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
         _say_no_more()

@@ -75,14 +75,20 @@ def by_name(name: str) -> type[Rewrite]:
 
 
 def explainable(key: str, *others: type[Rule]) -> type[Rule]:
-    """The rule with this code, slug or name, in any case, `others` included. Raises InputError with the nearest."""
+    """The rule with this code, slug or name, in any case, `others` included.
+
+    Raises InputError with the nearest, or with the codes that begin so.
+    """
     names: dict[str, type[Rule]] = {}
+    codes = set()
     for rule in (*all_rules().values(), *others):
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
+        codes.add(rule.code.lower())
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:
-        raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{nearest(wanted, names)}"
-                         f"{_left_out()}")
+        begun = sorted(code.upper() for code in codes if wanted and code.startswith(wanted))
+        hint = f"; of codes that begin so there are {', '.join(begun)}" if begun else nearest(wanted, names)
+        raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_left_out()}")
     return names[wanted]
 
 

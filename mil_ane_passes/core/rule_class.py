@@ -1,7 +1,7 @@
 """The class of a rule, ours and anybody's: what it has to state (seen before it is used), its name, whose fault it is.
 
-Codes are capital letters and digits. `ANE` with 0 to 8 as first digit is the project's own range; ANE900 to ANE999 are
-never given out, for rules that stay at home; a distribution for others takes letters of its own, such as ACME101.
+Codes are capital letters and digits. `ANE` and digits are the project's own (ANE901 and on are patches of the torch
+frontend); everybody else takes letters of their own, such as ACME101.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRul
 """The classes that rules derive from; none is a rule itself."""
 
 _CODE = re.compile(r"[A-Z]+\d+")
-_RESERVED_CODE = re.compile(r"ANE(?!9\d\d$)\d*")
+_RESERVED_CODE = re.compile(r"ANE\d*")
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
@@ -109,7 +109,7 @@ def _of_words(rule: type[Rule], ours: bool) -> Iterator[str]:
         yield f"has code {rule.code!r}; expected capital letters and digits, such as ACME101"
     elif not ours and _RESERVED_CODE.fullmatch(rule.code):
         yield (f"has code '{rule.code}', from the range of mil_ane_passes itself; expected letters of its own, such "
-               "as ACME101, or ANE900 to ANE999")
+               "as ACME101")
     if not _SLUG.fullmatch(str(rule.slug)):
         yield f"has slug {rule.slug!r}; expected small letters, digits and hyphens, such as double-relu"
     if not _NAME.fullmatch(str(rule.name)) or rule.name in _TAKEN_NAMES:

@@ -16,8 +16,7 @@ The rule need not be installed for them. To write one, these modules are there f
 - `mil_ane_passes.core.build`: the builder that `rewrite()` is given.
 
 A distribution names its rules under the entry point group `mil_ane_passes.rules` (see `core.plugins`), with codes of
-its own: capital letters and digits, such as ACME101. ANE900 to ANE999 are for rules that stay at home; other codes that
-begin with ANE are refused, since a later version may give them out.
+its own: capital letters and digits, such as ACME101. ANE and digits are refused: a later version may give them out.
 """
 
 from __future__ import annotations

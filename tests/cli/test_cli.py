@@ -308,4 +308,4 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
         )
     finally:
         os.close(writing)
-    assert result.stderr == "" and result.returncode == 2
+    assert result.stderr == "" and result.returncode == 141

@@ -85,7 +85,7 @@ def test_another_distributions_class_is_found(plugin, target, names):
 
 
 def test_another_distributions_module_is_found(plugin):
-    other = source("Other", "ANE902").replace("preset = ", 'name = "other"\n    preset = ')
+    other = source("Other", "ACME902").replace("preset = ", 'name = "other"\n    preset = ')
     plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
     assert {"newcomer_rules", "other"} <= set(rewrites())
     prog = squares()
@@ -161,11 +161,11 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ('"ANE901"', '""', "it has no code; every rule states code, slug and evidence"),
-        ('"ANE901"', '"ANE599"', "it has code 'ANE599', from the range of mil_ane_passes itself; expected letters"),
-        ('"ANE901"', '"ANE9001"', "it has code 'ANE9001', from the range of mil_ane_passes itself"),
-        ('"ANE901"', '"mine-1"', "it has code 'mine-1'; expected capital letters and digits"),
-        ('"ANE901"', "7", "it has code 7; expected capital letters and digits"),
+        ('"ACME901"', '""', "it has no code; every rule states code, slug and evidence"),
+        ('"ACME901"', '"ANE599"', "it has code 'ANE599', from the range of mil_ane_passes itself; expected letters"),
+        ('"ACME901"', '"ANE901"', "it has code 'ANE901', from the range of mil_ane_passes itself"),
+        ('"ACME901"', '"mine-1"', "it has code 'mine-1'; expected capital letters and digits"),
+        ('"ACME901"', "7", "it has code 7; expected capital letters and digits"),
         ('"square"', '"Square It"', "it has slug 'Square It'; expected small letters"),
         ('roots = ("square",)', 'roots = "square"', "it has roots='square'; expected a tuple of texts"),
         ('roots = ("square",)', 'roots = ("square",); after = ["b"]', "it has after=['b']; expected a tuple of texts"),
@@ -185,7 +185,7 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
         ("scale: int = 1", "scale: int", "it cannot be made (AttributeError: "),
         ("scale: int = 1", "scale: Nonsense = 1", "it cannot be made (NameError: "),
         ("scale: int = 1", "def __init__(self, scale): pass", "it cannot be made (TypeError: "),
-        ('"ANE901"', '"ANE301"', "it has code 'ANE301', from the range of mil_ane_passes itself"),
+        ('"ACME901"', '"ANE301"', "it has code 'ANE301', from the range of mil_ane_passes itself"),
         ('"square"', '"conv-transpose-1d-bias"', "it has slug 'conv-transpose-1d-bias', which LiftConvTranspose1d in"),
         ('preset = "safe"', 'name = "lift_conv_1d"', "it has name 'lift_conv_1d', which LiftConv1d in "),
     ],
@@ -205,11 +205,11 @@ def test_what_is_whole_beside_it_is_used(plugin):
     bad = source("Other").replace("preset = ", 'name = "other"\n    preset = ')
     plugin("newcomer_rules", textwrap.dedent(source()) + textwrap.dedent(bad))
     assert "newcomer_rules" in all_rules() and "other" not in all_rules()
-    assert "it has code 'ANE901', which SquareByMul in " in the_only_one()
+    assert "it has code 'ACME901', which SquareByMul in " in the_only_one()
 
 
 def test_two_classes_of_one_module_need_names(plugin):
-    plugin("newcomer_rules", source() + source("Other", "ANE902"))
+    plugin("newcomer_rules", source() + source("Other", "ACME902"))
     assert "it has name 'newcomer_rules', which SquareByMul in " in the_only_one()
     assert "has already; set `name` on each class" in the_only_one()
 

@@ -40,7 +40,7 @@ class {name}(Rewrite):
 EVIDENCE = 'evidence = (Community("shown here", source="https://example.org"),)'
 
 
-def source(name="SquareByMul", code="ANE901", preset="safe", evidence=EVIDENCE) -> str:
+def source(name="SquareByMul", code="ACME901", preset="safe", evidence=EVIDENCE) -> str:
     return SOURCE.format(name=name, code=code, preset=preset, evidence=evidence)
 
 
@@ -86,7 +86,7 @@ def test_one_new_file_is_all_it_takes(newcomer, capsys):
     assert "ane::square_by_mul" in PASS_REGISTRY
     assert "ane::square_by_mul" in ane.pipeline().passes
     assert main(["passes"]) == 0
-    assert "ANE901  ane::square_by_mul" in capsys.readouterr().out
+    assert "ACME901  ane::square_by_mul" in capsys.readouterr().out
     assert main(["explain", "square"]) == 0
     assert "scale=1  An option." in capsys.readouterr().out
     prog = squares()
@@ -119,7 +119,7 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
             source().replace('"square"', '""', 1),
             "SquareByMul in {file} has no slug; every rule states code, slug and evidence",
         ),
-        (source() + source("Other", "ANE902"), "{file} defines 2 rules; expected exactly one a file"),
+        (source() + source("Other", "ACME902"), "{file} defines 2 rules; expected exactly one a file"),
         ("x = 1", "{file} defines 0 rules; expected exactly one a file"),
     ],
 )
@@ -170,6 +170,7 @@ def test_what_a_measurement_contradicts_has_a_page(capsys):
         ("ANE3001", "; did you mean 'ane301'?"),
         ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
         ("zzz", "lists codes and names"),
+        ("ane52", "; of codes that begin so there are ANE520, ANE521, ANE522, ANE523"),
     ],
 )
 def test_an_unknown_rule_has_a_suggestion(key, ending):
