@@ -56,8 +56,9 @@ def opened(source: Any) -> Opened:
         if isinstance(converted, Program):
             lend_scopes(converted, package.program)
         return Opened(package.program, package, str(package.path))
+    spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
     raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
-                     "or a mil.Program")
+                     f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
 
 
 def alone(source: Opened, function: str | None) -> Opened:

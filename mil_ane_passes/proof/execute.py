@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["GIVEN", "Execution", "Plan", "Run", "check_runnable", "execute", "fr
 
 Array = np.ndarray[Any, Any]
 GIVEN = "given feeds"
+_WORTH_A_WORD = 5.0
+"Seconds from which progress says how long the rest may take."
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def execute(
     from ..runtime import Runtime
 
     found = Execution([Run(plan, error=plan.error) for plan in made])
-    done = 0
+    done, total, started = 0, len(made) * len(precisions), time.monotonic()
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
             runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
@@ -127,11 +130,20 @@ def execute(
             for run in found.runs:
                 if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
                     continue
+                left = _left(time.monotonic() - started, done, total)
                 done += 1
-                progress(f"run {done} of {len(made) * len(precisions)}: {function}, {run.plan.label}, {precision}")
+                progress(f"run {done} of {total}{left}: {function}, {run.plan.label}, {precision}")
                 _one(runtime, run, precision)
             found.entered |= runtime.entered
     return found
+
+
+def _left(seconds: float, done: int, total: int) -> str:
+    """How long the rest may take, as the runs so far did; nothing before the first, or where it is not worth a word."""
+    rest = seconds / done * (total - done) if done else 0.0
+    if rest < _WORTH_A_WORD:
+        return ""
+    return f" (about {rest / 60:.0f} min left)" if rest >= 90 else f" (about {rest:.0f} s left)"
 
 
 def fresh_state(plan: Plan) -> dict[str, Array]:

@@ -275,6 +275,12 @@ WORDS = {
 }
 
 
+def test_a_spec_is_refused_with_what_to_do():
+    """Its weights lie elsewhere, so it is no model by itself."""
+    with pytest.raises(ane.InputError, match="cannot read a Model; .* save a spec first: ct.models.MLModel"):
+        ane.verify(ct.proto.Model_pb2.Model(), two())
+
+
 @pytest.mark.parametrize(("before", "after", "how", "message"), WORDS.values(), ids=WORDS)
 def test_what_makes_no_sense_is_refused(before, after, how, message):
     with pytest.raises(ane.InputError) as error:

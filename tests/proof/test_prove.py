@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -243,6 +246,18 @@ def test_progress_names_each_run():
     assert said == runs
     compare_programs(convolved(), convolved(2.0), seeds=1, progress=said.append)
     assert said == [*runs, *runs, "looking for the first difference"]
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(1.0, ""), (10.0, " (about 40 s left)"), (45.0, " (about 3 min left)")])
+def test_progress_says_how_long_the_rest_may_take(monkeypatch, seconds, left):
+    from mil_ane_passes.proof import execute
+
+    clock = itertools.count()  # looked at once before the runs and once before each
+    monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic=lambda: next(clock) * seconds))
+    said = []
+    compare_programs(convolved(), convolved(), seeds=3, progress=said.append)
+    assert said[0] == "before, run 1 of 3: main, seed 0, float64"
+    assert said[1] == f"before, run 2 of 3{left}: main, seed 1, float64"
 
 
 def test_the_report_as_data():
