@@ -9,13 +9,16 @@ from .output import add_format, at_least_one, progress_line, show
 
 HELP = "where fp16 overflows on your feeds, and what cures it"
 EXAMPLE = "calibrate in.mlpackage --feeds feeds.npz --worst 10"
+_SHOWN = 30
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     add_given(parser)
     parser.add_argument("--target", default="all", help="chip or device to look at (default: all)")
-    parser.add_argument("--worst", type=at_least_one, metavar="N", help="show only the N values with the least room")
+    parser.add_argument("--worst", type=at_least_one, metavar="N", default=_SHOWN,
+                        help="how many values are shown: those with the least room, in the program's order (default: "
+                             f"{_SHOWN}); JSON has all")
     add_format(parser)
     parser.set_defaults(run=run)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._version import __version__
 from ..core.registry import all_rules
+from ..core.spelling import option
 from ..proof.calibrate import Calibrated, CalibratedRow
 from .table import aligned
 
@@ -17,7 +18,7 @@ __all__ = ["CalibrateReport"]
 
 @dataclass
 class CalibrateReport:
-    """Ranges and room in fp16 for each value of `source` over `runs` runs; `worst` limits the text to the tightest."""
+    """Ranges and room in fp16 for each value of `source` over `runs` runs; its text shows the `worst` tightest."""
 
     source: str
     target: str
@@ -49,10 +50,13 @@ class CalibrateReport:
 
     def __str__(self) -> str:
         rows = self.found.rows
-        if self.worst is not None:
-            kept = sorted(range(len(rows)), key=lambda place: _room(rows[place]))[:self.worst]
-            rows = [rows[place] for place in sorted(kept)]
-        return "\n".join([*aligned(_HEAD, _ALIGNED, [_cells(row, self._several) for row in rows]), *self._verdict()])
+        most = len(rows) if self.worst is None else self.worst
+        kept = sorted(range(len(rows)), key=lambda place: (not rows[place].trace.starts, _room(rows[place])))[:most]
+        shown = aligned(_HEAD, _ALIGNED, [_cells(rows[place], self._several) for place in sorted(kept)])
+        if len(rows) > most:
+            shown.append(f"  and {len(rows) - most} more values, with more room ({option('worst')} says how many are "
+                         "shown)")
+        return "\n".join([*shown, *self._verdict()])
 
     @property
     def _several(self) -> bool:
@@ -63,10 +67,12 @@ class CalibrateReport:
         if self.first is not None:
             lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
                       f"  {self.found.first}"]
-        for row in self.beyond:
+        for row in self.beyond[:self.worst]:
             what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
             cures = ", ".join(f"ane::{name}" for name in row.cured_by) or "no rewrite alone"
             lines.append(f"{_named(row, several)} {what}; cured by {cures}")
+        if self.worst is not None and len(self.beyond) > self.worst:
+            lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
         if not lines:
             lines = [f"everything fits fp16 in {self.runs} run{'s' * (self.runs > 1)}"]
         rules = all_rules()

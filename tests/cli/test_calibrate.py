@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import coremltools as ct
@@ -71,6 +72,20 @@ def test_what_fits_is_said_to_fit(saved, capsys):
     lines = called(capsys, package, "--feeds", feeds, "--worst", "2").splitlines()
     assert "everything fits fp16 in 1 run" in lines
     assert [line.split()[0] for line in lines[1:3]] == ["%squares", "%mean"]
+    assert lines[3] == "  and 4 more values, with more room (--worst says how many are shown)"
+
+
+def test_the_text_shows_thirty_values_where_nobody_says_how_many_and_the_data_has_all(saved, capsys):
+    def body(x):
+        return functools.reduce(lambda y, _: mb.abs(x=y), range(40), mb.mul(x=x, y=np.float16(500), name="scaled"))
+
+    package, feeds = saved(program(body, x=(2, 8)), x=np.full((2, 8), 300, np.float16))
+    lines = called(capsys, package, "--feeds", feeds).splitlines()
+    assert lines[31] == "  and 11 more values, with more room (--worst says how many are shown)"
+    assert lines[1].startswith("> ") and lines[32].startswith("first to overflow fp16: ")
+    assert len([line for line in lines if "overflows fp16; cured by" in line]) == 30
+    assert lines[-1] == "and 11 more values are beyond fp16"
+    assert len(json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))["ops"]) == 41
 
 
 def test_sums_that_the_accumulator_cannot_hold(saved, capsys):

@@ -277,7 +277,7 @@ WORDS = {
 
 def test_a_spec_is_refused_with_what_to_do():
     """Its weights lie elsewhere, so it is no model by itself."""
-    with pytest.raises(ane.InputError, match="cannot read a Model; .* save a spec first: ct.models.MLModel"):
+    with pytest.raises(ane.InputError, match=r"cannot read a Model; .* save a spec first: ct\.models\.MLModel"):
         ane.verify(ct.proto.Model_pb2.Model(), two())
 
 
