@@ -20,7 +20,7 @@ from ..core.growth import MOST_GROWTH
 from ..core.pipeline import Options, Passes, run_all, selected
 from ..core.printer import program_diff, program_text
 from ..core.query import op_count
-from ..core.targets import parse_target
+from ..core.targets import applies, parse_target
 from ..package import CopyAhead, Package, check_destination, save
 from ..proof.blame import Settled, settle
 from ..proof.given import Feeds, Given, Ranges
@@ -146,6 +146,7 @@ def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> Sequence[Rewri
     Returns the rules that were not left out.
     """
     report.source = before.name
+    report.outside = [rule.name for rule in job.rules if rule.asked and not applies(rule.targets, job.target)]
     outward = [rule.name for rule in job.rules if rule.interface]
     if outward and before.is_pipeline:
         raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "

@@ -57,8 +57,12 @@ class Gate:
     first: str = ""
     last: str = ""
 
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        return between(self.first, self.last)
+
     def admits(self, generation: Generation) -> bool:
-        return generation in between(self.first, self.last)
+        return generation in self.generations
 
 
 ALL = Gate()

@@ -12,6 +12,7 @@ from ..core.engine import PassTrace
 from ..core.forecast import Forecast
 from ..core.registry import rewrites
 from ..core.spelling import option, without_proof
+from ..core.targets import listed
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
@@ -52,6 +53,8 @@ class RewriteReport:
     "The passes of a preset that broke the proof, in the order in which they were left out; nothing is left of them."
     blamed: Blamed | None = None
     "The pass that was asked for by name and breaks the proof; nothing is written then."
+    outside: list[str] = field(default_factory=list)
+    "The passes that were asked for by name and are for none of the target's chips; they did not look at the program."
     package: Any = None
     "The rewritten `Package` or program; not part of the JSON."
 
@@ -84,6 +87,7 @@ class RewriteReport:
             "blamed": self.blamed.to_dict() if self.blamed else None,
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"outside": self.outside} if self.outside else {}),
         }
 
     def __str__(self) -> str:
@@ -91,6 +95,8 @@ class RewriteReport:
         lines += [f"ane::{trace.rule}  undone at {trace.places} place{'s' * (trace.places != 1)}: {trace.undone}"
                   for trace in self.undone]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
+        lines += [f"ane::{name}  did not look at the program: it is for {listed(rewrites()[name].targets.generations)}, "
+                  f"and the target is {self.target}" for name in self.outside]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
             lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]

@@ -159,6 +159,18 @@ def test_what_was_tried_is_not_proposed(idle, asked, tmp_path, capsys):
     assert last == f"next: mil-ane-passes lint {idle} says what is off the ANE, and why"
 
 
+@pytest.mark.parametrize(("target", "outside"), [("m1", ["tangent"]), ("m3", []), ("all", [])])
+def test_a_pass_by_name_that_is_for_none_of_the_targets_chips_is_said_to_have_done_nothing(idle, target, outside,
+                                                                                         capsys):
+    asked = ("rewrite", idle, "--dry-run", "--target", target, "--passes", "safe,tangent{always=true}")
+    assert main([*asked]) == 0
+    text = capsys.readouterr().out
+    assert ("ane::tangent  did not look at the program: it is for M3, " in text) == bool(outside)
+    assert (", and the target is m1\n" in text) == bool(outside) == ("did not look" in text)
+    assert main([*asked, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("outside", []) == outside
+
+
 def test_overwrite_replaces(source, idle, tmp_path, capsys):
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", idle, "-o", str(out)]) == 0
