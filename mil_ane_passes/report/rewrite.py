@@ -95,8 +95,9 @@ class RewriteReport:
         lines += [f"ane::{trace.rule}  undone at {trace.places} place{'s' * (trace.places != 1)}: {trace.undone}"
                   for trace in self.undone]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
-        lines += [f"ane::{name}  did not look at the program: it is for {listed(rewrites()[name].targets.generations)}, "
-                  f"and the target is {self.target}" for name in self.outside]
+        lines += [f"ane::{name}  did not look at the program: it is for "
+                  f"{listed(rewrites()[name].targets.generations)}, and the target is {self.target}"
+                  for name in self.outside]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
             lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
