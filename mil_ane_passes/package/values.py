@@ -144,6 +144,7 @@ def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool)
     if isinstance(stored, bytes):
         flat = _from_bytes(stored, dtype, count)
     else:
+        _check_count(len(stored), count, dtype)  # before elements of another kind are made what they are not
         flat = np.array(list(stored)).astype(types.nptype_from_builtin(dtype))
     _check_count(flat.size, count, dtype)
     array = flat.reshape(shape)

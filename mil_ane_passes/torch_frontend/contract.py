@@ -67,8 +67,8 @@ class Patch:
     def probe(self, function: Callable[[], str | None]) -> Callable[[], str | None]:
         """Register the probe: what the host does wrong, in words, or None when it is right.
 
-        It runs with the host's own functions, whatever is installed. Without a probe, a patch is needed when the
-        host has no lowering for one of its ops.
+        It runs with the host's own functions, whatever is installed. Where it finds nothing wrong, or there is none, a
+        patch is needed when the host has no lowering for one of its ops.
         """
         self._probe = function
         return function
@@ -77,8 +77,10 @@ class Patch:
         """Why the installed host needs this patch, or None."""
         if self._probe is not None:
             try:
-                return self._probe()
+                found = self._probe()
             except Exception as error:  # a host of another make: what cannot be asked is not taken to be right
-                return f"fails: {type(error).__name__}: {error}".splitlines()[0]
+                found = f"fails: {type(error).__name__}: {error}".splitlines()[0]
+            if found is not None:
+                return found
         missing = sorted(kind for kind in self.ops if not lowered_by_host(kind))
         return f"not implemented: {', '.join(missing)}" if missing else None

@@ -356,6 +356,8 @@ def test_without_a_probe_a_patch_is_needed_for_what_the_host_lacks():
     assert patch.needed(lowered_by_host) is None
     patch.op("op_of_nobody", "another_of_nobody")(own_fmod)
     assert patch.needed(lowered_by_host) == "not implemented: another_of_nobody, op_of_nobody"
+    patch.probe(lambda: None)  # what it asks is right; the rest is lacking all the same
+    assert patch.needed(lowered_by_host) == "not implemented: another_of_nobody, op_of_nobody"
 
 
 def test_a_probe_that_breaks_is_a_patch_that_is_needed():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..registry import kernel
 
@@ -66,16 +67,20 @@ def _nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
     return x
 
 
-def _scaled_sizes(ins: Any) -> list[int]:
-    """In float32, as type inference has it: 0.7 times 10 is 7, which the exact value of that float32 is below."""
+def _scaled_sizes(op: Any, ins: Any) -> list[int]:
+    """As declared; where that is not known before the run, in float32, as type inference has it from numpy 2 on.
+
+    0.7 times 10 is 7 there. Before, it multiplied in float64, in which the float32 next to 0.7 makes less than 7.
+    """
     factors = (np.float32(ins.value(f"scale_factor_{side}")) for side in ("height", "width"))
-    return [math.floor(factor * np.float32(extent)) for extent, factor in zip(ins["x"].shape[-2:], factors)]
+    return [math.floor(factor * np.float32(extent)) if is_symbolic(declared) else int(declared)
+            for declared, extent, factor in zip(op.outputs[0].shape[-2:], ins["x"].shape[-2:], factors)]
 
 
 @kernel("upsample_nearest_neighbor")
 def upsample_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
     """Silent on the choice: torch's `nearest` and TensorFlow's without half-pixel centres, which convert to this op."""
-    return _nearest(ins["x"], _scaled_sizes(ins), centred=False)
+    return _nearest(ins["x"], _scaled_sizes(op, ins), centred=False)
 
 
 @kernel("resize_nearest_neighbor")
@@ -89,7 +94,7 @@ def upsample_bilinear(op: Any, ins: Any) -> torch.Tensor:
     mode = "STRICT_ALIGN_CORNERS" if ins.value("align_corners") else "UNALIGN_CORNERS"
     if ins.accepts("half_pixel_centers") and ins.value("half_pixel_centers") is False and mode == "UNALIGN_CORNERS":
         mode = "DEFAULT"
-    return _resized(ins["x"], _scaled_sizes(ins), mode)
+    return _resized(ins["x"], _scaled_sizes(op, ins), mode)
 
 
 @kernel("resize_bilinear")
