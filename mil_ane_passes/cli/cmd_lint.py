@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from ..core.settings import Settings, percent, read_settings
+from ..core.words import counted
 from .output import check_file, write_file
 
 if TYPE_CHECKING:
@@ -129,4 +130,4 @@ def _failed(report: LintReport, bar: float | None) -> Iterator[str]:
     if report.baseline is not None:
         new = sum(item.level != "note" for item in report.baseline.new)
         if new:
-            yield f"--baseline: {new} finding{'s' * (new != 1)} that {report.baseline.file} does not have"
+            yield f"--baseline: {counted(new, 'finding')} that {report.baseline.file} does not have"

@@ -9,14 +9,14 @@ from coremltools.converters.mil.mil import Block, Operation, Var
 from .again import bindings, detached, infer
 from .query import flat_inputs, is_opaque
 
-__all__ = ["Unknown", "counted"]
+__all__ = ["Unknown", "count_steps"]
 
 
 class Unknown(Exception):
     """Why the number of steps is not known."""
 
 
-def counted(op: Operation, most: int) -> tuple[int, set[Operation]]:
+def count_steps(op: Operation, most: int) -> tuple[int, set[Operation]]:
     """The steps that the while_loop `op` runs, and the ops of its body that only count them.
 
     Raises Unknown with the value that decides, where that is not known, and where there are more than `most` steps.

@@ -17,9 +17,9 @@ from functools import cache
 
 from .devices import EXAMPLES, chip_of, device_names
 from .errors import InputError, nearest
+from .words import in_words
 
-__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "in_words", "listed",
-           "parse_target"]
+__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "listed", "parse_target"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,6 @@ def parse_target(name: str) -> tuple[Generation, ...]:
 def applies(gate: Gate, target: str) -> bool:
     """Whether a rule behind `gate` applies to any generation of `target`."""
     return any(gate.admits(generation) for generation in parse_target(target))
-
-
-def in_words(names: Iterable[str]) -> str:
-    """Names as a sentence has them: "A13, M1 and M4"."""
-    *most, last = [*names] or [""]
-    return " and ".join([", ".join(most), last]) if most else last
 
 
 def listed(generations: Iterable[Generation]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..core.contract import Rewrite
 from ..core.pass_trace import PassTrace
+from ..core.words import counted
 from .prove import VerifyReport
 
 __all__ = ["MOST_LEFT_OUT", "Attempt", "Blamed", "Settled", "settle"]
@@ -53,7 +54,7 @@ class Blamed:
                 "first_difference": first.to_dict() if first else None}
 
     def __str__(self) -> str:
-        return f"at {self.places} place{'s' * (self.places != 1)}: {self.reason}{self.where}"
+        return f"at {counted(self.places, 'place')}: {self.reason}{self.where}"
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..core.words import counted
 from .table import aligned
 
 __all__ = ["BatchItem", "BatchReport"]
@@ -93,7 +94,7 @@ class BatchReport:
 
     def _last(self) -> str:
         parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
-        many = f"{len(self.items)} package{'s' * (len(self.items) != 1)}"
+        many = f"{counted(len(self.items), 'package')}"
         return f"{many} in {self.seconds:.1f} s: {parts or 'nothing done'}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from .._version import __version__
 from ..core.registry import all_rules
 from ..core.spelling import option
+from ..core.words import counted
 from ..proof.calibrate import Calibrated, CalibratedRow
 from .table import aligned
 
@@ -74,9 +75,9 @@ class CalibrateReport:
         if self.worst is not None and len(self.beyond) > self.worst:
             lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
         if not lines:
-            lines = [f"everything fits fp16 in {self.runs} run{'s' * (self.runs > 1)}"]
+            lines = [f"everything fits fp16 in {counted(self.runs, 'run')}"]
         rules = all_rules()
-        return lines + [f"{rules[name].code} {rules[name].slug}: {places} place{'s' * (places > 1)} (ane::{name})"
+        return lines + [f"{rules[name].code} {rules[name].slug}: {counted(places, 'place')} (ane::{name})"
                         for name, places in self.found.fires.items()]
 
 

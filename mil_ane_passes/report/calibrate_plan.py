@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
+from ..core.words import counted
 from ..residency.agreement import Agreement, Differs, factors
 from .measured import agreement_dict, contradicted, differs_dict, lines
 from .table import aligned
@@ -75,7 +76,7 @@ def _text(each: Compared) -> Iterator[str]:
     wrong = contradicted(found)
     if wrong:
         yield "contradicted there: " + ", ".join(
-            f"{one['code'] or 'that ' + one['op'] + ' was seen'} ({one['ops']} op{'s' * (one['ops'] > 1)}, measured "
+            f"{one['code'] or 'that ' + one['op'] + ' was seen'} ({counted(one['ops'], 'op')}, measured "
             f"{one['measured']})" for one in wrong)
     for name, missing in (("only here", [f"%{row.op.outputs[0].name if row.op.outputs else row.op.name} "
                                          f"({row.op.op_type})" for row in found.match.ours]),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.contract import Evidence, Rewrite, Rule
 from ..core.registry import all_rules
 from ..core.targets import Generation
+from ..core.words import counted
 from ..residency.accepted import seen_on
 from .lint_finding import LintFinding
 from .lint_order import REFUSED, Group, groups
@@ -64,19 +65,15 @@ def verdict(report: LintReport) -> str:
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
     segments = len(report.plan.segments)
-    return (f"{report.model}: {_count(summary['ops'], 'op')}; {summary['predicted_on_ane']} "
+    return (f"{report.model}: {counted(summary['ops'], 'op')}; {summary['predicted_on_ane']} "
             f"({_percent(report.share)}) and {_percent(report.time_share)} of the predicted time on the ANE of "
-            f"{_target(report)} (predicted); {_count(segments, 'segment')}, "
-            f"{_count(summary['switches'], 'switch', 'switches')}")
+            f"{_target(report)} (predicted); {counted(segments, 'segment')}, "
+            f"{counted(summary['switches'], 'switch', 'switches')}")
 
 
 def _percent(share: float) -> str:
     """Rounded down: 100 % is all of it."""
     return f"{math.floor(share * 10 + 1e-9) / 10:.1f} %"
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _target(report: LintReport) -> str:
@@ -93,7 +90,7 @@ def _functions(report: LintReport) -> Iterator[str]:
         rows = report.plan.of(name)
         on_ane = sum(row.backend == "ane" for row in rows)
         share = f" ({_percent(100 * on_ane / len(rows))})" if rows else ""
-        yield f"  {name}: {_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
+        yield f"  {name}: {counted(len(rows), 'op')}, {on_ane} on the ANE{share}"
     for name, kind in report.left_out.items():
         yield f"  {name}: a {kind}, not looked at"
 
@@ -138,15 +135,15 @@ def _witness(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
 
 
 def _weight(group: Group) -> str:
-    places = _count(len(group.findings), "place")
+    places = counted(len(group.findings), "place")
     if group.rank != REFUSED:
         return f"{places}, a note" if group.is_note else places
     unsure = sum(not item.sure for item in group.findings)
-    words = [f"refused: {_count(group.ops, 'op')}" if not unsure else
+    words = [f"refused: {counted(group.ops, 'op')}" if not unsure else
              f"not known to be taken: {unsure} of {places}" if unsure < len(group.findings) else
-             f"not known to be taken: {_count(group.ops, 'op')}"]
+             f"not known to be taken: {counted(group.ops, 'op')}"]
     if group.dragged:
-        words.append(f"{_count(group.dragged, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}")
+        words.append(f"{counted(group.dragged, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}")
     words.append(f"{group.cpu_ms:.3g} ms on the CPU")
     return ", ".join(words)
 
@@ -209,7 +206,7 @@ def _rewrite(report: LintReport, passes: Iterable[str]) -> str:
 def _offer(group: Group) -> str:
     rule = group.rule
     how = f" ({rule.exactness.value}, {_when(rule.preset)})" if issubclass(rule, Rewrite) else ""
-    return (f"  {rule.code} {rule.slug}  {_count(len(group.findings), 'place')}: --passes {rule.name}{how}; "
+    return (f"  {rule.code} {rule.slug}  {counted(len(group.findings), 'place')}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
 
 
@@ -245,7 +242,7 @@ def _unknown(report: LintReport, shown: int | None) -> Iterator[str]:
         kinds = {"of kinds that were not measured on all chips looked at (--all says on which)": joined}
     for words, found in kinds.items():
         names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
-        yield f"{_count(found.total(), 'op')} {words}: {names}"
+        yield f"{counted(found.total(), 'op')} {words}: {names}"
 
 
 def _unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
@@ -261,7 +258,7 @@ def _unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
 
 def _basis(report: LintReport) -> str:
     guesses = sum(row.cost.guess for row in report.plan.rows)
-    said = f"; {guesses} of {_count(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them" \
+    said = f"; {guesses} of {counted(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them" \
         if guesses else ""
     return ("predicted, nothing was run: what the ANE takes by published measurements and reports, times by what Core "
             f"ML's segmenter estimates on M4, which are no run times{said}")

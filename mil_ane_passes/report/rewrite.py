@@ -13,6 +13,7 @@ from ..core.forecast import Forecast
 from ..core.registry import rewrites
 from ..core.spelling import option, without_proof
 from ..core.targets import listed
+from ..core.words import counted
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
@@ -92,7 +93,7 @@ class RewriteReport:
 
     def __str__(self) -> str:
         lines = [line for trace in self.traces for line in _trace_lines(trace)]
-        lines += [f"ane::{trace.rule}  undone at {trace.places} place{'s' * (trace.places != 1)}: {trace.undone}"
+        lines += [f"ane::{trace.rule}  undone at {counted(trace.places, 'place')}: {trace.undone}"
                   for trace in self.undone]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
         lines += [f"ane::{name}  did not look at the program: it is for "

@@ -16,7 +16,7 @@ from ..core.engine import answers
 from ..core.plan import Cost, Plan, Row, Segment
 from ..core.query import all_blocks, consumers
 from ..core.rule_class import blamed
-from ..core.steps import Unknown, counted
+from ..core.steps import Unknown, count_steps
 from ..core.targets import applies, parse_target
 from .cost import cost
 from .segments import partition
@@ -93,7 +93,7 @@ def _in_order(block: Block, depth: int = 0, times: int = 1) -> Iterator[tuple[Op
 
 def _steps(op: Operation) -> int:
     try:
-        return max(1, counted(op, _COUNTED)[0])
+        return max(1, count_steps(op, _COUNTED)[0])
     except Unknown:
         return 1
 

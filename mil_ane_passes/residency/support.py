@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.contract import Hit, Rule
 from ..core.plan import Answer
 from ..core.query import flat_inputs, is_compressed, is_const, is_opaque, kind_of
-from ..core.targets import Generation, in_words, listed
+from ..core.targets import Generation, listed
+from ..core.words import in_words
 from .accepted import Seen, accepted_types, seen_on
 
 __all__ = ["Support", "support"]

@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..core.build import RewriteBuilder
 from ..core.contract import Hit, Miss
 from ..core.query import consumers, flat_inputs, is_const, is_opaque
+from ..core.words import counted
 
 __all__ = ["half", "judged", "moves", "to_fp16"]
 
@@ -51,7 +52,7 @@ def judged(members: list[Operation]) -> Hit | Miss:
     after = sum(_elements(var) for var in read if not _from_fp16(var) and not is_const(var))
     if after > before:
         return Miss(members[0], f"{after} elements would be cast, {before} are now")
-    return Hit(members[0], note=f"{len(members)} op{'s' * (len(members) != 1)} that move fp32", members=members,
+    return Hit(members[0], note=f"{counted(len(members), 'op')} that move fp32", members=members,
                covers=members)
 
 

@@ -19,6 +19,7 @@ from ..core.evidence import on_m4, private
 from ..core.limits import over
 from ..core.query import is_all_zero, is_const, is_symbolic, used, value
 from ..core.targets import Generation
+from ..core.words import counted
 
 __all__ = ["EVIDENCE", "UnrollRecurrent", "Way", "activated", "linear", "plus", "product", "split"]
 
@@ -68,7 +69,7 @@ class UnrollRecurrent(Rewrite):
         reason = _unknown(op, self.activations) or _too_wide(op, self.generations)
         if reason:
             return Miss(op, reason)
-        return Hit(op, note=f"{int(steps)} step{'s' * (int(steps) != 1)} written out")
+        return Hit(op, note=f"{counted(int(steps), 'step')} written out")
 
     def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Any]) -> Sequence[Any]:
         """The states after a step, the output first; what follows the layer's states is handed to the next step only.

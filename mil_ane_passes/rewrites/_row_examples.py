@@ -43,7 +43,7 @@ def examples() -> Iterable[Example]:
                   reason="a row of 20 padded to 64 takes 128 B in place of 64 B: gain -1, below min_gain 0")
     yield Example("a pad and a slice for one op", lambda: program(
         lambda x: Builder.tanh(x=x, name="y"), x=(2, 50)),
-        reason="1 ops on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each")
+        reason="1 op on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each")
     yield Example("symbolic", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(2, None)),
                   reason="the last axis is symbolic: what is missing to a multiple is not known")
     yield Example("large constants", _perceptron, options={"max_bytes": 1000},

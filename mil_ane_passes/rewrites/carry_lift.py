@@ -12,6 +12,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import for_authors
 from ..core.examples import program, weight
 from ..core.query import consumers
+from ..core.words import counted
 from ._carry import carried
 from ._lift import HEIGHT, WIDTH, lowered, raised
 from ._regions import Region, expands, needed_narrow, regions
@@ -55,13 +56,13 @@ class CarryLift(BlockRewrite):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):
             for region in regions(block, at):
-                first = region.ops[0]
+                first, ops = region.ops[0], counted(len(region.ops), "op")
                 if region.after < region.before:
-                    yield Hit(first, region=region, note=f"{len(region.ops)} ops carried with the dummy axis: "
-                                                         f"{region.after} layout ops instead of {region.before}")
+                    yield Hit(first, region=region, note=f"{ops} carried with the dummy axis: {region.after} layout "
+                                                         f"ops instead of {region.before}")
                 else:
-                    yield Miss(first, f"carrying {len(region.ops)} ops would leave {region.after} layout ops where "
-                                      f"there are {region.before}", near=region.after > region.before)
+                    yield Miss(first, f"carrying {ops} would leave {region.after} layout ops where there are "
+                                      f"{region.before}", near=region.after > region.before)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         region: Region = hit.region

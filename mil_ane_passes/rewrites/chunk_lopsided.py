@@ -14,6 +14,7 @@ from ..core.evidence import surgery_tip
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import consumers, is_const, static_shape
+from ..core.words import counted
 from ._lift import same_op
 from ._lopsided import balanced, operands, refuses, regions
 from ._spared import taken_by
@@ -71,12 +72,14 @@ class ChunkLopsided(BlockRewrite):
             if len(refused) < len(self.generations) and not self.always:
                 yield Miss(ops[0], taken_by(self.generations, refused))
             elif len(entering) + len(leaving) >= len(ops):
-                yield Miss(ops[0], f"{len(entering) + len(leaving)} reshapes for {len(ops)} ops: no less is refused")
+                yield Miss(ops[0], f"{len(entering) + len(leaving)} reshapes for {counted(len(ops), 'op')}: no less is "
+                                   "refused")
             elif chosen is None:
                 yield Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
             else:
                 yield Hit(ops[0], ops=ops, leaving=leaving, old=shape, new=chosen, covers=ops,
-                          note=f"{len(ops)} ops on {'x'.join(map(str, shape))} as {'x'.join(map(str, chosen))}")
+                          note=f"{counted(len(ops), 'op')} on {'x'.join(map(str, shape))} as "
+                               f"{'x'.join(map(str, chosen))}")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         shown: dict[Var, Var] = {}
@@ -105,7 +108,7 @@ class ChunkLopsided(BlockRewrite):
         yield Example("a gain of each signal", lambda: _signal(70000, lambda x: Builder.mul(
             x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True))))
         yield Example("one op", lambda: program(lambda x: Builder.relu(x=x), x=(70000,)),
-                      reason="2 reshapes for 1 ops: no less is refused")
+                      reason="2 reshapes for 1 op: no less is refused")
         yield Example("a prime", lambda: _signal(70001),
                       reason="70001 elements have no divisor that leaves both axes short enough")
         yield Example("taken on M4", lambda: _signal(20000),

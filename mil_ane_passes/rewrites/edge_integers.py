@@ -13,6 +13,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.query import flat_inputs, is_opaque, kind_of
+from ..core.words import counted
 
 _GATHERS = frozenset({"gather", "gather_nd", "gather_along_axis"})
 
@@ -62,7 +63,7 @@ class EdgeIntegers(BlockRewrite):
             elif first is None:
                 first = op
         if late:
-            yield Hit(late[0], note=f"{len(late)} op{'s' * (len(late) != 1)} on integers behind '{_name(first)}'",
+            yield Hit(late[0], note=f"{counted(len(late), 'op')} on integers behind '{_name(first)}'",
                       late=late, first=first, covers=late)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:

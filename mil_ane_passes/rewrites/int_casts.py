@@ -14,6 +14,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_const
+from ..core.words import counted
 from ._small_integers import COMPARES, DATA, chains, reason
 
 
@@ -54,8 +55,8 @@ class IntCasts(BlockRewrite):
             if wrong is not None:
                 yield Miss(members[0], wrong)
                 continue
-            count = len(members)
-            yield Hit(members[0], note=f"{count} ops on integers that fp16 holds", members=members, covers=members)
+            yield Hit(members[0], note=f"{counted(len(members), 'op')} on integers that fp16 holds", members=members,
+                      covers=members)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         now, replaced = dict[Var, Var](), dict[Var, Var]()

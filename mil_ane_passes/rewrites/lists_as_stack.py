@@ -11,6 +11,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import on_m4, private
 from ..core.examples import program
+from ..core.words import counted
 from . import _written_examples as examples
 from ._written_reads import Reads, is_bare, single
 from ._written_rows import WRITERS
@@ -76,7 +77,7 @@ class ListsAsStack(BlockRewrite):
         if found:
             adds = any(op.op_type == "scatter" for op in reads.writers)
             count = len(reads.writers)
-            yield Hit(reads.writers[0], note=f"{count} op{'s' * (count != 1)} that write rows", covers=reads.writers,
+            yield Hit(reads.writers[0], note=f"{counted(count, 'op')} that write rows", covers=reads.writers,
                       exactness=None if adds else Exactness.BITWISE, found=found, needed=reads.needed(found))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:

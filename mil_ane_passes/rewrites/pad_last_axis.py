@@ -12,6 +12,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
 from ..core.evidence import for_authors
 from ..core.layout import size_text
+from ..core.words import counted
 from ._row_examples import examples
 from ._row_regions import RowRegion, row_regions
 from ._rows import Rows
@@ -83,8 +84,8 @@ class PadLastAxis(BlockRewrite):
             if not region.leaves and not any(not step.gives for step in region.steps.values()):
                 yield Miss(first, "nothing reads what the region makes", near=False)
             elif ops < self.min_ops * region.moves:
-                yield Miss(first, f"{ops} ops on padded rows for {len(region.enters)} pads and {len(region.leaves)} "
-                                  f"slices, fewer than min_ops {self.min_ops} for each")
+                yield Miss(first, f"{counted(ops, 'op')} on padded rows for {len(region.enters)} pads and "
+                                  f"{len(region.leaves)} slices, fewer than min_ops {self.min_ops} for each")
             else:
                 exact = all(step.exact for step in region.steps.values())
                 yield Hit(first, region=region, rows=rows, exactness=Exactness.BITWISE if exact else None,

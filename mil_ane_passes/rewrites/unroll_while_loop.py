@@ -12,7 +12,8 @@ from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m1, private
 from ..core.examples import program
 from ..core.query import is_opaque
-from ..core.steps import Unknown, counted
+from ..core.steps import Unknown, count_steps
+from ..core.words import counted
 from . import _loop_examples as examples
 from ._inline import Copies, handed_over, same_sizes
 
@@ -71,7 +72,7 @@ class UnrollWhileLoop(Rewrite):
         if wrong is not None:
             return Miss(op, wrong)
         try:
-            steps, counting = counted(op, self.max_steps)
+            steps, counting = count_steps(op, self.max_steps)
         except Unknown as reason:
             return Miss(op, str(reason))
         ops = sum(1 for each in _inside(op.blocks[1]) if each not in counting)
@@ -80,7 +81,7 @@ class UnrollWhileLoop(Rewrite):
         for var, made, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
             if not (same_sizes(var, old) and same_sizes(made, old)):
                 return Miss(op, f"the sizes of '{old.name}' change from step to step")
-        return Hit(op, note=f"{steps} step{'s' * (steps != 1)} of {ops} op{'s' * (ops != 1)}", steps=steps)
+        return Hit(op, note=f"{counted(steps, 'step')} of {counted(ops, 'op')}", steps=steps)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         copies, now = Copies(mb), list(hit.op.loop_vars)

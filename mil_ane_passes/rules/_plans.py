@@ -11,8 +11,9 @@ from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.plan import Row
 from ..core.query import consumers
+from ..core.words import counted
 
-__all__ = ["COST_MODEL", "chain", "counted", "inputs_at", "kinds", "listed", "ms", "name", "rows_text"]
+__all__ = ["COST_MODEL", "chain", "inputs_at", "kinds", "listed", "ms", "name", "rows_text"]
 
 COST_MODEL = on_m4("the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, "
                    "0.125 ms for each change of backend, 0.125 ms for an output on the ANE; that model gives 440 of "
@@ -24,12 +25,6 @@ def ms(milliseconds: float) -> str:
     if 0 <= milliseconds < 0.001:
         return "less than 0.001 ms" if milliseconds else "0 ms"
     return f"{milliseconds:.3g} ms" if abs(milliseconds) < 100 else f"{milliseconds:.0f} ms"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 op`, `7 ops`."""
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{count} {what}{plural * (count != 1)}"
 
 
 def name(op: Operation) -> str:

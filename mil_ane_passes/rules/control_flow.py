@@ -11,6 +11,7 @@ from ..core.contract import Example, Hit, Miss, Rule
 from ..core.evidence import on_m1, private
 from ..core.examples import program
 from ..core.query import is_const
+from ..core.words import counted
 from ._cuts import COMMAND, cuts
 from ._refused import M1_TO_M5, refusal
 
@@ -42,7 +43,7 @@ class ControlFlow(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         inside = sum(_size(block.operations) for block in op.blocks)
-        what = f" with {inside} op{'s' * (inside != 1)} inside" if op.blocks else ""
+        what = f" with {counted(inside, 'op')} inside" if op.blocks else ""
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
         where = cuts(op) if op.blocks and not known else ""
         return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5)

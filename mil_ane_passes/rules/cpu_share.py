@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.islands import by_function, stretches_of
 from ..core.plan import Plan, Row
-from ._plans import COST_MODEL, chain, counted, kinds, ms, rows_text
+from ..core.words import counted
+from ._plans import COST_MODEL, chain, kinds, ms, rows_text
 
 
 class CpuShare(PlanRule):

@@ -14,8 +14,9 @@ from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan, Row
 from ..core.query import consumers
+from ..core.words import counted
 from ._flexible import extents
-from ._plans import counted, inputs_at
+from ._plans import inputs_at
 
 
 class FlexibleShapes(PlanRule):

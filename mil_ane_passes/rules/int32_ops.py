@@ -12,6 +12,7 @@ from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..core.evidence import on_m4, private, private_quirk
 from ..core.examples import program, weight
 from ..core.query import is_const
+from ..core.words import counted
 from ._integers import chains, kinds_of, purposes, refused
 from ._refused import refusal
 
@@ -78,13 +79,13 @@ class Int32Ops(BlockRule):
 
 
 def _note(ops: list[Operation], members: list[Operation]) -> str:
-    counted = Counter(op.op_type for op in ops).most_common()
-    shown = ", ".join(f"{count} {kind}" for kind, count in counted[:_SHOWN])
-    more = f" and {len(counted) - _SHOWN} kinds more" if len(counted) > _SHOWN else ""
+    most = Counter(op.op_type for op in ops).most_common()
+    shown = ", ".join(f"{count} {kind}" for kind, count in most[:_SHOWN])
+    more = f" and {len(most) - _SHOWN} kinds more" if len(most) > _SHOWN else ""
     kinds = sorted({types.builtin_to_string(kind) for op in ops for kind in kinds_of(op)})
     ends = purposes(members)
     named = "int32" if "int32" in kinds else " and ".join(kinds)
-    return f"{len(ops)} op{'s' * (len(ops) != 1)} on {named} ({shown}{more}){f': {ends}' if ends else ''}"
+    return f"{counted(len(ops), 'op')} on {named} ({shown}{more}){f': {ends}' if ends else ''}"
 
 
 def _message(op: Operation) -> str | None:

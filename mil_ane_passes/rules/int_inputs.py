@@ -11,6 +11,7 @@ from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program, weight
 from ..core.query import consumers
+from ..core.words import counted
 from ._follow import is_whole, readers
 
 _LOOKUPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
@@ -71,7 +72,7 @@ def _use(var: Var) -> str:
     parts += [f"read by {', '.join(sorted(set(others)))}"] if others else []
     direct = sum(all(is_whole(out) for out in op.outputs) and not _looks_up(op) for op in consumers(var))
     if direct:
-        parts.append(f"{direct} integer op{'s' * (direct != 1)} on it first")
+        parts.append(f"{counted(direct, 'integer op')} on it first")
     return "; ".join(parts) or "nothing computes with it"
 
 

@@ -14,7 +14,8 @@ from ..core.islands import by_function
 from ..core.layout import padded_bytes, size_text
 from ..core.plan import Plan, Row
 from ..core.query import itemsize, static_shape
-from ._plans import counted, inputs_at, listed
+from ..core.words import counted
+from ._plans import inputs_at, listed
 
 _TAKEN = (types.fp16, types.int8, types.uint8)
 

@@ -11,7 +11,8 @@ from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import Plan, Row
 from ..core.query import flat_inputs
-from ._plans import COST_MODEL, chain, counted, kinds, listed, ms
+from ..core.words import counted
+from ._plans import COST_MODEL, chain, kinds, listed, ms
 
 
 class LateDeparture(PlanRule):

@@ -13,6 +13,7 @@ from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
 from ..core.query import is_opaque
+from ..core.words import counted
 
 
 class LayerNormFlexible(PlanRule):
@@ -45,7 +46,7 @@ class LayerNormFlexible(PlanRule):
                 yield Miss(norms[0], "the shapes are ranged, with which layer_norm runs", near=False)
                 continue
             how = "the shapes are enumerated" if kinds else "if the shapes are enumerated"
-            count = f"{len(norms)} layer_norm{'s' * (len(norms) != 1)} of rank 3 with a dimension that is not fixed"
+            count = f"{counted(len(norms), 'layer_norm')} of rank 3 with a dimension that is not fixed"
             yield Hit(norms[0], covers=norms, note=f"{count}: {how}, the model was reported off the ANE")
 
     def examples(self) -> Iterable[Example]:

@@ -14,7 +14,8 @@ from ..core.islands import by_function
 from ..core.limits import limit
 from ..core.plan import Plan
 from ..core.query import static_shape
-from ._plans import counted, inputs_at, listed
+from ..core.words import counted
+from ._plans import inputs_at, listed
 
 _TAKEN = (types.fp16, types.int8, types.uint8)
 

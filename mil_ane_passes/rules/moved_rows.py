@@ -12,7 +12,8 @@ from ..core.evidence import for_authors
 from ..core.examples import program
 from ..core.layout import size_text
 from ..core.query import is_opaque, itemsize, kind_of, value
-from ._plans import counted, kinds
+from ..core.words import counted
+from ._plans import kinds
 
 
 class MovedRows(BlockRule):

@@ -10,7 +10,8 @@ from ..core.contract import BlockRule, Community, Example, Hit, Miss
 from ..core.evidence import in_2020, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, kind_of
-from ._plans import counted, kinds
+from ..core.words import counted
+from ._plans import kinds
 from ._refused import BEFORE_M4
 
 _BINARY = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"})

@@ -9,7 +9,8 @@ from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import CHANGE, ENTER, Plan, Row
-from ._plans import COST_MODEL, chain, counted, kinds, listed, ms, name
+from ..core.words import counted
+from ._plans import COST_MODEL, chain, kinds, listed, ms, name
 
 _SHOWN = 4
 "CPU islands a note names."

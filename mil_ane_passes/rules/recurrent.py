@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..core.evidence import in_2020, on_m4, private
 from ..core.examples import program, weight
+from ..core.words import counted
 from ._refused import refusal
 
 
@@ -42,7 +43,7 @@ class Recurrent(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         steps = op.x.shape[0]
-        how = "steps known only at run time" if is_symbolic(steps) else f"{int(steps)} step{'s' * (int(steps) != 1)}"
+        how = "steps known only at run time" if is_symbolic(steps) else counted(int(steps), "step")
         message = 'Unsupported MIL operation "rnn".' if op.op_type == "rnn" else None
         return refusal(self, op, f"the ANE takes no {op.op_type} ({how})", message=message)
 

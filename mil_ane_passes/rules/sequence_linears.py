@@ -11,7 +11,7 @@ from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
 from ..core.evidence import for_authors, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, is_opaque
-from ._plans import counted
+from ..core.words import counted
 
 
 class SequenceLinears(BlockRule):

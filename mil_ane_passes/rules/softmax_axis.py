@@ -11,7 +11,7 @@ from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..core.evidence import for_authors, on_m4
 from ..core.examples import program
 from ..core.query import is_opaque, kind_of, value
-from ._plans import counted
+from ..core.words import counted
 
 
 class SoftmaxAxis(BlockRule):

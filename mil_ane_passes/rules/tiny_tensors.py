@@ -13,7 +13,8 @@ from ..core.examples import program
 from ..core.islands import by_function
 from ..core.plan import Plan
 from ..core.query import static_shape
-from ._plans import COST_MODEL, counted
+from ..core.words import counted
+from ._plans import COST_MODEL
 
 
 class TinyTensors(PlanRule):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..core.errors import InputError
 from ..core.spelling import asked
+from ..core.words import counted
 from .contract import Done
 from .document import Document
 from .names import unknown
@@ -64,7 +65,7 @@ def _drop(document: Document, function: Function, dropped: list[str]) -> None:
         document.done.append(Done(_OPTION, function.name, name, f"'{name}' is no output any more"))
     ops = sum(op.type != "const" for op in gone)
     if gone:
-        note = f"{ops} op{'s' * (ops != 1)} and {len(gone) - ops} consts are gone that nothing else needed"
+        note = f"{counted(ops, 'op')} and {len(gone) - ops} consts are gone that nothing else needed"
         document.done.append(Done(_OPTION, function.name, "", note))
     for name in sorted(read_before - _read(function)):
         note = f"input '{name}' stays; nothing reads it any more"

@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil import Function as HostFunction
 
 from ..core.errors import nearest
 from ..core.spelling import option
+from ..core.words import counted
 from ..package.plan import WeightPlan
 from .contract import Done
 from .description import Description, Feature, Section
@@ -205,7 +206,7 @@ def _say(
 
 
 def _counted(kinds: Sequence[str]) -> str:
-    return f"{len(kinds)} op{'s' * (len(kinds) != 1)}"
+    return f"{counted(len(kinds), 'op')}"
 
 
 def _listed(names: Sequence[str]) -> str:

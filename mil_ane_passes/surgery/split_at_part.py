@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coremltools import proto
 
+from ..core.words import counted
 from .description import Feature, Section
 from .document import Document
 from .parts import Function
@@ -106,7 +107,7 @@ class Part:
              self._second_outputs),
         ):
             count = sum(self.graph.ops[place].type != "const" for place in part)
-            words.append(f"the {number} part has {count} op{'' if count == 1 else 's'}, takes {', '.join(takes)} and "
+            words.append(f"the {number} part has {counted(count, 'op')}, takes {', '.join(takes)} and "
                          f"gives {', '.join(gives)}")
         return "; ".join(words)
 

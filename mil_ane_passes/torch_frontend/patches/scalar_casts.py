@@ -18,7 +18,8 @@ from ..lowering import add, bind, cast, tensor
 from ..probing import wrong
 
 PATCH = Patch(code="ANE939",
-              title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4; scripted `float()` of one always", upstream=(
+              title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4, scripted `float()` always",
+              upstream=(
         "https://github.com/apple/coremltools/issues/2633",
         "https://github.com/apple/coremltools/pull/2632",
         "https://github.com/apple/coremltools/issues/2755",
