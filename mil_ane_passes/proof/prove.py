@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
+from ..core.words import counted
 from .bisect import first_difference
 from .border import borders, crossed, fed
 from .compare import EVERY, OutputDifference, Strictness, differences, limited
@@ -85,7 +86,8 @@ class VerifyReport:
     def __str__(self) -> str:
         if self.status == "not proved":
             return f"not proved: {self.reason}"
-        runs = f"{len(self.cases)} runs at {', '.join(dict.fromkeys(case.precision for case in self.cases))}"
+        precisions = ", ".join(dict.fromkeys(case.precision for case in self.cases))
+        runs = f"{counted(len(self.cases), 'run')} at {precisions}"
         faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
         notes = [f"  {note}" for note in self.notes]
         if self.equal:

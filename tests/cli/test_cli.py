@@ -220,7 +220,7 @@ def test_verify_equal_and_different(source, tmp_path, capsys):
 def test_verify_with_feeds(source, fixtures, tmp_path, capsys):
     np.savez(tmp_path / "feeds.npz", mel=np.load(fixtures / "conv_transpose_1d.npz")["mel"])
     assert main(["verify", source, source, "--feeds", str(tmp_path / "feeds.npz")]) == 0
-    assert capsys.readouterr().out == "equal in 1 runs at float64, bit for bit\n"
+    assert capsys.readouterr().out == "equal in 1 run at float64, bit for bit\n"
 
 
 def test_verify_of_an_op_that_cannot_be_run_is_not_proved(source, monkeypatch, capsys):
