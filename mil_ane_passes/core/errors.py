@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 __all__ = ["AnePassesError", "InputError", "NotSupported", "RuleError", "nearest"]
 
@@ -24,7 +24,7 @@ class RuleError(AnePassesError):
     """A rule broke its contract (wrong shape, endless rewriting); names the rule's file and line."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return f"; did you mean '{shown(close[0])}'?" if close else ""

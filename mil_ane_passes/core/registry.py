@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .contract import Rewrite, Rule
 from .errors import InputError, RuleError, nearest
@@ -18,6 +18,8 @@ from .rule_class import flaw, named, place
 __all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "left_out", "refresh", "rewrites"]
 
 _FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
+_TELLING = 3
+"Letters from which a part of a name says which rules are meant."
 
 
 def all_rules() -> dict[str, type[Rule]]:
@@ -77,19 +79,27 @@ def by_name(name: str) -> type[Rewrite]:
 def explainable(key: str, *others: type[Rule]) -> type[Rule]:
     """The rule with this code, slug or name, in any case, `others` included.
 
-    Raises InputError with the nearest, or with the codes that begin so.
+    Raises InputError with the codes that begin so, the names that have it in them, or the nearest of all.
     """
     names: dict[str, type[Rule]] = {}
-    codes = set()
-    for rule in (*all_rules().values(), *others):
+    rules = [*all_rules().values(), *others]
+    for rule in rules:
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
-        codes.add(rule.code.lower())
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:
-        begun = sorted(code.upper() for code in codes if wanted and code.startswith(wanted))
-        hint = f"; of codes that begin so there are {', '.join(begun)}" if begun else nearest(wanted, names)
+        hint = _alike(wanted, rules) or nearest(wanted, names)
         raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_left_out()}")
     return names[wanted]
+
+
+def _alike(wanted: str, rules: Iterable[type[Rule]]) -> str:
+    """The codes that begin with `wanted`, or else the names that have it in them; nothing for a letter or two."""
+    if len(wanted) < _TELLING:
+        return ""
+    if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(wanted)):
+        return f"; of codes that begin so there are {', '.join(begun)}"
+    having = sorted(rule.name for rule in rules if wanted in rule.name)
+    return f"; names that have it are {', '.join(having)}" if having else ""
 
 
 def _of_folders() -> Iterator[type[Rule]]:

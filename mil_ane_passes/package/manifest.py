@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
+from ..core.errors import InputError, nearest
 from .limits import MANIFEST_BYTES, MODEL_BYTES
 
 MANIFEST = "Manifest.json"
 DATA = "Data"
+_SUFFIX = ".mlpackage"
 _NAMED = 8
 _REMEDY = "give the .mlpackage folder that coremltools saved"
+_TORCH = "a model of PyTorch; convert it first, with mil_ane_passes.convert or coremltools, and give the .mlpackage"
+_ARCHIVES = {".npz": "arrays of numpy, no model; inputs to run on go to --feeds (feeds= in Python)",
+             ".pt": _TORCH, ".pth": _TORCH, ".pt2": _TORCH}
+"What archives of a known kind are."
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,13 @@ def _file_size(path: Path) -> int | None:
 
 def _check_kind(root: Path) -> None:
     if not root.exists():
-        raise InputError(f"{root}: no such file or folder; {_REMEDY}")
+        near = nearest(root.stem, _packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}")))
+        raise InputError(f"{root}: no such file or folder; {_REMEDY}{near}")
     if root.suffix in (".mlmodelc", ".mil"):
         raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
     if root.is_file() and zipfile.is_zipfile(root):
-        raise InputError(f"{root}: an archive; unpack it first, and give the .mlpackage folder that is in it")
+        found = _ARCHIVES.get(root.suffix, "an archive; unpack it first, and give the .mlpackage folder that is in it")
+        raise InputError(f"{root}: {found}")
     around = next((folder for folder in root.absolute().parents if (folder / MANIFEST).is_file()), None)
     if around is not None and not (root / MANIFEST).is_file():
         raise InputError(f"{root}: a part of the package {around}; give that folder")
@@ -102,6 +109,14 @@ def _check_kind(root: Path) -> None:
         compiled = (root / "coremldata.bin").exists() or (root / "model.mil").exists()
         found = "it looks like a compiled model" if compiled else f"it has no {MANIFEST}"
         raise InputError(f"{root}: not a package, {found}; {_REMEDY}")
+
+
+def _packages(folder: Path) -> list[str]:
+    """The packages in a folder by their names without `.mlpackage`; none where it cannot be looked into."""
+    try:
+        return sorted(entry.name.removesuffix(_SUFFIX) for entry in os.scandir(folder) if entry.name.endswith(_SUFFIX))
+    except OSError:
+        return []
 
 
 def _manifest(root: Path) -> tuple[dict[str, Any], str]:

@@ -137,7 +137,7 @@ class RewriteReport:
     def _next(self) -> str:
         """What to try where nothing was done."""
         safe = all(name in rewrites() and rewrites()[name].preset == "safe" for name in self.passes)
-        tries = ["--preset full does more"] * safe
+        tries = ["--preset full tries more"] * safe
         tries += ["--max-growth none keeps what was undone"] * bool(self.undone)
         if self.output:
             tries.append(f"mil-ane-passes lint {quote(self.source)} says what is off the ANE, and why")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 
 import coremltools as ct
@@ -74,6 +75,18 @@ def saved(path):
     return path
 
 
+def arrays(source):
+    np.savez(source.with_name("a.npz"), x=np.zeros(2))
+    return source.with_name("a.npz")
+
+
+def torch_model(source):
+    """PyTorch saves archives."""
+    with zipfile.ZipFile(source.with_name("m.pt"), "w") as archive:
+        archive.writestr("data.pkl", b"")
+    return source.with_name("m.pt")
+
+
 def made(path):
     path.mkdir()
     return path
@@ -87,6 +100,9 @@ def without(path, name):
 PACKAGES = {
     "missing": (lambda s: s.with_name("no.mlpackage"), "no such file or folder; give the .mlpackage folder"),
     "a file": (lambda s: written(s.with_name("f.mlpackage"), "x"), "not a package but a file; "),
+    "misspelt": (lambda s: s.with_name(f"{s.stem}s.mlpackage"), "in.mlpackage'?"),
+    "arrays": (arrays, "arrays of numpy, no model; inputs to run on go to --feeds"),
+    "a torch model": (torch_model, "a model of PyTorch; convert it first"),
     "an archive": (lambda s: Path(shutil.make_archive(str(s.with_name("z")), "zip", s)), "an archive; unpack it first"),
     "the file in a package": (lambda s: s / "Data/com.apple.CoreML/model.mlmodel", "a part of the package "),
     "a folder in a package": (lambda s: s / "Data", "in.mlpackage; give that folder"),
