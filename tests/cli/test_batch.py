@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,5 +121,6 @@ def test_a_stopped_batch_leaves_whole_results_and_goes_on_with_the_rest(number, 
     assert counts["unchanged"] + done == 8 and done in (left, left - 1)  # the last one may lack its record
     assert shown(out) == [f"{name}.mlpackage" for name in names]
     if number == signal.SIGINT:
-        assert process.returncode == 130 and f"interrupted: {done} of 8 done; run the same again" in errors
-        assert printed.splitlines()[-1].endswith(f": {8 - done} not run, {done} unchanged")
+        heard = int(re.search(r"interrupted: (\d) of 8 done; run the same again", errors)[1])
+        assert process.returncode == 130 and done - 2 <= heard <= done  # two workers, whose last words may be unheard
+        assert printed.splitlines()[-1].endswith(f": {8 - heard} not run" + f", {heard} unchanged" * (heard > 0))
