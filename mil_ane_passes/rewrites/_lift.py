@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.build import RewriteBuilder
 from ..core.compressed import cannot_insert_axis, with_unit_axis
 from ..core.layout import padded_bytes, size_text
+from ..core.limits import LIMITS
 from ..core.query import is_default, is_opaque, itemsize, static_shape, value
 
 __all__ = [
@@ -18,8 +19,8 @@ __all__ = [
 
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`: where the dummy axis goes; -1 lays the kernel on the height, 2 on the width."
-WIDEST = 13
-"Widest kernel every ANE generation takes (sbryngelson/ANEForge `_targets.py`: 13 on M1, 15 on M5; between, not seen)."
+WIDEST = min(bound.most for bound in LIMITS["conv-kernel-width"])
+"Widest kernel that every ANE generation takes."
 
 
 def position(axis: int) -> int:

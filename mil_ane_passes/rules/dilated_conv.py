@@ -15,6 +15,7 @@ from ..core.targets import Gate
 from ._sizes import spatial
 
 _WIDEST = 13
+"Of the log of 2020 that is cited here, about a pool; `core.limits` has what convs take."
 
 
 class DilatedConv(Rule):
