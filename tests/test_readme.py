@@ -91,7 +91,9 @@ def test_every_library_call_exists(line):
 
 
 def test_every_file_it_links_to_is_there():
-    for target in re.findall(r"\]\((?!https://)([^)]+)\)", README):
+    targets = re.findall(r"\]\((?!https://)([^)]+)\)|src(?:set)?=\"([^\"]+)\"", README)
+    assert len([picture for _, picture in targets if picture]) == 2  # by day and by night
+    for target in map("".join, targets):
         assert (ROOT / target).exists(), target
 
 
