@@ -33,6 +33,19 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker("slow")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Skips where the model to be tested cannot be had from an older coremltools."""
+    try:
+        return (yield)
+    except (ValueError, RuntimeError) as error:
+        from tests.versions.needs import unable
+
+        if reason := unable(error):
+            pytest.skip(reason)
+        raise
+
+
 def pytest_collection_finish(session):
     """coremltools looks for garbage at the end of each conversion: half a second each, among all that is collected."""
     gc.collect()

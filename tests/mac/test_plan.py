@@ -18,6 +18,7 @@ from mil_ane_passes.core.registry import all_rules
 from mil_ane_passes.residency import predict
 from mil_ane_passes.residency.agreement import agreement
 from mil_ane_passes.residency.measured import matched, read_measurements
+from tests.versions.needs import coremltools_from
 
 from ..residency.m4_cases import context, networks
 from .fake_coremltools import FACTS, fake_mac, measured
@@ -227,7 +228,11 @@ def test_from_a_package_to_a_mac_and_back(package, predicted, tmp_path, capsys, 
 DEVICES = {"C": "cpu", "A": "ane", "G": "gpu"}
 
 
-@pytest.mark.parametrize("name", ["add", "cos", "gather_dyn", "inverse", "reduce_argmax_c", "tanh"])
+FEWER = coremltools_from("9.0", "leaves the indices of a gather alone: fewer ops than the M4 was given")
+
+
+@pytest.mark.parametrize("name", [
+    "add", "cos", pytest.param("gather_dyn", marks=FEWER), "inverse", "reduce_argmax_c", "tanh"])
 def test_plans_that_an_m4_gave_are_read_and_agree(name):
     """Published plans of small networks, without names of values: ops are matched by order. Costs have 4 decimals."""
     row = networks()[name]

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from tests.models.whole_table import TARGETS, Whole, recorded
+from tests.versions.needs import coremltools_from
 
 ROWS = recorded()
 STUCK = {("BigVGAN", "m1"): "sin", ("DAC decoder", "m1"): "sin"}
@@ -34,7 +35,10 @@ def test_the_check_can_fail(change, fault):
     assert GOOD.faults == [] and dataclasses.replace(GOOD, **change).faults == [fault]
 
 
-@pytest.mark.parametrize("name", ["ViT", "GPT-2", "DETR"])
+FEWER = coremltools_from("9.0", "leaves the indices of a gather alone: fewer ops than are recorded")
+
+
+@pytest.mark.parametrize("name", ["ViT", pytest.param("GPT-2", marks=FEWER), "DETR"])
 def test_a_few_are_still_as_recorded(name, tmp_path):
     pytest.importorskip("torch")
     from tests.models.more import EVERY

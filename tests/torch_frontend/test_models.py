@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from tests.torch_frontend.checks import captured, convert_captured, outputs  # noqa: E402
 from tests.torch_frontend.models.language import LANGUAGE, Model, padding, tokens  # noqa: E402
 from tests.torch_frontend.models.vision import VISION  # noqa: E402
+from tests.versions.needs import coremltools_from  # noqa: E402
 
 MODELS = {**LANGUAGE, **VISION}
 HAND_WRITTEN = ("mtcnn-rnet", "mtcnn-onet")
@@ -84,7 +85,11 @@ def test_an_exported_model_is_finite_and_close_in_float16(name):
     compare(name, "export", half=True)
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in FLEXIBLE)])
+TILES = coremltools_from("9.0", "tiles masks of a flexible length by -1")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param("llama", marks=TILES), *(pytest.param(name, marks=pytest.mark.slow) for name in FLEXIBLE)])
 def test_a_flexible_length_of_ids_and_mask(name):
     model = built(name)
     inputs = [ct.TensorType(name=each, shape=(2, ct.RangeDim(2, 16, default=7)), dtype=np.int32)
