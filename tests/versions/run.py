@@ -15,6 +15,9 @@ from .venvs import ROOT, versions
 
 __all__ = ["Counted", "commit", "counted", "rerun", "run"]
 
+_OF_THE_RECORD = "tests/test_readme.py::test_the_tables_are_generated[versions]"
+"That the README has what is recorded, which is not so while it is being recorded."
+
 
 @dataclass
 class Counted:
@@ -36,9 +39,10 @@ def run(cell: Cell, python: Path, jobs: str, one_in: int) -> Result:
 
 def rerun(before: Result, python: Path) -> Result:
     """What failed, once more: those that pass now count as passed."""
-    if not before.failures:
-        return before
-    seen = _pytest(python, ["-n", "0", *before.failures])
+    failures = [name for name in before.failures if name != _OF_THE_RECORD]
+    if not failures:
+        return replace(before, failed=0, failures=[], again=commit() if before.failures else before.again)
+    seen = _pytest(python, ["-n", "0", *failures])
     return replace(before, passed=before.passed + seen.passed, skipped=before.skipped + seen.skipped,
                    failed=len(seen.failures), failures=seen.failures, again=commit())
 
@@ -46,7 +50,8 @@ def rerun(before: Result, python: Path) -> Result:
 def _pytest(python: Path, arguments: list[str]) -> Counted:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "junit.xml"
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={file}", *arguments]
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={file}", "--deselect", _OF_THE_RECORD,
+                   *arguments]
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
         if done.returncode not in (0, 1) or not file.exists():
             raise RuntimeError(f"pytest ended with exit code {done.returncode}; expected 0 or 1")
