@@ -94,7 +94,7 @@ class BatchReport:
 
     def _last(self) -> str:
         parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
-        many = f"{counted(len(self.items), 'package')}"
+        many = counted(len(self.items), "package")
         return f"{many} in {self.seconds:.1f} s: {parts or 'nothing done'}"
 
 
