@@ -343,7 +343,7 @@ import mil_ane_passes as ane
 ane.rewrite
 kept = gc.get_freeze_count() - before
 ane.lint, ane.runtime
-print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before == kept]))
+print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before <= kept]))
 """
 
 
