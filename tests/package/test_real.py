@@ -105,7 +105,12 @@ def check_rewritten(source: Path, folder: Path) -> int:
     target = folder / "full.mlpackage"
     report = ane.rewrite(source, target, preset="full", max_growth=None, verify=False)
     fired = {(each.function, each.value) for trace in report.traces for each in trace.fired}
-    diff = touched(source, target, moved=any(each.fired and each.rule in MOVES for each in report.traces))
+    moved = any(each.fired and each.rule in MOVES for each in report.traces)
+    diff = touched(source, target, moved)
+    if moved:  # the others leave the order as it is
+        others = [name for name in report.passes if name not in MOVES]
+        ane.rewrite(source, folder / "others.mlpackage", passes=",".join(others), max_growth=None, verify=False)
+        touched(source, folder / "others.mlpackage")
     assert bool(diff) == bool(fired)
     assert unexplained(source, diff, fired) == []
     return len(fired)

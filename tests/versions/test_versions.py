@@ -145,3 +145,21 @@ def test_a_cell_without_its_interpreter_is_a_row_that_says_so(tmp_path: Path) ->
                           cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "| 3.10 | | | | none | | | | no python3.10 was found; give one with --python |" in done.stdout
+
+
+def test_what_an_older_coremltools_does_not_take_by_itself_is_told_from_what_our_frontend_breaks(monkeypatch):
+    from tests.versions import needs
+
+    def raised(message, file="elsewhere.py"):
+        try:
+            exec(compile(f"raise ValueError({message!r})", file, "exec"))
+        except ValueError as error:
+            return error
+
+    refusal = "Unsupported fx node _assert_tensor_metadata, kind _assert_tensor_metadata"
+    monkeypatch.setattr(needs, "older_than", lambda version: True)
+    assert needs.unable(raised(refusal)).endswith("Unsupported fx node _assert_tensor_metadata")
+    assert needs.unable(raised("another fault")) is None
+    assert needs.unable(raised(refusal, "mil_ane_passes/torch_frontend/convert.py")) is None
+    monkeypatch.setattr(needs, "older_than", lambda version: False)
+    assert needs.unable(raised(refusal)) is None
