@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_sco
 from .again import insert
 from .consts import array_const, reshaped_const
 from .edit import first_op
+from .inference import evaluation_in_bounds
 
 __all__ = ["Names", "RewriteBuilder"]
 
@@ -67,6 +68,8 @@ class RewriteBuilder:
         self._base = "ane"
         self._anchor: Operation | None = None
         self._made: set[Operation] = set()
+        self.relocated: set[Operation] = set()
+        "Ops that existed before and were moved here, such as those of a block that is inlined."
         self._entry: Operation | None = None
 
     @contextmanager
@@ -88,7 +91,8 @@ class RewriteBuilder:
             wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
             shared = inputs if op_type == "const" else {
                 key: self._shared(key, given) for key, given in inputs.items() if given is not None}
-            result = make(**shared, name=self._names.fresh(wanted), before_op=self._anchor)
+            with evaluation_in_bounds():
+                result = make(**shared, name=self._names.fresh(wanted), before_op=self._anchor)
             self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result
 
@@ -168,6 +172,7 @@ class RewriteBuilder:
                 var.name = self._names.fresh(var.name)
                 op.name = var.name if len(op.outputs) == 1 else op.name
         self._record(op)
+        self.relocated.add(op)
         return list(op.outputs)
 
     def _record(self, op: Operation) -> None:

@@ -6,11 +6,13 @@ pymil's objects refer to one another across the whole graph, so a deep copy recu
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
+from coremltools.converters.mil.mil import block as host_block
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
-__all__ = ["clone"]
+__all__ = ["Rollback", "clone"]
 
 
 def clone(program: Program) -> Program:
@@ -18,6 +20,35 @@ def clone(program: Program) -> Program:
     twin = copy.copy(program)
     twin.functions = {name: _function(function) for name, function in program.functions.items()}
     return twin
+
+
+class Rollback:
+    """Restores a program to what it was, function by function, from copies made before a function is changed."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._kept: dict[str, Function] = {}
+        self._attributes: dict[str, Any] | None = None
+        self._open_blocks = len(host_block.BLOCK_STACK)
+
+    def keep(self, name: str) -> None:
+        """Copy the function `name`, which is about to be changed; the weights are shared."""
+        if name not in self._kept:
+            self._kept[name] = _function(self._program.functions[name])
+
+    def keep_all(self) -> None:
+        """Copy the whole program, which is about to be changed."""
+        self._attributes = {**vars(self._program), "functions": dict(self._program.functions)}
+        for name in self._program.functions:
+            self.keep(name)
+
+    def restore(self) -> None:
+        """Put back what was kept, and close the blocks that a failure has left open with coremltools."""
+        if self._attributes is not None:
+            vars(self._program).clear()
+            vars(self._program).update(self._attributes)
+        self._program.functions.update(self._kept)
+        del host_block.BLOCK_STACK[self._open_blocks:]
 
 
 def _function(function: Function) -> Function:

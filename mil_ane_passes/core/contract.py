@@ -12,6 +12,7 @@ Invariants that every rewrite keeps, and that the engine checks or provides:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -67,13 +68,14 @@ class Hit:
     such an op as taken all the same; `message` is what Core ML itself says of such an op, word for word, where that was
     measured; `covers` are all ops that one finding stands for, where they are more than `op`; `mended_by` is what mends
     this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is not what the rule names; `unmended`
-    says why a rewrite that the rule names leaves it alone.
+    says why a rewrite that the rule names leaves it alone. `split_at` are cuts that put `op` in a package of its own:
+    for each the names of the values to cut behind, each cut made in the first part of the one before it.
     """
 
     def __init__(
         self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
         likely: bool = False, message: str | None = None, covers: Sequence[Operation] = (), mended_by: str = "",
-        **facts: Any,
+        split_at: Sequence[Sequence[str]] = (), **facts: Any,
     ) -> None:
         self.op = op
         self.note = note
@@ -84,6 +86,7 @@ class Hit:
         self.covers = tuple(covers) or (op,)
         self.mended_by = mended_by
         self.unmended = ""
+        self.split_at = tuple(map(tuple, split_at))
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
@@ -221,8 +224,16 @@ class Rewrite(Rule):
     "Whether what was infinite or NaN may be finite afterwards: the fault it cures. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
+    ulps: ClassVar[float] = 0.0
+    "For ROUNDING where `bound` is that: how many units in the last place a result may be off, in the stored dtype."
+    within: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    "Magnitudes of the model's inputs, zero aside, between which `exactness` and `moves` hold at full precision."
+    keeps_nonfinite: ClassVar[bool] = True
+    "Whether NaN and infinity reach the results that they reached before and no others; a product with 0 spreads them."
     interface: ClassVar[bool] = False
     "Whether it may change the dtypes of the function's inputs and outputs; never in a preset."
+    repeats: ClassVar[bool] = False
+    "Whether it runs once more behind all other rewrites, on what they leave."
     _asked: bool = False
 
     @property

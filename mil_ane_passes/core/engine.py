@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from .build import Names, RewriteBuilder
+from .clone import Rollback
 from .collector import collector_off
 from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
+from .mapped import check_files
 from .order import check_order
 from .pass_trace import PassTrace, note
 from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, is_symbolic, op_count
 from .ranges import Measure
-from .rule_class import blamed, is_ours
+from .rule_class import Position, RuleFailure, blamed, failed, is_fault, where
 from .targets import applies, parse_target
 
 __all__ = ["MAX_ROUNDS", "Blocks", "Census", "PassTrace", "answers", "find", "run"]
@@ -46,44 +49,55 @@ def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure 
 
 def answers(
     rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: Census | None = None,
-    blocks: Blocks | None = None,
+    blocks: Blocks | None = None, failures: list[RuleFailure] | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
     """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`.
 
     `census` has the ops of `program` by type and `blocks` its blocks, so that many rules need not each walk over all
-    of them.
+    of them. Where the rule fails that is added to `failures` (one failure for the rule) and the other places are
+    looked at; without such a list it raises RuleError.
     """
-    found = _answers(rule, program, target, measure, census, blocks)
-    return found if is_ours(type(rule)) else _held(rule, found)
-
-
-def _held(rule: Rule, found: Iterator[tuple[str, Hit | Miss]]) -> Iterator[tuple[str, Hit | Miss]]:
-    """What a rule of others answers, held to being answers."""
-    with blamed(type(rule)):
-        for function, answer in found:
-            if not isinstance(answer, (Hit, Miss)):
-                raise RuleError(f"{_where(rule)} answered {answer!r}; expected a Hit or a Miss")
-            yield function, answer
-
-
-def _answers(
-    rule: Rule, program: Program, target: str, measure: Measure | None, census: Census | None, blocks: Blocks | None,
-) -> Iterator[tuple[str, Hit | Miss]]:
     if isinstance(rule, PlanRule) or not applies(rule.targets, target):
         return
     _prepare(rule, program, target, measure)
+    found: RuleFailure | None = None
+    for at, ask in _questions(rule, program, census, blocks):
+        try:
+            for answer in ask():
+                if not isinstance(answer, (Hit, Miss)):
+                    raise RuleError(f"{where(type(rule))} answered {answer!r}; expected a Hit or a Miss")
+                yield at.function or function_name(program, answer.op), answer
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            raised = failed(type(rule), error, at)
+            if failures is None:
+                raise raised from error
+            found = raised.failure if found is None else replace(found, places=found.places + 1)
+    if found is not None and failures is not None:
+        failures.append(found)
+
+
+def _questions(
+    rule: Rule, program: Program, census: Census | None, blocks: Blocks | None,
+) -> Iterator[tuple[Position, Callable[[], Iterable[Hit | Miss]]]]:
+    """What `rule` is to look at, and the call that answers: single ops, blocks or the whole program."""
     if isinstance(rule, ProgramRewrite):
-        yield from ((function_name(program, answer.op), answer) for answer in rule.match_program(program))
-        return
-    if not isinstance(rule, BlockRule):
-        places = all_ops(program) if census is None or ANY_OP in rule.roots else (
-            place for root in rule.roots for place in census.get(root, ()))
-        yield from ((function, rule.match(op)) for function, op in places if _asked(rule, op))
-        return
-    if census is not None and rule.roots and census.keys().isdisjoint(rule.roots):
-        return
-    for function, block in all_blocks(program) if blocks is None else blocks:
-        yield from ((function, answer) for answer in rule.match_block(block))
+        yield Position(), partial(rule.match_program, program)
+    elif isinstance(rule, BlockRule):
+        if census is None or not rule.roots or not census.keys().isdisjoint(rule.roots):
+            for function, block in all_blocks(program) if blocks is None else blocks:
+                yield Position(function), partial(rule.match_block, block)
+    else:
+        ops = all_ops(program) if census is None or ANY_OP in rule.roots else (
+            op for root in rule.roots for op in census.get(root, ()))
+        for function, op in ops:
+            if _asked(rule, op):
+                yield Position(function, op), partial(_match, rule, op)
+
+
+def _match(rule: Rule, op: Operation) -> tuple[Hit | Miss]:
+    return (rule.match(op),)
 
 
 def _asked(rule: Rule, op: Operation) -> bool:
@@ -92,31 +106,39 @@ def _asked(rule: Rule, op: Operation) -> bool:
 
 
 def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
-    """Apply `rule` wherever it fires, in place. Raises RuleError when the rule breaks the contract.
+    """Apply `rule` wherever it fires, in place.
 
-    `measure` runs the program on the feeds at hand; it is asked when the rule `measures`.
+    `measure` runs the program on the feeds at hand; it is used when the rule `measures`. Raises RuleError when the rule
+    raises or breaks the contract. Whatever is raised, the program is as it was before: functions that are about to be
+    changed are copied first.
     """
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=op_count(program))
     if applies(rule.targets, target):
         _prepare(rule, program, target, measure)
-        with collector_off(), blamed(type(rule)):
-            if isinstance(rule, ProgramRewrite):
-                _whole(rule, program, trace)
-            else:
-                for name, function in program.functions.items():
-                    _Walk(rule, name, function, trace).go()
+        at, rollback = Position(), Rollback(program)
+        try:
+            with collector_off(), blamed(type(rule), at):
+                if isinstance(rule, ProgramRewrite):
+                    _whole(rule, program, trace, rollback)
+                else:
+                    for name, function in program.functions.items():
+                        _Walk(rule, name, function, trace, at, rollback).go()
+        except BaseException:
+            rollback.restore()
+            raise
     trace.ops_after = op_count(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
 
 
 def _prepare(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
+    check_files()
     rule._generations = parse_target(target)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 
 
-def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace) -> None:
+def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace, rollback: Rollback) -> None:
     """One rule over the whole program."""
     before = {name: _signature(function) for name, function in program.functions.items()}
     found = list(rule.match_program(program))
@@ -125,29 +147,34 @@ def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace) -> None:
     hits = [answer for answer in found if isinstance(answer, Hit)]
     if not hits:
         return
+    rollback.keep_all()
     rule.rewrite_program(hits, program)
     trace.rounds = 1
     for name, function in program.functions.items():
-        check_order(function, who=f"{_where(rule)}: ")
+        check_order(function, who=f"{where(type(rule))}: ")
         _check_signature(rule, name, before.get(name), function)
 
 
 def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) -> None:
     if not rule.interface and _signature(function) != before:
-        raise RuleError(f"{_where(rule)} changed the inputs or outputs of function '{name}': "
+        raise RuleError(f"{where(type(rule))} changed the inputs or outputs of function '{name}': "
                         f"found {_signature(function)}, expected {before}")
 
 
 class _Walk:
     """One rule over one function and its nested blocks."""
 
-    def __init__(self, rule: Rewrite, name: str, function: Function, trace: PassTrace) -> None:
+    def __init__(
+        self, rule: Rewrite, name: str, function: Function, trace: PassTrace, at: Position, rollback: Rollback,
+    ) -> None:
         self.rule, self.name, self.function, self.trace = rule, name, function, trace
+        self.at, self.rollback = at, rollback
         self.signature = _signature(function)
         self._names: Names | None = None
 
     def go(self) -> None:
         pending: list[Block] = [self.function]
+        self.at.function, self.at.op = self.name, None
         while pending:
             block = pending.pop()
             if isinstance(self.rule, BlockRewrite):
@@ -155,8 +182,9 @@ class _Walk:
             else:
                 self._ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
+        self.at.op = None
         if self.trace.fired:
-            check_order(self.function, who=f"{_where(self.rule)}: ")
+            check_order(self.function, who=f"{where(type(self.rule))}: ")
         _check_signature(self.rule, self.name, self.signature, self.function)
 
     @property
@@ -171,22 +199,28 @@ class _Walk:
         with ExitStack() as stack:
             editor = stack.enter_context(BlockEditor())
             mb: RewriteBuilder | None = None
+            added: list[Operation] = []
             while work:
                 op, depth = work.popleft()
                 if op.enclosing_block is not block:
                     continue
+                self.at.op = op
                 answer = self.rule.match(op)
                 if isinstance(answer, Hit) or not depth:  # a rule finds no fault with what it has just made
                     note(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
+                self.rollback.keep(self.name)
                 if mb is None:  # entering a block costs a walk over it, so only where something fires, and once
                     stack.enter_context(block)
                     mb = RewriteBuilder(block, self.names)
                 made = self._apply(answer, mb, editor)
                 self._bound(depth + 1, op)
-                follow = [new for new in made if new.op_type in self.rule.roots]
-                work.extend((new, depth + 1) for new in follow)
+                added += made
+                # What was moved here out of a nested block is not new: there are only so many of them, at any depth.
+                work.extend((new, depth if new in mb.relocated else depth + 1) for new in made
+                            if new.op_type in self.rule.roots)
+            _remove_unread(added, mb, editor)
 
     def _apply(self, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> list[Operation]:
         op = hit.op
@@ -195,20 +229,22 @@ class _Walk:
             built = self.rule.rewrite(hit, mb)
         new = list(built) if isinstance(built, (list, tuple)) else [built]
         if not all(isinstance(var, Var) for var in new):
-            raise RuleError(f"{_where(self.rule)} returned {built!r} for '{op.name}', expected a Var for each output")
+            raise RuleError(f"{where(type(self.rule))} returned {built!r} for '{op.name}', expected a Var for each "
+                            "output")
         if len(new) != len(old):
-            raise RuleError(f"{_where(self.rule)} returned {len(new)} values for '{op.name}', expected {len(old)}")
+            raise RuleError(f"{where(type(self.rule))} returned {len(new)} values for '{op.name}', expected {len(old)}")
         made = mb.adopt(op.scopes)
         self._no_circle(made, old)
         for before, after in zip(old, new):
             self._hand_over(before, after, mb, made, editor)
         editor.remove_if_unused([op])
         if op.enclosing_block is not None:
-            raise RuleError(f"{_where(self.rule)} left '{op.name}' in use although its outputs were replaced")
+            raise RuleError(f"{where(type(self.rule))} left '{op.name}' in use although its outputs were replaced")
         return made
 
     def _block_rounds(self, rule: BlockRewrite, block: Block) -> None:
         for depth in range(MAX_ROUNDS + 1):
+            self.at.op = None
             found = list(rule.match_block(block))
             hits = [answer for answer in found if isinstance(answer, Hit)]
             for answer in found:
@@ -217,13 +253,16 @@ class _Walk:
             if not hits:
                 return
             self._bound(depth + 1, hits[0].op)
+            self.rollback.keep(self.name)
             with BlockEditor() as editor, block:
                 mb = RewriteBuilder(block, self.names)
-                for hit in hits:
-                    self._apply_block(rule, hit, mb, editor)
+                added = [op for hit in hits for op in self._apply_block(rule, hit, mb, editor)]
+                _remove_unread(added, mb, editor)
 
-    def _apply_block(self, rule: BlockRewrite, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> None:
-        scopes = hit.op.scopes
+    def _apply_block(
+        self, rule: BlockRewrite, hit: Hit, mb: RewriteBuilder, editor: BlockEditor,
+    ) -> list[Operation]:
+        self.at.op, scopes = hit.op, hit.op.scopes
         with mb.at(hit.op):
             replaced = rule.rewrite_block(hit, mb)
         made = mb.adopt(scopes)
@@ -231,19 +270,21 @@ class _Walk:
         for old, new in replaced.items():
             self._hand_over(old, new, mb, made, editor)
         editor.remove_if_unused([old.op for old in replaced])
+        return made
 
     def _no_circle(self, made: list[Operation], replaced: Iterable[Var]) -> None:
         old = set(replaced)
         for op in made:
             for var in flat_inputs(op):
                 if var in old:
-                    raise RuleError(f"{_where(self.rule)} built '{op.name}', which reads '{var.name}', the value it is "
-                                    "to replace, and would read itself; expected it to read the inputs of the old op")
+                    raise RuleError(f"{where(type(self.rule))} built '{op.name}', which reads '{var.name}', the value it "
+                                    "is to replace, and would read itself; expected it to read the inputs of the old "
+                                    "op")
 
     def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
         """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
         if new.sym_type is not old.sym_type and not _same_kind(new, old):
-            raise RuleError(f"{_where(self.rule)} replaced {old} by {new}; expected the same dtype and shape")
+            raise RuleError(f"{where(type(self.rule))} replaced {old} by {new}; expected the same dtype and shape")
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
                 self.trace.replaced[old.name] = new.name
@@ -262,7 +303,13 @@ class _Walk:
     def _bound(self, rounds: int, op: Operation) -> None:
         self.trace.rounds = max(self.trace.rounds, rounds)
         if rounds > MAX_ROUNDS:
-            raise RuleError(f"{_where(self.rule)} still fires at '{op.name}' after {MAX_ROUNDS} rounds")
+            raise RuleError(f"{where(type(self.rule))} still fires at '{op.name}' after {MAX_ROUNDS} rounds")
+
+
+def _remove_unread(added: Sequence[Operation], mb: RewriteBuilder | None, editor: BlockEditor) -> None:
+    """Remove the ops that a rewrite has added and nothing reads, such as those of a loop's last step."""
+    if mb is not None:
+        editor.remove_if_unused(op for op in added if op.op_type != "const" and op not in mb.relocated)
 
 
 def _signature(function: Function) -> tuple[Any, ...]:
@@ -281,13 +328,3 @@ def _same_kind(new: Var, old: Var) -> bool:
     if not types.is_tensor(new.sym_type) or not types.is_tensor(old.sym_type):
         return True
     return all(is_symbolic(one) == is_symbolic(other) for one, other in zip(new.shape, old.shape))
-
-
-def _where(rule: Rule) -> str:
-    cls = type(rule)
-    try:
-        line = inspect.getsourcelines(cls)[1]
-        place = f"{inspect.getsourcefile(cls)}:{line}"
-    except (OSError, TypeError):  # made in an interpreter
-        place = cls.__module__
-    return f"rule {rule.name or cls.__name__} ({place})"

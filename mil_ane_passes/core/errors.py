@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from typing import Any
 
-__all__ = ["AnePassesError", "InputError", "NotSupported", "RuleError", "nearest"]
+__all__ = ["AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError", "memory_words", "nearest"]
 
 
 class AnePassesError(Exception):
@@ -20,8 +21,24 @@ class NotSupported(AnePassesError, NotImplementedError):
     """The reference runtime lacks something the program needs; says so before anything runs."""
 
 
+class LimitReached(NotSupported):
+    """A run was stopped, or not begun: it takes more steps, time or memory than it may; names the op and the limit."""
+
+
 class RuleError(AnePassesError):
-    """A rule broke its contract (wrong shape, endless rewriting); names the rule's file and line."""
+    """A rule raised, or broke its contract (wrong shape, endless rewriting); names the rule's file and line.
+
+    `failure` has rule, op and reason as data where the rule failed on a program.
+    """
+
+    failure: Any = None
+
+
+def memory_words(error: MemoryError) -> str:
+    """What to tell the user of a MemoryError."""
+    said = " ".join(str(error).split())
+    return (f"not enough memory{f' ({said})' if said else ''}; expected more, or fewer jobs at a time "
+            "(a limit such as that of ulimit -v counts), or a smaller model or smaller inputs")
 
 
 def nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:

@@ -1,9 +1,10 @@
 """Undoes rewrites that leave a program predicted dearer, or further off the ANE, than it was.
 
-Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), or more ops are refused than
-before, what did that is undone, and the report says so (`undone`). Guarded is what a preset brings for the sake of
-place and speed. Never undone are the cures of wrong numbers (the preset `safe`, and what `mends`), which may cost
-what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
+Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are refused than before,
+its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of which no op
+runs on the ANE before or after, what did that is undone, and the report says so (`undone`). Guarded is what a preset
+brings for the sake of place and speed. Never undone are the cures of wrong numbers (the preset `safe`, and what
+`mends`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from .contract import Rewrite
 from .engine import PassTrace
 from .forecast import Forecast, Foresee
 from .growth import MOST_GROWTH
+from .layout import size_text
 
 __all__ = ["Guard", "guarded", "settled", "watched"]
 
 _TOO_LITTLE = 0.0005
 "Milliseconds, less than half a percent of one change of place: growth by one rewrite that no model is worse for."
+_MOST_PADDED, _LITTLE_MEMORY = 1.25, 1 << 20
+"""How many times the padded bytes of all values may become, and how many bytes more are of no concern: a quarter is
+what decompositions add in steps, where a last axis of one adds 31 times. The prediction has no price for memory."""
+_FEW_OPS = 16
+"""How many ops may be added where nothing runs on the ANE before or after: what a decomposition of one op adds. Layers
+written out add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed cost on the CPU predicts."""
 Run = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
@@ -36,13 +44,31 @@ class Guard:
 
     def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
         """Whether `steps` rewrites may make `after` of `before`."""
-        return after.refused <= before.refused and after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE * steps
+        return not (after.refused > before.refused or _swells(before, after) or _is_pointless(before, after)) and (
+            after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE * steps)
 
     def words(self, before: Forecast, after: Forecast) -> str:
         """Why `after` is not allowed."""
         if after.refused > before.refused:
             return f"{after.refused} ops that the ANE does not take instead of {before.refused} (predicted)"
+        if _swells(before, after):
+            return (f"padded buffers of {size_text(after.padded)} instead of {size_text(before.padded)} (computed), "
+                    "with no unsupported op or transition less")
+        if _is_pointless(before, after):
+            return (f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, neither before "
+                    "nor after")
         return f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), {after.cost / before.cost - 1:+.1%}"
+
+
+def _swells(before: Forecast, after: Forecast) -> bool:
+    """Whether `after` takes more memory and removes neither an unsupported op nor a transition for it."""
+    better = after.refused < before.refused or after.off < before.off or after.switches < before.switches
+    return not better and after.padded > before.padded * _MOST_PADDED + _LITTLE_MEMORY
+
+
+def _is_pointless(before: Forecast, after: Forecast) -> bool:
+    """Whether `after` only adds ops to what the CPU runs alone."""
+    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _FEW_OPS
 
 
 def watched(rule: Rewrite) -> bool:
@@ -82,7 +108,8 @@ def settled(
     bar = _with_cures(bar, rules, original, run, guard)
     traces, suspects, rest, steps = None, deque[PassTrace](), list(rules), _steps(rules, run(rules, clone(original)))
     while not guard.allows(bar, after, steps):
-        suspects = suspects or deque(_by_growth(rest, original, run, guard))  # anew: others fire in the place of some
+        if not suspects:  # anew: others fire in the place of some
+            suspects = deque(_by_growth(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
         if not suspects:
             break
         left_out = suspects.popleft()
@@ -116,22 +143,28 @@ def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run:
         return bar
     cured = guard.foresee(alone)
     return Forecast(cured.ops, max(bar.refused, cured.refused), max(bar.off, cured.off), max(bar.cost, cured.cost),
-                    cured.switches)
+                    cured.switches, max(bar.padded, cured.padded), bar.on_ane or cured.on_ane)
 
 
-def _by_growth(rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> list[PassTrace]:
-    """The watched rules that add refused ops or cost, those that add most first; where none does, all that fire."""
+def _by_growth(
+    rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard, by_ops: bool = False,
+) -> list[PassTrace]:
+    """The watched rules that add refused ops or cost, those that add most first; where none does, all that fire.
+
+    With `by_ops` those that add most ops.
+    """
     program = clone(original)
     last = guard.foresee(program)
-    added: list[tuple[tuple[int, float], PassTrace]] = []
+    added: list[tuple[tuple[float, float, float], PassTrace]] = []
     for rule in rules:
         (trace,) = run([rule], program)
         if not trace.fired:
             continue
         now = guard.foresee(program)
         if watched(rule):
-            added.append(((now.refused - last.refused, now.cost - last.cost),
+            growth = (now.refused - last.refused, now.cost - last.cost, now.padded - last.padded)
+            added.append(((now.ops - last.ops, 0, 0) if by_ops else growth,
                           PassTrace(rule.name, places=len(trace.fired))))
         last = now
-    added = [each for each in added if each[0] > (0, 0.0)] or added
+    added = [each for each in added if each[0] > (0, 0, 0)] or added
     return [trace for _, trace in sorted(added, key=lambda each: each[0], reverse=True)]

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from .collector import collector_off
 
@@ -29,13 +30,16 @@ _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
 
 
-def register() -> None:
-    """Register every rewrite with coremltools as `ane::<name>`; nothing as the command, which imports when it needs."""
+def register(guard: Any = None) -> None:
+    """Register every rewrite with coremltools as `ane::<name>`; nothing as the command, which imports when it needs.
+
+    `guard` as for `register_passes`.
+    """
     if not _are_the_command():
         with collector_off():
             from .pipeline import register_passes
 
-            register_passes()
+            register_passes(guard)
 
 
 def keep_imported() -> None:

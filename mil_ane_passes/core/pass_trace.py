@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from .contract import Exactness, Finding, Hit, Miss, Rewrite, Rule
+from .rule_class import RuleFailure
 from .scopes import origin
 
 __all__ = ["PassTrace", "note"]
@@ -23,6 +25,16 @@ class PassTrace:
     "Whether a form fired that may make finite what was infinite or NaN."
     moves: float = 0.0
     "How far outputs may move at full precision, as a share of an output's largest value, besides rounding."
+    ulps: float = 0.0
+    "How many units in the last place results may be off in the stored dtype, besides what the program before is off."
+    within: tuple[float, float] = (0.0, math.inf)
+    "Magnitudes of the model's inputs between which all forms that fired keep their promise."
+    largest_size: float = math.inf
+    "The largest size of a symbolic dimension that the forms that fired were made for, by an option of the user's."
+    smallest_size: int = 1
+    "The smallest such size."
+    keeps_nonfinite: bool = True
+    "Whether NaN and infinity reach the same results, by what the forms that fired promise."
     replaced: dict[str, str] = field(default_factory=dict)
     "Names of values that are gone, and of the ones that were there already and took their place."
     rounds: int = 0
@@ -32,6 +44,28 @@ class PassTrace:
     undone: str = ""
     "Why a guard undid it; then nothing of it is left, and `places` says how many it had fired at."
     places: int = 0
+    failed: RuleFailure | None = None
+    "Where and why the rule failed; then nothing of it is left."
+
+    def extend(self, later: PassTrace) -> None:
+        """Add what the same rule did when it ran once more."""
+        known = {(miss.function, miss.value) for miss in self.near_misses}
+        self.fired += later.fired
+        self.near_misses += [miss for miss in later.near_misses if (miss.function, miss.value) not in known]
+        self.strength = max((each for each in (self.strength, later.strength) if each is not None),
+                            key=list(Exactness).index, default=None)
+        self.mends |= later.mends
+        self.moves = max(self.moves, later.moves)
+        self.ulps = max(self.ulps, later.ulps)
+        self.within = (max(self.within[0], later.within[0]), min(self.within[1], later.within[1]))
+        self.largest_size = min(self.largest_size, later.largest_size)
+        self.smallest_size = max(self.smallest_size, later.smallest_size)
+        self.keeps_nonfinite &= later.keeps_nonfinite
+        self.replaced |= later.replaced
+        self.rounds = max(self.rounds, later.rounds)
+        self.ops_after += later.ops_after - later.ops_before
+        self.seconds += later.seconds
+        self.failed = self.failed or later.failed
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -46,6 +80,7 @@ class PassTrace:
             "ops_after": self.ops_after,
             "seconds": round(self.seconds, 6),
             **({"undone": self.undone, "places": self.places} if self.undone else {}),
+            **({"failed": self.failed.to_dict()} if self.failed else {}),
         }
 
 
@@ -64,6 +99,12 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
                 trace.strength = strength
             trace.mends |= rule.mends
             trace.moves = max(trace.moves, answer.facts.get("moves", rule.moves))
+            trace.ulps = max(trace.ulps, answer.facts.get("ulps", rule.ulps))
+            low, high = answer.facts.get("within", rule.within)
+            trace.within = (max(trace.within[0], low), min(trace.within[1], high))
+            trace.largest_size = min(trace.largest_size, answer.facts.get("largest_size", math.inf))
+            trace.smallest_size = max(trace.smallest_size, answer.facts.get("smallest_size", 1))
+            trace.keeps_nonfinite &= answer.facts.get("keeps_nonfinite", rule.keeps_nonfinite)
     elif answer.near:
         trace.near_misses.append(
             Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True,

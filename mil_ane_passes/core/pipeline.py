@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,17 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, r
 from .contract import STAGES, Rewrite, Rule
 from .engine import PassTrace, run
 from .errors import InputError, RuleError, nearest
+from .growth import MOST_GROWTH, growth
 from .guard import Guard, guarded
-from .guard_passes import BEGIN, END, SETTLE, guarding, register_guard
-from .options import parse_passes
-from .query import all_ops
+from .guard_passes import BEGIN, END, SETTLE, Session, guarding, register_guard, session_of
+from .locking import synchronized
+from .options import Option, parse_passes
+from .pass_names import install_lookup, name_with_settings
+from .query import all_ops, op_count
 from .ranges import Measure
 from .registry import by_name, rewrites
 from .targets import parse_target
+from .words import escaped
 
 __all__ = ["PRESETS", "NAMESPACE", "Options", "Passes", "ordered", "pipeline", "register_passes", "run_all", "selected"]
 
@@ -35,6 +39,15 @@ Passes = str | Iterable[str] | Mapping[str, Mapping[str, Any] | None]
 "Passes as users name them: a text, several, or each with its options."
 _MEASURE = "measure"
 "The option by which a pass gets its `Measure`; coremltools' options are texts or callables."
+
+_OF_PRESET = ("target", "max_growth", "strict")
+_OF_A_PASS = frozenset({"target", "strict"})
+_OF_BEGIN = (*_OF_PRESET, _MEASURE, "requested")
+MakeGuard = Callable[[str, float], Guard | None]
+_GUARD: list[MakeGuard | None] = [None]
+"What makes the guard for a target and a share of growth: the prediction is known to the rooms above this one."
+_STRICT = "strict"
+"The option by which a pass that fails stops the conversion."
 
 _log = logging.getLogger("mil_ane_passes")
 
@@ -109,73 +122,122 @@ def _check_kinds(passes: Any, options: Any) -> None:
 
 def run_all(
     rules: Iterable[Rewrite], program: Program, *, target: str = "all", measure: Measure | None = None,
-    draw: Measure | None = None, guard: Guard | None = None,
+    draw: Measure | None = None, guard: Guard | None = None, strict: bool = False,
 ) -> list[PassTrace]:
     """Run configured rewrites over a program, in place; one trace each.
 
     `measure` runs a program on what the user gave, `draw` on seeded draws, for rules that are content with those.
-    `guard` undoes what it does not let stand; then there is a trace of that, besides.
+    `guard` undoes what it does not let stand; then there is a trace of that, besides. A rule of a preset that fails
+    leaves the program as it was, and its trace says where and why it failed (`failed`); one that was requested by name,
+    or any with `strict`, raises RuleError.
     """
-    return guarded(list(rules), program, partial(_run_all, target=target, measure=measure, draw=draw), guard)
+    return guarded(list(rules), program,
+                   partial(_run_all, target=target, measure=measure, draw=draw,
+                           stops=lambda rule: strict or rule.asked), guard)
 
 
 def _run_all(
     rules: Iterable[Rewrite], program: Program, *, target: str, measure: Measure | None, draw: Measure | None,
+    stops: Callable[[Rewrite], bool],
 ) -> list[PassTrace]:
-    traces: list[PassTrace] = []
+    traces: dict[str, PassTrace] = {}
     census: Counter[str] | None = None
-    for rule in rules:
+    last_fired = ""
+    for rule in _repeated(rules):
+        if rule.name in traces and last_fired in ("", rule.name):
+            continue
         if census is None:
             census = Counter(op.op_type for _, op in all_ops(program))
         if rule.roots and census.keys().isdisjoint(rule.roots):  # a walk over the whole program would find nothing
             ops = census.total() - census["const"]
-            traces.append(PassTrace(rule.name, ops_before=ops, ops_after=ops))
-            continue
-        ruler = measure or (draw if rule.drawn else None)
-        traces.append(run(rule, program, target=target, measure=ruler))
-        if traces[-1].fired:
-            census = None
-    return traces
+            trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
+        else:
+            ruler = measure or (draw if rule.drawn else None)
+            trace = _attempt(rule, program, target, ruler, stops(rule))
+        if trace.fired:
+            census, last_fired = None, rule.name
+        if rule.name in traces:
+            traces[rule.name].extend(trace)
+        else:
+            traces[rule.name] = trace
+    return list(traces.values())
+
+
+def _repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
+    """`rules`, and those that repeat once more at the end."""
+    listed = list(rules)
+    return listed + ([rule for rule in listed if rule.repeats] if len(listed) > 1 else [])
+
+
+def _attempt(
+    rule: Rewrite, program: Program, target: str, measure: Measure | None, strict: bool,
+) -> PassTrace:
+    """The trace of `rule`. Where it fails, `run` has left the program as it was; only `strict` raises then."""
+    try:
+        return run(rule, program, target=target, measure=measure)
+    except RuleError as error:
+        if strict or error.failure is None:
+            raise
+        ops = op_count(program)
+        return PassTrace(rule.name, ops_before=ops, ops_after=ops, failed=error.failure)
 
 
 def pipeline(
-    base: ct.PassPipeline | None = None,
-    *,
-    preset: str = "safe",
-    target: str = "all",
-    passes: Passes | None = None,
-    options: Options | None = None,
-    measure: Measure | None = None,
-    draw: Measure | None = None,
-    guard: Guard | None = None,
+    base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all",
+    passes: Passes | None = None, options: Options | None = None, measure: Measure | None = None,
+    draw: Measure | None = None, guard: Guard | None = None, strict: bool = False,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
     Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
-    here, and a wrong one raises InputError with the nearest right one. `measure`, `draw` and `guard` as for `run_all`;
-    what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`.
+    here, and a wrong one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for
+    `run_all`; what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`. A pass that fails
+    leaves the program as it was and logs a warning, unless `strict`.
     """
     _check_base(base)
     parse_target(target)
     rules = selected(preset, passes, options)
     register_passes()
+    result = _without_ours(base)
+    settle = guarding(rules, partial(_run_all, target=target, measure=measure, draw=draw,
+                                     stops=lambda rule: strict), guard)
+    carried = _carried(rules, target, strict, measure is not None, None if settle is None else guard)
+    if carried:
+        result.append_pass(name_with_settings(BEGIN, carried))
+    for rule in _repeated(rules):
+        result.append_pass(f"{NAMESPACE}::{rule.name}")
+        settings = _settings(rule, target, measure or (draw if rule.drawn else None), strict)
+        if settings:
+            result.get_all_options().pop(f"{NAMESPACE}::{rule.name}", None)  # the host warns where they are replaced
+            result.set_options(f"{NAMESPACE}::{rule.name}", settings)
+    if carried:
+        result.append_pass(f"{NAMESPACE}::{END}")
+    if settle is not None:
+        result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
+    return result
+
+
+def _carried(
+    rules: Iterable[Rewrite], target: str, strict: bool, is_measured: bool, guard: Guard | None,
+) -> dict[str, str]:
+    """What the name of the first pass says, so that the names alone do the same: empty where nothing is set."""
+    found = {} if guard is None else {"max_growth": repr(guard.most)}
+    found |= {"target": target} if target != "all" else {}
+    found |= {_STRICT: "true"} if strict else {}
+    found |= {_MEASURE: "true"} if is_measured and any(rule.measures for rule in rules) else {}
+    found |= {f"{rule.name}.{name}": str(value) for rule in rules for name, value in _changed(rule).items()}
+    requested = [rule.name for rule in rules if rule.asked and rule.preset == "full"]
+    return found | ({"requested": "+".join(requested)} if guard is not None and requested else {})
+
+
+def _without_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
+    """A copy of `base` without our passes and their options."""
     result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
     result.remove_passes(ours)
     for name in ours:
         result.get_all_options().pop(name, None)
-    settle = guarding(rules, partial(_run_all, target=target, measure=measure, draw=draw), guard)
-    if settle is not None:
-        result.append_pass(f"{NAMESPACE}::{BEGIN}")
-    for rule in rules:
-        result.append_pass(f"{NAMESPACE}::{rule.name}")
-        settings = _settings(rule, target, measure or (draw if rule.drawn else None))
-        if settings:
-            result.set_options(f"{NAMESPACE}::{rule.name}", settings)
-    if settle is not None:
-        result.append_pass(f"{NAMESPACE}::{END}")
-        result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
     return result
 
 
@@ -185,20 +247,33 @@ def _check_base(base: Any) -> None:
         raise InputError(f"base: found {base!r}; expected a ct.PassPipeline, or None for coremltools' default{meant}")
 
 
-def _settings(rule: Rewrite, target: str, ruler: Measure | None) -> dict[str, Any]:
+def _settings(rule: Rewrite, target: str, ruler: Measure | None, strict: bool) -> dict[str, Any]:
     """The options of the pass for `rule`: what is not as it is unasked."""
-    settings: dict[str, Any] = {name: str(getattr(rule, name)) for name, option in rule.options().items()
-                                if getattr(rule, name) != option.default}
+    settings: dict[str, Any] = dict(_changed(rule))
     if target != "all":
         settings["target"] = target
+    if strict:
+        settings[_STRICT] = "true"
     if rule.measures and ruler is not None:
         settings[_MEASURE] = ruler
     return settings
 
 
-def register_passes() -> None:
-    """Register every rewrite with coremltools as `ane::<name>`; doing so twice is harmless."""
-    register_guard()
+def _changed(rule: Rewrite) -> dict[str, str]:
+    """The options of `rule` that are not the default."""
+    return {name: str(getattr(rule, name)) for name, option in rule.options().items()
+            if getattr(rule, name) != option.default}
+
+
+def register_passes(guard: MakeGuard | None = None) -> None:
+    """Register every rewrite with coremltools as `ane::<name>`; doing so twice is harmless.
+
+    `guard` makes the guard of a target for pipelines of which only the names have come through.
+    """
+    if guard is not None:
+        _GUARD[0] = guard
+    register_guard(_restored)
+    install_lookup(_class_of_name)
     for name, rule in rewrites().items():
         if f"{NAMESPACE}::{name}" not in PASS_REGISTRY:
             register_pass(namespace=NAMESPACE, name=name)(_graph_pass(name, rule))
@@ -208,27 +283,126 @@ def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     """The coremltools side of a rewrite. The class carries the pass's name: coremltools prints it into op scopes."""
 
     def __init__(self: Any) -> None:
-        self.settings = {}
-        self.target = "all"
-        self.measure = None
+        self.set_options()
 
     def set_options(self: Any, pass_options: list[PassOption] | None = None) -> None:
-        given = {option.option_name: option.option_val for option in pass_options or []}
+        given = {**self.carried, **{option.option_name: option.option_val for option in pass_options or []}}
+        self.given = frozenset(given)
         self.target = given.pop("target", "all")
         self.measure = given.pop(_MEASURE, None)
+        self.strict = Option(_STRICT, bool, False).parse(given.pop(_STRICT, False), f"{NAMESPACE}::{name}")
         parse_target(self.target)
         _configured(rule, given)
         self.settings = given
 
+    @synchronized
     def apply(self: Any, prog: Program) -> None:
-        trace = run(_configured(rule, self.settings), prog, target=self.target, measure=self.measure)
-        for finding in trace.fired:
-            where = f" ({finding.origin})" if finding.origin else ""
-            _log.info("ane::%s at %s%s: %s", name, finding.value, where, finding.note)
+        configured, target, strict = _in_session(self, rule, prog)
+        trace = _attempt(configured, prog, target, self.measure, strict)
+        _log_trace(trace)
 
-    members = {"__init__": __init__, "set_options": set_options, "apply": apply, "__doc__": rule.__doc__,
-               "__module__": rule.__module__}
+    members: dict[str, Any] = {"__init__": __init__, "set_options": set_options, "apply": apply,
+                               "__doc__": rule.__doc__, "__module__": rule.__module__, "carried": {}}
     return type(name, (AbstractGraphPass,), members)
+
+
+def _in_session(self: Any, rule: type[Rewrite], program: Program) -> tuple[Rewrite, str, bool]:
+    """The rule of a pass with its options, its target, and whether it is strict: what is set at the pass itself, and
+    else what the session's first pass carries."""
+    session = session_of(program)
+    if session is None:
+        return _configured(rule, self.settings), self.target, self.strict
+    configured = _configured(rule, {**session.of(rule.name), **self.settings})
+    configured._asked = rule.name in session.requested
+    if all(rule.name != earlier.name for earlier in session.ran):
+        session.ran.append(configured)
+    if rule.measures and self.measure is None and _MEASURE in session.settings:
+        _log.warning("ane::%s does not see the feeds and ranges of the pipeline: names cannot carry them", rule.name)
+    target = self.target if "target" in self.given else session.settings.get("target", "all")
+    return configured, target, self.strict or _is_strict(session.settings)
+
+
+def _is_strict(settings: Mapping[str, str]) -> bool:
+    found: bool = Option(_STRICT, bool, False).parse(settings.get(_STRICT, False), f"{NAMESPACE}::{BEGIN}")
+    return found
+
+
+def _restored(session: Session) -> Callable[[Program, Program], None] | None:
+    """What settles a guard of which only the names have come through."""
+    share, target = _share(BEGIN, session.settings), session.settings.get("target", "all")
+    if "max_growth" not in session.settings or share is None or _GUARD[0] is None:
+        return None
+    strict = _is_strict(session.settings)
+    run_again = partial(_run_all, target=target, measure=None, draw=None, stops=lambda rule: strict)
+    return guarding(session.ran, run_again, _GUARD[0](target, share))
+
+
+def _class_of_name(name: str, settings: Mapping[str, str]) -> type[AbstractGraphPass] | None:
+    """The pass for a name with settings; None for a name that is not ours. Raises InputError for wrong settings."""
+    pass_id = name_with_settings(name, settings)
+    if name in PRESETS:
+        return _preset_pass(pass_id, name, settings)
+    known = dict.get(PASS_REGISTRY.passes, f"{NAMESPACE}::{name}")
+    if known is None or not settings or name == END:
+        return None
+    if name == BEGIN:
+        _check_carried(pass_id, settings)
+    else:
+        parse_target(settings.get("target", "all"))
+        _configured(rewrites()[name], {key: value for key, value in settings.items() if key not in _OF_A_PASS})
+    return type(known.__name__, (known,), {"carried": dict(settings), "__module__": known.__module__})
+
+
+def _check_carried(pass_id: str, settings: Mapping[str, str]) -> None:
+    parse_target(settings.get("target", "all"))
+    _share(pass_id, settings)
+    for key, value in settings.items():
+        rule, dot, option = key.partition(".")
+        if dot:
+            _configured(by_name(rule), {option: value})
+        elif key not in _OF_BEGIN:
+            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_OF_BEGIN)} or PASS.OPTION"
+                             f"{nearest(key, _OF_BEGIN)}")
+
+
+def _share(pass_id: str, settings: Mapping[str, str]) -> float | None:
+    """By which share the guard lets the predicted cost grow; None for no guard."""
+    said = settings.get("max_growth", str(MOST_GROWTH))
+    try:
+        return None if said.lower() == "none" else growth(float(said))
+    except ValueError:
+        raise InputError(f"{pass_id}: found max_growth={said}; expected a share such as 0.01, or none") from None
+
+
+def _preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) -> type[AbstractGraphPass]:
+    """One pass that does what the preset's passes do, with their guard."""
+    for key in settings:
+        if key not in _OF_PRESET:
+            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_OF_PRESET)}"
+                             f"{nearest(key, _OF_PRESET)}")
+    target, strict = settings.get("target", "all"), _is_strict(settings)
+    parse_target(target)
+    share = _share(pass_id, settings)
+
+    def apply(self: Any, prog: Program) -> None:
+        guard = None if share is None or _GUARD[0] is None else _GUARD[0](target, share)
+        for trace in run_all(selected(preset), prog, target=target, guard=guard, strict=strict):
+            _log_trace(trace)
+
+    doc = f"The preset {preset} as one pass."
+    return type(preset, (AbstractGraphPass,), {"apply": apply, "__doc__": doc, "__module__": __name__})
+
+
+def _log_trace(trace: PassTrace) -> None:
+    """Log what a rule did to the program of a conversion."""
+    if trace.failed:
+        _log.warning("ane::%s failed %s; what it had changed is undone, and the other passes run", trace.rule,
+                     escaped(str(trace.failed)))
+    if trace.undone:
+        _log.info("ane::%s undone: %s", trace.rule, escaped(trace.undone))
+    for finding in trace.fired:
+        where = f" ({finding.origin})" if finding.origin else ""
+        _log.info("ane::%s at %s", trace.rule, escaped(f"{finding.value}{where}: {finding.note}"))
 
 
 def _configured(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from coremltools.converters.mil.mil import Operation, Program
 
+from .rule_class import RuleFailure
 from .targets import Generation
 
 __all__ = ["CHANGE", "ENTER", "OUTPUT", "Answer", "Backend", "Cost", "Engine", "Plan", "Row", "Segment"]
@@ -93,6 +94,8 @@ class Plan:
     package: Any = None
     total: float = 0.0
     "Estimated milliseconds of all functions: their ops, and what entering, changing and leaving places costs."
+    failed: list[RuleFailure] = field(default_factory=list)
+    "The rules that failed on the program: what they would have found is missing."
 
     def of(self, function: str) -> list[Row]:
         """The rows of one function, by index."""

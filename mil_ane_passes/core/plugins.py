@@ -24,6 +24,7 @@ from typing import Any
 
 from .contract import Rule
 from .rule_class import BASES, flaw, named, place
+from .words import escaped
 
 __all__ = ["ENTRY_POINTS", "LeftOut", "accepted", "defined_in"]
 
@@ -134,4 +135,4 @@ def _half_imported(module: str) -> bool:
 
 @functools.cache
 def _say_once(text: str) -> None:
-    _log.warning(text)
+    _log.warning("%s", escaped(text))

@@ -14,6 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from .query import is_default, is_symbolic
+from .words import escaped, lines_text
 
 __all__ = ["block_text", "body_text", "op_text", "program_diff", "program_text", "size_text", "type_text"]
 
@@ -44,22 +45,22 @@ def program_text(program: Program, *, names: bool = False) -> str:
 
 def body_text(function: Function) -> str:
     """The ops of a function, one a line, without its head: the form docstrings show."""
-    return "\n".join(_Namer(function, False).lines(function, ""))
+    return lines_text(_Namer(function, False).lines(function, ""))
 
 
 def block_text(block: Block) -> str:
     """The ops of a block under their own names, nested blocks included."""
-    return "\n".join(_Namer(None, True).lines(block, ""))
+    return lines_text(_Namer(None, True).lines(block, ""))
 
 
 def op_text(op: Operation) -> str:
     """One op under its own names, for errors and traces."""
-    return next(iter(_Namer(None, True).op_lines(op, "")))
+    return escaped(next(iter(_Namer(None, True).op_lines(op, ""))))
 
 
 def program_diff(before: str, after: str) -> str:
     """A unified diff of two program texts, three lines of context."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), "before", "after", lineterm="")
     return "\n".join(lines)
 
 
@@ -68,7 +69,7 @@ def _function_text(name: str, function: Function, names: bool) -> str:
     inputs = ", ".join(f"%{key}: {namer.type(var)}" for key, var in function.inputs.items())
     body = list(namer.lines(function, "    "))
     outputs = ", ".join(namer.ref(var) for var in function.outputs)
-    return "\n".join([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
+    return lines_text([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
 
 
 class _Namer:

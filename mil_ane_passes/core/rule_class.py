@@ -10,12 +10,17 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from coremltools.converters.mil.mil import Operation
 
 from .contract import STAGES, BlockRewrite, BlockRule, Evidence, Exactness, PlanRule, ProgramRewrite, Rewrite, Rule
 from .errors import AnePassesError, RuleError
+from .words import counted
 
-__all__ = ["BASES", "blamed", "flaw", "is_ours", "named", "place"]
+__all__ = ["BASES", "Position", "RuleFailure", "blamed", "failed", "flaw", "is_fault", "is_ours", "named", "place",
+           "where"]
 
 BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 """The classes that rules derive from; none is a rule itself."""
@@ -26,7 +31,7 @@ _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
 "Presets, and the passes around ours."
-_TAKEN_OPTIONS = frozenset({"target", "measure"})
+_TAKEN_OPTIONS = frozenset({"target", "measure", "strict"})
 "Every pass has them."
 _PRESETS = ("safe", "full", "named")
 _TO_DEFINE = (
@@ -56,21 +61,99 @@ def is_ours(rule: type[Rule]) -> bool:
     return rule.__module__.startswith(f"{__name__.partition('.')[0]}.")
 
 
-@contextmanager
-def blamed(rule: type[Rule]) -> Iterator[None]:
-    """An error in a rule of others is told as that: RuleError with the class, its file and what to do.
+@dataclass(frozen=True)
+class RuleFailure:
+    """Why a rule could not be applied to a program: the first op at which it failed, and at how many places it did.
 
-    Errors of ours are left as they are, and so is what is no fault of the rule, such as a full disk.
+    `op_type` and `value` are empty where the rule was looking at a whole block, program or plan.
     """
+
+    rule: str
+    code: str
+    slug: str
+    function: str
+    op_type: str
+    value: str
+    reason: str
+    places: int = 1
+
+    @classmethod
+    def of(cls, rule: type[Rule], error: Exception, function: str, op: Operation | None) -> RuleFailure:
+        own = isinstance(error, RuleError)
+        reason = str(error).removeprefix(f"{where(rule)} ") if own else f"{type(error).__name__}: {error}"
+        value = "" if op is None else op.outputs[0].name if op.outputs else op.name
+        return cls(rule.name or rule.__name__, rule.code, rule.slug, function, "" if op is None else str(op.op_type),
+                   str(value), reason)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pass": self.rule, "code": self.code, "slug": self.slug, "function": self.function or None,
+                "op_type": self.op_type or None, "value": self.value or None, "reason": self.reason,
+                "places": self.places}
+
+    @property
+    def at(self) -> str:
+        """Where it failed, in words."""
+        more = f" and {counted(self.places - 1, 'other place')}" if self.places > 1 else ""
+        function = "" if self.function in ("", "main") else f"{self.function}:"
+        if self.op_type:
+            return f"at {function}%{self.value} ({self.op_type}){more}"
+        return f"in function '{self.function}'{more}" if self.function else "on the whole program"
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.reason}"
+
+
+def where(rule: type[Rule]) -> str:
+    """The rule, with the file and the line of its class."""
+    try:
+        line = inspect.getsourcelines(rule)[1]
+        found = f"{inspect.getsourcefile(rule)}:{line}"
+    except (OSError, TypeError):  # made in an interpreter
+        found = rule.__module__
+    return f"rule {rule.name or rule.__name__} ({found})"
+
+
+def is_fault(error: Exception) -> bool:
+    """Whether an error raised in a rule is the fault of the rule, and not of the user's input or of the disk."""
+    return isinstance(error, RuleError) or not isinstance(error, (AnePassesError, OSError))
+
+
+@contextmanager
+def blamed(rule: type[Rule], position: Position | None = None) -> Iterator[None]:
+    """Raise what fails in a rule as RuleError: with the rule, its file, the op that it was looking at, and what to do.
+
+    What is not a fault of the rule, such as a full disk, is left as it is.
+    """
+    at = position or Position()
     try:
         yield
-    except (AnePassesError, MemoryError, OSError, RecursionError):
-        raise
     except Exception as error:
-        if is_ours(rule):
+        if not is_fault(error):
             raise
-        raise RuleError(f"rule {rule.name} ({place(rule)}) failed with {type(error).__name__}: {error}; tell its "
-                        "authors, and uninstall it until it is repaired") from error
+        raise failed(rule, error, at) from error
+
+
+def failed(rule: type[Rule], error: Exception, at: Position) -> RuleError:
+    """`error`, raised by `rule`, as a RuleError that has the failure as data."""
+    if isinstance(error, RuleError) and error.failure is not None:
+        return error
+    failure = RuleFailure.of(rule, error, at.function, at.op)
+    if isinstance(error, RuleError):
+        made = error
+    else:
+        todo = "report it with the model" if is_ours(rule) else (
+            "tell its authors, and uninstall it until it is repaired")
+        made = RuleError(f"rule {rule.name} ({place(rule)}) failed with {failure.reason}, {failure.at}; {todo}")
+    made.failure = failure
+    return made
+
+
+@dataclass
+class Position:
+    """What a rule is looking at: the name of a function, and an op where it is one op."""
+
+    function: str = ""
+    op: Operation | None = None
 
 
 def flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:

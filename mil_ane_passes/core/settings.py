@@ -92,7 +92,7 @@ def _section(path: Path) -> dict[str, Any] | None:
 def _of_toml(path: Path, text: str) -> dict[str, Any] | None:
     try:
         tools = tomllib.loads(text).get("tool", {})
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as TOML ({error}); mend it, or use {option('no_config')}") from error
     tools = tools if isinstance(tools, dict) else {}
     _misspelt(path, tools)

@@ -7,9 +7,14 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from .again import bindings, detached, infer
+from .budget import current_budget
 from .query import flat_inputs, is_opaque
 
 __all__ = ["Unknown", "count_steps"]
+
+
+_MOST = 10_000
+"Steps that are worked out at most: each takes some milliseconds, and no caller writes out more."
 
 
 class Unknown(Exception):
@@ -33,11 +38,16 @@ def count_steps(op: Operation, most: int) -> tuple[int, set[Operation]]:
         if op.loop_vars[place].val is None:
             raise Unknown(_depends(op.loop_vars[place]))
     now: dict[int, Var] = {place: op.loop_vars[place] for place in carried}
-    for step in range(most + 1):
+    budget = current_budget()
+    for step in range(min(most, _MOST) + 1):
+        if budget.is_spent:
+            raise Unknown(f"the number of steps was not found out within {budget.max_seconds:g} s (max_seconds)")
         if not _value(condition.outputs[0], _run(condition, tested, now)).val:
             return step, set(counting)
         env = _run(body, counting, now)
         now = {place: _value(body.outputs[place], env) for place in carried}
+    if most > _MOST:
+        raise Unknown(f"it runs more than {_MOST} steps, and no more are counted")
     raise Unknown(f"it runs more than {most} steps (max_steps)")
 
 

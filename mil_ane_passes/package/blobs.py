@@ -22,6 +22,7 @@ from coremltools.optimize import _utils as optimize_utils
 
 from ..core.consts import BlobRef
 from ..core.errors import InputError
+from ..core.mapped import map_file, read_exactly
 from .manifest import Layout, inside
 
 ALIGN = 64
@@ -96,7 +97,7 @@ class WeightFile:
         if self.size < ALIGN:
             raise InputError(f"weight file {path} has {self.size} bytes; expected a header of {ALIGN}; {_REMEDY}")
         try:
-            self.bytes: Array = np.asarray(np.memmap(self._file, dtype=np.uint8, mode="r"))
+            self.bytes: Array = map_file(self._file, path)
         except OSError as error:
             raise InputError(f"weight file {path} cannot be read ({error.strerror}); {_REMEDY}") from error
         _, version = HEADER.unpack_from(self.metadata(0))
@@ -112,7 +113,7 @@ class WeightFile:
     def read(self, at: int, count: int) -> bytes:
         """`count` bytes at `at`. Read, not looked at where they are mapped: the kernel would map 64 KB of weights
         around them, which counts as memory of this process."""
-        return os.pread(self._file.fileno(), count, at)
+        return read_exactly(self._file, self.path, at, count)
 
     def blob(self, offset: int) -> Blob:
         """The blob whose metadata is at `offset`; InputError when there is none or it leaves the file."""
@@ -173,7 +174,8 @@ class WeightFile:
 
         def read() -> Array:
             flat = optimize_utils.restore_elements_from_packed_bits(
-                self.view(blob, dtype), dtype.get_bitwidth(), count, not dtype.is_unsigned()
+                np.frombuffer(self.read(blob.data, blob.nbytes), np.uint8), dtype.get_bitwidth(), count,
+                not dtype.is_unsigned()
             )
             return np.asarray(flat).astype(types.nptype_from_builtin(dtype))
 

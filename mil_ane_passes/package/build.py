@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from coremltools.converters.mil.mil.input_type import InternalInputType, TupleInputType
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
@@ -29,6 +31,10 @@ _SHARED_USES = 64
 
 # What the host's rules and checks raise on an op they do not understand.
 _HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+"Blocks of rows that the weights of a recurrent op have."
+_UPSTREAM = 8
+"Compressed weights that are noted at most as what a constant is made of."
 _PLAIN = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?")))
 _CHECKS = Checks()
 
@@ -71,6 +77,7 @@ class OpBuilder:
             op.__init__(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
             self._set_defaults(op, name, bound)
             _CHECKS.end(op, seen)
+            _check_recurrent(op)
             op.build_nested_blocks()
             result = _output_types(op, declared)
         except (*_HOST_ERRORS, Rejected) as error:
@@ -182,6 +189,11 @@ def _hosts_outputs(op: Operation, result: tuple[Any, ...]) -> None:
     op.type_value_inference()
 
 
+def keep_upstream() -> None:
+    """Stands for what the host does whenever a block is left: to note anew, and in full, of which compressed weights
+    each value of it is made. `_plain_outputs` has done so, and the host does for each op that is added."""
+
+
 def _plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
     """What the host's `type_value_inference` makes of a new op, without asking again what is known: a tenth of the time
     of loading."""
@@ -191,16 +203,18 @@ def _plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
         names = named if isinstance(named, tuple) else (named,)
     except NotImplementedError:
         names = tuple(map(str, range(len(result)))) if len(result) > 1 else ("",)
+    # Whether a constant may be folded is all that is read of these. With all compressed weights above each value, as
+    # coremltools keeps them, a model of 20,000 would take memory for 200 million entries.
     above = [var.nonreplaceable_vars_upstream for var in op.get_flattened_inputs()]
     op._output_vars = []
     for place, (name, sym_type, value) in enumerate(zip(names, result, values)):
         var = bare_var(Var, f"{op.name}_{name}" if name else op.name, sym_type, value)
         var._op, var.op_output_idx = op, place
+        var.is_descendant_of_const = Var._propagate_constness_upstream(var)
         if op.op_type.startswith("constexpr_"):
             var.nonreplaceable_vars_upstream = {var}
-        elif op.op_type != "shape":
-            var.nonreplaceable_vars_upstream = set().union(*above)
-        var.is_descendant_of_const = Var._propagate_constness_upstream(var)
+        elif op.op_type != "shape" and var.is_descendant_of_const:
+            var.nonreplaceable_vars_upstream = set(islice(chain.from_iterable(above), _UPSTREAM))
         op._output_vars.append(var)
 
 
@@ -216,6 +230,29 @@ def _detach(op: Operation, inputs: Mapping[str, Any]) -> None:
         # The op is the last that was given the var, so it is found without a search.
         while isinstance(var, Var) and var.child_ops and var.child_ops[-1] is op:
             var._child_ops.pop()
+
+
+def _check_recurrent(op: Operation) -> None:
+    """Raises ValueError where weights or first states of an lstm, gru or rnn do not fit x; the host's rule for these
+    looks at none but weight_hh, and whoever takes such an op apart would fail on it."""
+    gates = _GATES.get(op.op_type)
+    if gates is None:
+        return
+    hidden = op.weight_hh.shape[1]
+    sides = 2 if op.direction.val == "bidirectional" else 1
+    rows = gates * hidden
+    expected: dict[str, tuple[Any, ...]] = {
+        "weight_ih": (rows, op.x.shape[-1]), "weight_hh": (rows, hidden), "bias": (rows,),
+        "initial_h": (None, sides * hidden), "initial_c": (None, sides * hidden)}
+    expected |= {f"{name}_back": expected[name] for name in ("weight_ih", "weight_hh", "bias")}
+    for name, shape in expected.items():
+        var = op.inputs.get(name)
+        fits = var is None or (len(var.shape) == len(shape) and all(
+            want is None or is_symbolic(want) or is_symbolic(size) or size == want
+            for size, want in zip(var.shape, shape)))
+        if not fits:
+            wanted = ["any" if want is None else str(want) for want in shape]
+            raise ValueError(f"{name} of shape {list(var.shape)}; expected [{', '.join(wanted)}]")
 
 
 def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:

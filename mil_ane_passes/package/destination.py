@@ -9,6 +9,13 @@ from ..core.errors import InputError
 from ..core.spelling import spoken
 
 
+def package_around(path: str | os.PathLike[str]) -> Path | None:
+    """The package that `path` would lie in, whichever it is; None where it lies in none."""
+    real = Path(os.path.realpath(path))
+    return next((folder for folder in real.parents if (folder.suffix == ".mlpackage" and folder.is_dir())
+                 or ((folder / "Manifest.json").is_file() and (folder / "Data").is_dir())), None)
+
+
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raises InputError when `save` could not write a package loaded from `source` to `path`."""
     target = Path(os.path.abspath(path))
@@ -17,6 +24,8 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
             f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
             "the source is never changed"
         )
+    if (around := package_around(target)) is not None:
+        raise InputError(f"{target}: lies in the package {around}; expected a place outside of packages")
     if target.suffix != ".mlpackage":
         raise InputError(f"{target}: is not the name of a package; expected one that ends in .mlpackage")
     if not target.parent.is_dir():

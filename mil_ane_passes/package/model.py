@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ..core.collector import collector_off
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from .blobs import WeightFiles
 from .emit import emit_model
 from .files import stamp
@@ -30,6 +31,7 @@ class Package:
     part that runs is in `program.chain`, which is empty for a model that is no pipeline.
     """
 
+    @synchronized
     def __init__(self, layout: Layout, raw: bytes, owner: object = None) -> None:
         self.path = layout.root
         self.layout = layout
@@ -70,12 +72,14 @@ class Package:
         """The size of the weight files the program refers to, together."""
         return sum(file.size for file in self.files.files.values())
 
+    @synchronized
     def emit(self) -> tuple[bytes, WeightPlan]:
         """The model file for the program as it is now, and what becomes of the weights."""
         plan = WeightPlan(self.files)
         model = emit_model(self.raw, self.spec, self.program, self.origins, plan)
         return model, plan
 
+    @synchronized
     def is_unchanged(self) -> bool:
         """Whether saving would write the same model file: nothing in the program differs from what was loaded."""
         try:
@@ -95,6 +99,7 @@ class Package:
                 )
 
 
+@synchronized
 def load(path: str | os.PathLike[str]) -> Package:
     """Loads the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
 
@@ -104,6 +109,7 @@ def load(path: str | os.PathLike[str]) -> Package:
     return Package(layout, read_model(layout))
 
 
+@synchronized
 def package_of_mlmodel(mlmodel: Any) -> Package:
     """The package of an `ct.models.MLModel`, with what was changed in its spec since it was made.
 

@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 from ..core.errors import InputError
 from . import wire
 from .blobs import WeightFiles
+from .build import keep_upstream
 from .limits import Budget
 from .members import ML_PROGRAM, Member
 from .operations import BlockReader
@@ -117,6 +118,8 @@ class ProgramReader:
         return placeholder
 
     def _block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
+        if isinstance(block, Function):  # others have no room for it
+            block._propagate_nonreplaceable_vars = keep_upstream
         slices = wire.payloads(data, OPERATIONS)
         reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
         for op_spec, op_data in zip(spec.operations, slices, strict=True):

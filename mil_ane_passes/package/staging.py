@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -61,14 +62,29 @@ def abandon() -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove the folders beside `target` that runs to it have left behind; those of runs still alive stay."""
+    """Remove the folders beside `target` that runs to it have left behind; those of runs still alive stay.
+
+    So do folders of another user: in a folder that several users write to anybody can make one of such a name, and
+    what lies in it would take the place of a package.
+    """
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if is_staging(entry.name, target) and entry.is_dir(follow_symlinks=False):
-                handle = _open_lock(Path(entry.path))
-                if _take_lock(handle, fcntl.LOCK_NB):
-                    _discard(Path(entry.path), target)
-                os.close(handle)
+            if is_staging(entry.name, target):
+                with suppress(OSError):  # one that cannot be removed does not keep the others
+                    _remove_left(Path(entry.path), target)
+
+
+def _remove_left(folder: Path, target: Path) -> None:
+    """Remove one folder that nobody works in. Raises OSError where that cannot be known."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return
+    handle = _open_lock(folder)
+    try:
+        if _take_lock(handle, fcntl.LOCK_NB):
+            _discard(folder, target)
+    finally:
+        os.close(handle)
 
 
 def is_staging(name: str, target: Path) -> bool:

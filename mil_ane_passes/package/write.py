@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from .ahead import CopyAhead
 from .blobs import Blob, WeightFiles
 from .clone import clone
@@ -31,6 +32,7 @@ _NEW, _TAKEN_BACK = "new", "taken back"
 Writer = Callable[[Path], None]
 
 
+@synchronized
 def save(
     package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
     ahead: CopyAhead | None = None,
@@ -82,6 +84,7 @@ class Output:
     plan: WeightPlan | None = None
 
 
+@synchronized
 def write_models(
     outputs: Sequence[Output], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
 ) -> None:

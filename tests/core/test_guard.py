@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 
 import coremltools as ct
+import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
@@ -208,3 +209,56 @@ def test_shares_are_checked():
     for wrong in (True, -0.1, "1", float("inf"), float("nan")):
         with pytest.raises(InputError, match=r"expected a share such as 0\.01"):
             ane.pipeline(preset="full", max_growth=wrong)
+
+
+class TestWhereNothingRunsOnTheAne:
+    """Ops are not added to a model that the CPU runs alone, before and after."""
+
+    @staticmethod
+    def foreseeing(before, after):
+        """`before` and `after` are the ops on the ANE of programs with and without a relu."""
+        def foresee(prog):
+            found = kinds(prog)
+            return Forecast(len(found), 0, 0, 1.0, 0, on_ane=before if "relu" in found else after)
+
+        return foresee
+
+    @staticmethod
+    def lengthening(count, called="lengthening"):
+        def rewrite(self, hit, mb):
+            x = hit.op.x
+            for _ in range(count):
+                x = mb.tanh(x=x)
+            return x
+
+        return type("_Many", (_Twice,), {"found": "relu", "made": ("tanh", "tanh"), "called": called,
+                                         "rewrite": rewrite})()
+
+    @pytest.mark.parametrize(("before", "after", "count", "stands"), [
+        (0, 0, 18, False), (0, 0, 17, True), (0, 3, 18, True), (3, 0, 18, True), (None, None, 18, True)])
+    def test_what_adds_many_ops_is_undone(self, before, after, count, stands):
+        built = chain("relu")
+        guard = Guard(self.foreseeing(before, after), 0.01)
+        (*_, trace) = run_all([self.lengthening(count)], built, guard=guard)
+        assert bool(trace.fired) is stands and len(kinds(built)) == (count if stands else 1)
+        assert stands or trace.undone == (
+            f"{count} ops instead of 1, and none is predicted to run on the ANE, neither before nor after")
+
+    def test_what_adds_few_stands_beside_it(self):
+        built = chain("relu", "abs")
+        guard = Guard(self.foreseeing(0, 0), 0.01)
+        traces = {trace.rule: trace for trace in run_all([rule("abs", "exp", "exp"), self.lengthening(30)], built,
+                                                         guard=guard)}
+        assert traces["abs_twice"].fired and traces["lengthening"].undone
+        assert kinds(built) == ["relu", "exp", "exp"]
+
+
+def test_a_small_recurrent_layer_stays_whole():
+    """Its steps would be 17 products on the CPU, too."""
+    def body(x):
+        return mb.rnn(x=x, initial_h=np.zeros((1, 8), np.float16), weight_ih=np.eye(8, dtype=np.float16),
+                      weight_hh=np.eye(8, dtype=np.float16), output_sequence=True, name="y")[0]
+
+    report = ane.rewrite(program(body, x=(16, 1, 8)), preset="full", target="m4")
+    assert report.status == "unchanged" and "none is predicted to run on the ANE" in str(report)
+    assert ane.rewrite(program(body, x=(16, 1, 8)), passes="unroll_rnn", target="m4").status != "unchanged"

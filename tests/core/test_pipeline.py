@@ -183,7 +183,7 @@ def test_target_is_handed_to_every_pass():
             "no pass 'lift_conv_transpose1d'; `mil-ane-passes passes` lists them; "
             "did you mean 'lift_conv_transpose_1d'?",
         ),
-        ({"passes": "lift_conv_1d{axes=2}"}, "ane::lift_conv_1d: no option 'axes'; it has axis; did you mean 'axis'?"),
+        ({"passes": "lift_conv_1d{axes=2}"}, "ane::lift_conv_1d: no option 'axes'; it has axis, always; did you mean 'axis'?"),
         ({"passes": "cancel_lift_pairs{axis=2}"}, "ane::cancel_lift_pairs: no option 'axis'; it has none"),
         ({"passes": "lift_conv_1d{axis=1}"}, "ane::lift_conv_1d: option 'axis' is '1'; expected -1 or 2"),
         ({"passes": "lift_conv_1d{axis=wide}"}, "ane::lift_conv_1d: option 'axis' is 'wide'; expected -1 or 2"),

@@ -1,0 +1,93 @@
+"""One lock for the process: coremltools keeps the program it builds in globals, so one thread at a time uses the API.
+
+Every public function that loads, builds, rewrites, runs or writes a program is `synchronized`: several threads may call
+them, and each gets what it would get alone; a second thread waits until the first is done. To work side by side, use
+processes: `batch(..., jobs=N)`, or an executor or a Dask cluster whose workers are processes.
+
+The lock is re-entrant: what is called meanwhile in the same thread (a progress callback, a plugin's rule, a torch
+module that is compared) may call the API again. It must not wait for another thread that does. `patched()` takes the
+lock to enter, not while the caller's code runs. A forked process starts with a free lock.
+
+coremltools' own functions take no lock. Where other threads use this package, call `ane.convert` instead of
+`ct.convert`, or hold the lock meanwhile, also to build or edit a program that other threads read:
+
+    with ane.exclusive():
+        model = ct.convert(traced, inputs=inputs, pass_pipeline=ane.pipeline())
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["exclusive", "is_synchronized", "synchronized"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MARK = "__mil_ane_passes_synchronized__"
+_HOST = "coremltools.converters.mil.mil"
+_lock = threading.RLock()
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Keep other threads out of the API inside the `with`; they wait.
+
+    Use it around coremltools' own functions (`ct.convert`, the MIL builder) where other threads use this package, and
+    around edits of a program that other threads read.
+    """
+    lock = _lock  # a fork may replace it meanwhile
+    with lock:
+        yield
+
+
+def synchronized(function: Callable[P, R]) -> Callable[P, R]:
+    """Let one thread at a time call `function`, or anything else that is synchronized."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        with exclusive():
+            return function(*arguments, **named)
+
+    setattr(call, _MARK, True)
+    return call
+
+
+def is_synchronized(function: Any) -> bool:
+    """Whether `function` is `synchronized`."""
+    return bool(getattr(function, _MARK, False))
+
+
+def _restore_in_child() -> None:
+    """Free the lock in a forked process, which has only the thread that forked.
+
+    Where another thread was at work, its half-built programs are dropped from coremltools' globals. Where the forking
+    thread itself holds the lock (a callback that forks), everything stays as it is.
+    """
+    global _lock
+    lock: Any = _lock  # the method is there, but not in the type
+    if lock._is_owned():
+        return
+    if not lock.acquire(blocking=False):
+        _drop_unfinished_blocks()
+    _lock = threading.RLock()
+
+
+def _drop_unfinished_blocks() -> None:
+    block, builder, scope = (sys.modules.get(f"{_HOST}.{name}") for name in ("block", "builder", "scope"))
+    if block is not None:
+        vars(block)["BLOCK_STACK"] = []
+    if builder is not None:
+        vars(builder)["_BEFORE_OP_STACK"].clear()
+    if scope is not None:
+        vars(scope)["SCOPE_STACK"].clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_restore_in_child)

@@ -1,0 +1,120 @@
+"""Files that are mapped into memory, read without the risk that goes with it.
+
+Where a mapped file is cut short, reading behind its new end kills the process (SIGBUS). So what is read as a whole, the
+weights that a run uses, is read from the file; and before a rule looks at values, the sizes of the files are checked.
+What remains is a cut in the milliseconds in between.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import AnePassesError
+
+__all__ = ["check_files", "is_mapped", "map_file", "pieces", "read_exactly"]
+
+Array = np.ndarray[Any, Any]
+
+_AT_ONCE = 4 << 20
+"Bytes read at once: they stay in the processor's cache until they are converted."
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """A mapped file: where it begins in memory, its size then, and the open file."""
+
+    start: int
+    size: int
+    file: FileIO
+    path: Path
+
+    def check(self) -> None:
+        """Raises AnePassesError when the file is smaller than it was."""
+        found = os.fstat(self.file.fileno()).st_size
+        if found < self.size:
+            raise _cut(self.path, found, self.size)
+
+
+_mappings: dict[int, _Mapping] = {}
+"The files that are mapped now, by where they begin; one is dropped with the last array that looks into it."
+
+
+def map_file(file: FileIO, path: Path) -> Array:
+    """The bytes of an open file as an array that looks into it, read only."""
+    mapped = np.memmap(file, dtype=np.uint8, mode="r")
+    owner: mmap.mmap = vars(mapped)["_mmap"]
+    array = np.asarray(mapped)
+    start = _address(array)
+    _mappings[start] = _Mapping(start, array.nbytes, file, path)
+    weakref.finalize(owner, _mappings.pop, start, None).atexit = False
+    return array
+
+
+def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
+    """`count` bytes at `at`. Raises AnePassesError where the file ends before."""
+    found = os.pread(file.fileno(), count, at)
+    while len(found) < count:  # a read may end early, and the kernel reads no more than 2 GB at once
+        more = os.pread(file.fileno(), count - len(found), at + len(found))
+        if not more:
+            raise _cut(path, os.fstat(file.fileno()).st_size, at + count)
+        found += more
+    return found
+
+
+def check_files() -> None:
+    """Raises AnePassesError when a file that is mapped is smaller than it was."""
+    for mapping in list(_mappings.values()):
+        mapping.check()
+
+
+def is_mapped(array: Array) -> bool:
+    """Whether `array` looks into a mapped file."""
+    return _mapping_of(array) is not None
+
+
+def pieces(array: Array) -> Iterator[tuple[int, Array]]:
+    """The elements of `array`, which is contiguous and looks into a mapped file, as they are in the file now.
+
+    Gives the index of the first element of each piece, and the piece, whose memory the next one takes.
+    """
+    mapping = _mapping_of(array)
+    assert mapping is not None
+    offset, step = _address(array) - mapping.start, max(1, _AT_ONCE // array.itemsize)
+    buffer = np.empty(min(step, array.size), array.dtype)
+    for index in range(0, array.size, step):
+        piece = buffer[: array.size - index]
+        _read_into(piece.view(np.uint8), mapping, offset + index * array.itemsize)
+        yield index, piece
+
+
+def _read_into(target: Array, mapping: _Mapping, at: int) -> None:
+    done = 0
+    while done < target.size:
+        count = os.preadv(mapping.file.fileno(), [target[done:].data], at + done)
+        if not count:
+            raise _cut(mapping.path, os.fstat(mapping.file.fileno()).st_size, at + target.size)
+        done += count
+
+
+def _mapping_of(array: Array) -> _Mapping | None:
+    at = _address(array)
+    return next((each for each in _mappings.values() if 0 <= at - each.start < each.size), None) if _mappings else None
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _cut(path: Path, found: int, expected: int) -> AnePassesError:
+    # No InputError: a check of two programs takes that for feeds that one of them does not accept.
+    return AnePassesError(f"{path}: the file was cut to {found} bytes while it was in use, at least "
+                          f"{expected} expected; load the package again when it is complete")

@@ -1,0 +1,118 @@
+"""A weight file that is cut short while it is in use is an error in words; the process that uses it lives on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+import mil_ane_passes as ane
+from mil_ane_passes.core import mapped
+from mil_ane_passes.core.mapped import check_files, is_mapped, pieces
+
+from .helpers import WEIGHTS, make
+
+CUT = "was cut to 4096 bytes while it was in use"
+
+
+def table(dtype):
+    """A package with a weight of 2 MB or more that an op reads as a whole and another one in part."""
+    rows = np.random.default_rng(0).standard_normal((512, 1024)).astype(dtype)
+
+    def program(x, ids):
+        return mb.matmul(x=x, y=rows, name="product"), mb.gather(x=rows, indices=ids, axis=0, name="picked")
+
+    kind = types.fp16 if dtype is np.float16 else types.fp32
+    return mb.program(input_specs=[mb.TensorSpec((2, 512), dtype=kind), mb.TensorSpec((3,), dtype=types.int32)],
+                      opset_version=ct.target.iOS17)(program)
+
+
+FEEDS = {"x": np.ones((2, 512), np.float32), "ids": np.array([0, 5, 511], np.int32)}
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp16"])
+def package(request, tmp_path_factory):
+    precision = ct.precision.FLOAT32 if request.param == "fp32" else ct.precision.FLOAT16
+    dtype = np.float32 if request.param == "fp32" else np.float16
+    path = tmp_path_factory.mktemp("whole") / "whole.mlpackage"
+    return make(path, table(dtype), ct.target.iOS17, compute_precision=precision, pass_pipeline=ct.PassPipeline.EMPTY)
+
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import mil_ane_passes as ane
+from mil_ane_passes.core.locking import exclusive
+dtype = np.float16 if sys.argv[3] == "float16" else np.float32
+feeds = {"x": np.ones((2, 512), dtype), "ids": np.array([0, 5, 511], np.int32)}
+package = ane.load(sys.argv[1])
+runtime = ane.runtime.Runtime(package.program)
+calls = {
+    "run": lambda: ane.runtime.Runtime(package.program)(feeds),
+    "again": lambda: runtime(feeds),
+    "verify": lambda: ane.verify(package, package, seeds=1),
+    "lint": lambda: ane.lint(package),
+    "rewrite": lambda: ane.rewrite(package, sys.argv[1] + ".out.mlpackage", preset="full"),
+    "save": lambda: ane.save(package, sys.argv[1] + ".saved.mlpackage"),
+}
+runtime(feeds)
+os.truncate(sys.argv[2], 4096)
+for name, call in calls.items():
+    try:
+        call()
+        print(name, "no error")
+    except ane.AnePassesError as error:
+        print(name, error)
+"""
+
+
+def test_a_cut_is_an_error_and_not_the_end_of_the_process(package, tmp_path, request):
+    copy = tmp_path / "copy.mlpackage"
+    shutil.copytree(package, copy)
+    dtype = "float16" if "fp16" in request.node.callspec.id else "float32"
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(copy), str(copy / WEIGHTS), dtype],
+                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-1000:]}"
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert "was changed or removed after it was loaded" in said.pop("save")
+    assert set(said) == {"run", "again", "verify", "lint", "rewrite"}
+    assert not {name: words for name, words in said.items() if CUT not in words}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.mlpackage"]
+
+
+def test_what_a_run_reads_is_what_the_file_holds(package, monkeypatch):
+    monkeypatch.setattr(mapped, "_AT_ONCE", 1000)
+    loaded = ane.load(package)
+    op = next(op for op in loaded.program.functions["main"].operations if op.op_type == "matmul")
+    value = op.y.val
+    assert is_mapped(value) and is_mapped(value[3:]) and not is_mapped(value.copy())
+    read = np.concatenate([piece.copy() for _, piece in pieces(value[5])])
+    assert np.array_equal(read, value[5]) and not is_mapped(read)
+    feeds = {name: array.astype(value.dtype) if name == "x" else array for name, array in FEEDS.items()}
+    runtime = ane.runtime.Runtime(loaded.program)
+    for _ in range(3):
+        found = runtime(feeds)
+        np.testing.assert_allclose(found["product"], feeds["x"].astype(np.float64) @ value.astype(np.float64),
+                                   rtol=2e-3, atol=2e-2)
+        assert np.array_equal(found["picked"].astype(value.dtype), value[FEEDS["ids"]])
+
+
+def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
+    before = len(mapped._mappings)
+    loaded = ane.load(package)
+    op = next(op for op in loaded.program.functions["main"].operations if op.op_type == "matmul")
+    value = op.y.val
+    del loaded, op
+    assert is_mapped(value), "the program may be gone, the view is not"
+    check_files()
+    del value
+    gc.collect()
+    assert len(mapped._mappings) <= before
