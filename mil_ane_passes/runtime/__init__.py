@@ -5,6 +5,11 @@ several functions, control flow, compressed weights and images included, and fol
 ops. What that leaves open is said where the kernel is: the result of an index out of range, for instance, or how an
 image output rounds. An op that it lacks is named before anything runs.
 
+Two cases that no source decides: a float cast to an integer type that does not hold it saturates (300 as uint8 is 255,
+NaN is 0), as arm64's conversions do; and a pool with ceil_mode, no padding and a stride above its window may have a
+last window that lies behind the input, which coremltools' shape rule counts and PyTorch drops: its maximum is -inf here
+and its average NaN. No rewrite touches such a pool, and `ane.convert` drops the window as PyTorch does.
+
     predictor = ane.runtime.predictor(mlmodel)             # or the path of an .mlpackage
     state = predictor.make_state()
     outputs = predictor.predict({"image": pil_image}, state=state)

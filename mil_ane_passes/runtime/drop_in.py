@@ -14,7 +14,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.models.model import MLModel, MLState
 
+from ..core.budget import MOST_STEPS, spending
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from .engine import Runtime
 from .feeds import split_inputs
 from .images import image_of, is_image
@@ -30,14 +32,17 @@ class PredictError(InputError, RuntimeError):
     """Inputs that Core ML itself would refuse: there, too, a RuntimeError."""
 
 
+@synchronized
 def predictor(
-    mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = ()
+    mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = (),
+    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None,
 ) -> Predictor:
     """An object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
 
     `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an
-    .mlpackage. `precision` "float16" rounds each value to its declared dtype; see `Runtime`. Raises InputError when it
-    is no ML Program, NotSupported when it has an op that the reference runtime lacks.
+    .mlpackage. `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take
+    `max_steps` steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when
+    it is no ML Program, NotSupported when it has an op that the reference runtime lacks.
     """
     if isinstance(mlmodel, (str, PathLike)):
         if not Path(mlmodel).exists():
@@ -45,14 +50,20 @@ def predictor(
         mlmodel = MLModel(fspath(mlmodel), skip_model_load=True)
     if not isinstance(mlmodel, MLModel):
         raise InputError(f"found a {type(mlmodel).__name__}; expected an MLModel or the path of an .mlpackage")
-    return Predictor(mlmodel, precision, quirks)
+    return Predictor(mlmodel, precision, quirks, max_steps=max_steps, max_seconds=max_seconds)
 
 
 class Predictor:
     """Predictions of one function of an `MLModel`, or of a pipeline."""
 
-    def __init__(self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = ()) -> None:
+    @synchronized
+    def __init__(
+        self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = (), *,
+        max_steps: int | None = MOST_STEPS, max_seconds: float | None = None,
+    ) -> None:
         from ..package import package_of_mlmodel
+
+        self._limits = max_steps, max_seconds
 
         self._model = mlmodel
         package = package_of_mlmodel(mlmodel)
@@ -68,6 +79,7 @@ class Predictor:
         self._proxy = _Proxy(states, package.description(name), Runtime(
             package.program, function=name, precision=precision, quirks=quirks, description=package.description(name)))
 
+    @synchronized
     def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
         """Outputs by name for one dictionary of inputs, or a list of those for a list of dictionaries.
 
@@ -77,7 +89,8 @@ class Predictor:
         """
         MLModel._check_predict_data(data)
         copied: Any = dict(data) if isinstance(data, dict) else [dict(each) for each in data]
-        return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
+        with spending(*self._limits):
+            return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
 
     def make_state(self) -> MLState:
         """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as the host's."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import InputError, NotSupported, nearest
+from ..core.locking import synchronized
 from .feeds import check_feeds, check_state, split_inputs
 from .interface import apply_description
 from .magnitudes import PartialSums
-from .memory import refuse_giants
+from .memory import refuse_giants, refuse_peak
 from .quirks import QUIRKS, Quirk
 from .registry import load_kernels
 
@@ -28,6 +29,7 @@ PRECISIONS = ("float64", "float32", "float16")
 _PLACES = 3
 
 
+@synchronized
 def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, str]]:
     """(op type, value name) of each op that has no kernel, nested blocks included; of all functions by default."""
     kernels = load_kernels()
@@ -48,15 +50,18 @@ class Runtime:
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
     `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
     defaults. `finite_constants` reads constants of 65504 and more, infinite or not, as numbers far beyond any other:
-    1e6, and 3e4 at float16. `partial_sums` is called with (op, bound) of each op that sums products, before its
+    1e6, and 3e4 at float16. `rounded_steps` rounds what recurrent layers compute within a step as float16 stores it.
+    `partial_sums` is called with (op, bound) of each op that sums products, before its
     observer: no partial sum of any element is larger than the bound. A program that was edited between two calls runs
     as it then is.
     """
 
+    @synchronized
     def __init__(
         self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = (),
         observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
-        finite_constants: bool = False, partial_sums: Callable[[Any, float], None] | None = None,
+        finite_constants: bool = False, rounded_steps: bool = False,
+        partial_sums: Callable[[Any, float], None] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -77,11 +82,12 @@ class Runtime:
             self._quirks.append(PartialSums(partial_sums))
         self._observer = observer
         self._description = description
-        self._finite_constants = finite_constants
+        self._finite_constants, self._rounded_steps = finite_constants, rounded_steps
         self._prepared: Prepared | None = None
         self.entered: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
 
+    @synchronized
     def __call__(
         self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
@@ -108,6 +114,7 @@ class Runtime:
         # Each tensor is freed before the next is copied.
         return {var.name: self._leave(machine, var, results.pop(0)) for var in self._block.outputs}
 
+    @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         """Raises InputError for feeds or states of the wrong name, dtype or shape; runs nothing."""
         self._checked(feeds, state or {})
@@ -129,7 +136,9 @@ class Runtime:
         from .prepared import Prepared
 
         if self._prepared is None or not self._prepared.is_current():
-            self._prepared = Prepared(self._block, Precision(self.precision, self._finite_constants))
+            self._prepared = Prepared(self._block,
+                                      Precision(self.precision, self._finite_constants, self._rounded_steps))
+            refuse_peak(self._prepared, self._block)
         return Machine(self._kernels, self._prepared, self._quirks, self._observer)
 
     @staticmethod

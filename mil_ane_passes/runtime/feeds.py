@@ -10,9 +10,10 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.errors import InputError, nearest
+from ..core.npz import StoredArray
 from ..core.printer import size_text
 
-__all__ = ["as_array", "check_feeds", "check_state", "named_feeds", "split_inputs"]
+__all__ = ["as_array", "check_feeds", "check_state", "named_feeds", "read_stored", "split_inputs"]
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,11 +36,26 @@ def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[s
     for name, var in declared.items():
         if name not in feeds:
             raise InputError(f"input '{name}': not fed; expected {_describe(var)}")
-        array = as_array(f"feed '{name}'", feeds[name])
-        _check_dtype(f"feed '{name}'", array, var)
-        _check_shape(f"feed '{name}'", array.shape, var, symbols)
-        arrays[name] = array
+        arrays[name] = _checked(f"feed '{name}'", feeds[name], var, symbols)
     return arrays
+
+
+def _checked(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, str]]) -> np.ndarray[Any, Any]:
+    """`value` as an array. Raises InputError where it does not fit `var`; one of a file is not read before it does."""
+    array = value if isinstance(value, StoredArray) else as_array(who, value)
+    _check_kind(who, array.dtype, var)
+    if isinstance(value, StoredArray):
+        _check_shape(who, value.shape, var, symbols)
+    array = as_array(who, array)
+    _check_range(who, array, var)
+    _check_shape(who, array.shape, var, symbols)
+    return array
+
+
+def read_stored(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The feeds with those of a file read. Raises InputError where one does not fit, before it is read."""
+    return {name: _checked(f"feed '{name}'", value, declared[name], {})
+            if isinstance(value, StoredArray) and name in declared else value for name, value in feeds.items()}
 
 
 def named_feeds(feeds: object) -> dict[str, Any]:
@@ -53,6 +69,8 @@ def as_array(who: str, value: Any) -> np.ndarray[Any, Any]:
     """`value` as an array. Raises InputError for what is none, such as lists of different lengths."""
     try:
         return np.asarray(value)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{who}: {error}; expected an array of numbers") from error
 
@@ -63,9 +81,7 @@ def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         if name not in declared:
             known = ", ".join(declared) or "none"
             raise InputError(f"state '{name}': no such state{nearest(name, declared)} (states: {known})")
-        array = np.asarray(value)
-        _check_dtype(f"state '{name}'", array, declared[name])
-        _check_shape(f"state '{name}'", array.shape, declared[name], {})
+        _checked(f"state '{name}'", value, declared[name], {})
 
 
 def _describe(var: Any) -> str:
@@ -73,23 +89,23 @@ def _describe(var: Any) -> str:
     return f"{types.builtin_to_string(var.dtype)} ({extents})"
 
 
-def _check_dtype(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
-    """Any float is accepted for a float, any integer that fits for an integer, and only bool for a bool."""
-    kind, dtype = array.dtype.kind, var.dtype
-    if types.is_float(dtype):
-        fits = kind == "f"
-    elif types.is_bool(dtype):
-        fits = kind == "b"
-    else:
-        fits = kind in "iu"
-        if fits and array.size:
-            bits, unsigned = int(dtype.get_bitwidth()), dtype.is_unsigned()
-            low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-            found = int(array.min()), int(array.max())
-            if found[0] < low or found[1] > high:
-                raise InputError(f"{who}: found values {found[0]}..{found[1]}, expected {low}..{high}")
-    if not fits:
-        raise InputError(f"{who}: found dtype {array.dtype}, expected {types.builtin_to_string(dtype)}")
+def _check_kind(who: str, found: np.dtype[Any], var: Any) -> None:
+    """Any float is accepted for a float, any integer for an integer, and only bool for a bool."""
+    kinds = "f" if types.is_float(var.dtype) else "b" if types.is_bool(var.dtype) else "iu"
+    if found.kind not in kinds:
+        raise InputError(f"{who}: found dtype {found}, expected {types.builtin_to_string(var.dtype)}")
+
+
+def _check_range(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
+    """Integers have to be among those that the declared dtype holds."""
+    dtype = var.dtype
+    if types.is_float(dtype) or types.is_bool(dtype) or not array.size:
+        return
+    bits, unsigned = int(dtype.get_bitwidth()), dtype.is_unsigned()
+    low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    found = int(array.min()), int(array.max())
+    if found[0] < low or found[1] > high:
+        raise InputError(f"{who}: found values {found[0]}..{found[1]}, expected {low}..{high}")
 
 
 def _check_shape(who: str, found: Sequence[int], var: Any, symbols: dict[Any, tuple[int, str]]) -> None:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from coremltools.converters.mil.mil import types
+
+from ..core.mapped import check_files
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -25,6 +28,11 @@ class Inputs:
     def compute(self) -> torch.dtype:
         """The dtype floats are computed in."""
         return self.machine.precision.compute
+
+    def rounded(self, value: torch.Tensor) -> torch.Tensor:
+        """An intermediate result of a recurrent step: rounded to the op's dtype where the run asks for that."""
+        rounds = self.machine.precision.rounded_steps and self.op.outputs[0].dtype == types.fp16
+        return value.half().to(value.dtype) if rounds else value
 
     def var(self, name: str) -> Any:
         """The input variable itself, or None when it is not connected."""
@@ -69,4 +77,7 @@ class Inputs:
         """The raw value of a constant input, not copied: for ops that use only a part of it."""
         var = self.var(name)
         known = var is not None and var.op is not None and var.op.op_type == "const"
-        return np.asarray(var.val) if known else None
+        if not known:
+            return None
+        check_files()
+        return np.asarray(var.val)

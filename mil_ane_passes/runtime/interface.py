@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InputError
+from ..core.npz import StoredArray
 from .feeds import as_array, named_feeds
 from .images import image_array, is_image, is_pixels
 
@@ -44,13 +45,13 @@ def _one(feature: Any, value: Any) -> Any:
     if feature.type.HasField("imageType"):
         image = feature.type.imageType
         seen = is_image(value) or is_pixels(value)
-        array = image_array(who, value, image.colorSpace) if seen else as_array(who, value)
+        array: Any = image_array(who, value, image.colorSpace) if seen else as_array(who, value)
         if array.ndim >= 2:
             _check_image_size(who, array.shape[-2:], image)
         return array
     if is_image(value):
         raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
-    array = as_array(who, value)
+    array = value if isinstance(value, StoredArray) else as_array(who, value)  # not read before it fits
     if feature.type.HasField("multiArrayType"):
         _check_shape(who, array.shape, feature.type.multiArrayType)
     return array

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ..core.budget import current_budget
 from ..core.errors import AnePassesError, InputError
 from .inputs import Inputs
+from .memory import LiveValues, expected_bytes, is_out_of_memory, refuse_allocation
 from .numeric import is_tensor_value
 from .prepared import Prepared, is_lazy
 from .quirks import in_force
 from .registry import Kernel
 
 __all__ = ["Machine", "StateCell"]
+
+
+_LOOKED_EVERY = 256
+"Steps of loops between two looks at the clock for progress."
 
 
 class StateCell:
@@ -40,6 +48,13 @@ class Machine:
         self.observer = observer
         self.env: dict[int, Any] = {}
         self.entered: set[Any] = set()
+        self.budget = current_budget()
+        self.live = LiveValues()
+        self._steps = 0
+        self._started = time.monotonic()
+        self._loops: list[list[Any]] = []
+        "The loops that run, outermost first, each with its steps so far."
+        self._is_timed = self.budget.max_seconds is not None
         prepared.constants.keep_read(self._constant)
 
     def operand(self, var: Any) -> Any:
@@ -61,7 +76,8 @@ class Machine:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
         self.entered.add(block)
         steps = self.prepared.steps[block]
-        self.env.update(zip(map(id, steps.inputs), arguments))
+        for var, value in zip(steps.inputs, arguments):
+            self._hold(id(var), value)
         self._forget(steps.unread)
         for op, finished in steps.ops:
             self.run_op(op)
@@ -70,19 +86,61 @@ class Machine:
         self._forget(steps.left)
         return results
 
+    def _hold(self, key: int, value: Any) -> None:
+        self.env[key] = value
+        self.live.add(key, value)
+
     def _forget(self, keys: Iterable[int]) -> None:
         for key in keys:
             self.env.pop(key, None)
+            self.live.drop(key)
+
+    @contextmanager
+    def looping(self, op: Any) -> Iterator[Callable[[], None]]:
+        """While the loop `op` runs: what to call before each step, which raises LimitReached after too many."""
+        loop = [op, 0]
+        self._loops.append(loop)
+        most = self.budget.max_steps
+
+        def count_step() -> None:
+            if most is not None and self._steps >= most:
+                self.budget.refuse_steps(self._where(), self._steps, time.monotonic() - self._started)
+            self._steps += 1
+            loop[1] += 1
+            if not self._steps % _LOOKED_EVERY:
+                self.budget.report(self._where)
+
+        try:
+            yield count_step
+        finally:
+            self._loops.pop()
+
+    def _where(self) -> str:
+        """The loops that run, and how far each is."""
+        return ", in it ".join(f"while_loop '{op.outputs[0].name}' (step {step:,})" for op, step in self._loops)
+
+    def _check_time(self, op: Any) -> None:
+        if self.budget.is_spent:
+            name = op.outputs[0].name if op.outputs else op.name
+            self.budget.refuse_time(", in it ".join(filter(None, [self._where(), f"{op.op_type} '{name}'"])))
 
     def _stored(self, var: Any) -> Any:
         return self.env[id(var)] if id(var) in self.env else self.keep(var, self.operand(var))
 
     def run_op(self, op: Any) -> None:
         """Run one op and store its outputs."""
-        for var, value in zip(op.outputs, self._evaluate(op)):
-            stored = self.env[id(var)] = self.keep(var, value)
-            if self.observer is not None:
-                self.observer(op, var, stored)
+        if self._is_timed:
+            self._check_time(op)
+        try:
+            for var, value in zip(op.outputs, self._evaluate(op)):
+                stored = self.keep(var, value)
+                self._hold(id(var), stored)
+                if self.observer is not None:
+                    self.observer(op, var, stored)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            refuse_allocation(op, error, self.live)
 
     def keep(self, var: Any, value: Any) -> Any:
         """`value` rounded, wrapped and laid out as `var` is stored."""
@@ -93,6 +151,7 @@ class Machine:
         inputs: Any = Inputs(op, self)
         faults = in_force(self.quirks, op)
         try:
+            self.live.require(op, expected_bytes(self.prepared, op, inputs))
             for fault in faults:
                 inputs = fault.operands(op, inputs)
             results = self.kernels[op.op_type](op, inputs)
@@ -101,6 +160,14 @@ class Machine:
                 outputs = tuple(fault.results(op, inputs, outputs))
         except AnePassesError:
             raise  # already says what is wrong, and in which op of a nested block
-        except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}") from error
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise _not_computed(op, error) from error
+        except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise _not_computed(op, error) from error
         return outputs
+
+
+def _not_computed(op: Any, error: Exception) -> InputError:
+    return InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}")

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
+from ..core.mapped import check_files, is_mapped, pieces
+
 __all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
 
 #: torch allocates on this boundary; vector libraries may round differently on another, so everything is brought to it.
@@ -44,6 +46,15 @@ def is_tensor_value(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and not isinstance(value, np.str_)
 
 
+def _fill(out: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
+    """Copy the elements of `array` to `out`, which has as many."""
+    if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
+        # The same bits as from numpy, and several times faster from float16.
+        out.copy_(torch.from_numpy(np.asarray(_Lent(array))))
+    else:
+        np.copyto(out.numpy(), array, casting="unsafe")
+
+
 class _Lent:
     """An array's memory offered as writable: torch warns of arrays that are not. No kernel writes to its operands."""
 
@@ -56,8 +67,10 @@ class _Lent:
 class Precision:
     """One precision's rules for entering, computing, storing and leaving."""
 
-    def __init__(self, name: str, finite_constants: bool = False) -> None:
+    def __init__(self, name: str, finite_constants: bool = False, rounded_steps: bool = False) -> None:
         self.name = name
+        #: whether recurrent layers round within a step
+        self.rounded_steps = rounded_steps and name == "float16"
         #: what stands for a huge number among the constants, or None
         self.infinity = None if not finite_constants else 3e4 if name == "float16" else 1e6
         self.compute = torch.float64 if name == "float64" else torch.float32
@@ -67,10 +80,13 @@ class Precision:
         """A numpy value as a tensor in the computing dtype, in memory that torch allocated (never shared)."""
         array = np.asarray(value)
         out = torch.empty(array.shape, dtype=self._computed(array.dtype))
-        if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
-            # The same bits as from numpy, and several times faster from float16.
-            return out.copy_(torch.from_numpy(np.asarray(_Lent(array))))
-        np.copyto(out.numpy(), array, casting="unsafe")
+        if is_mapped(array):
+            check_files()
+            if array.flags.c_contiguous:
+                for start, piece in pieces(array):
+                    _fill(out.view(-1)[start : start + piece.size], piece)
+                return out
+        _fill(out, array)
         return out
 
     def constant(self, value: Any) -> torch.Tensor:
@@ -81,11 +97,12 @@ class Precision:
         return made
 
     def shared(self, value: Any) -> torch.Tensor | None:
-        """As `constant`, but on the memory of `value` itself; None where that has another dtype or layout."""
+        """As `constant`, but on the memory of `value` itself; None where it has another dtype or layout or is a
+        file's."""
         if self.infinity is not None:
             return None
         array = np.asarray(value)
-        if array.dtype not in _NUMPY or not array.flags.c_contiguous or not array.nbytes:
+        if array.dtype not in _NUMPY or not array.flags.c_contiguous or not array.nbytes or is_mapped(array):
             return None
         found = torch.from_numpy(np.asarray(_Lent(array)))
         fits = found.dtype == self._computed(array.dtype) and found.data_ptr() % _ALIGNMENT == 0
@@ -113,9 +130,10 @@ class Precision:
         """A kernel's result as it is kept for a variable declared as builtin type `dtype`."""
         storage = self.storage(dtype)
         if value.is_floating_point() and not (storage.is_floating_point or storage == torch.bool):
-            # Undefined in MIL, and processors differ: NaN is 0, what is out of reach the nearest end of the storage.
-            ends = torch.iinfo(storage)
-            value = value.double().nan_to_num(0.0).clamp(ends.min, min(ends.max, 2**63 - 1024))
+            # MIL does not define it and no report of a device was found. arm64's conversions saturate, which is what is
+            # done here for every width: NaN becomes 0, what is out of range the nearest end of the declared type.
+            lowest, highest = _range(dtype)
+            value = value.double().nan_to_num(0.0).clamp(lowest, min(highest, 2**63 - 1024))
         value = value.to(storage)
         if not (storage.is_floating_point or storage == torch.bool):
             value = self._wrapped(value, dtype)
@@ -160,3 +178,9 @@ class Precision:
     def numpy(self, value: torch.Tensor, dtype: Any) -> np.ndarray[Any, Any]:
         """A stored tensor as the numpy array handed to the user, in memory of its own."""
         return np.array(value.numpy(), dtype=self.numpy_dtype(dtype))
+
+
+def _range(dtype: Any) -> tuple[int, int]:
+    """The smallest and the largest integer of builtin type `dtype`."""
+    bits = bit_width(dtype)
+    return (0, (1 << bits) - 1) if dtype.is_unsigned() else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)

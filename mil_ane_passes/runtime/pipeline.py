@@ -9,6 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..core.errors import InputError, NotSupported, nearest
+from ..core.locking import synchronized
 from ..core.query import chain
 from .engine import Runtime
 from .feeds import named_feeds, split_inputs
@@ -22,11 +23,12 @@ __all__ = ["PipelineRuntime", "taken"]
 class PipelineRuntime:
     """Executes a loaded pipeline; called like `Runtime`, with the pipeline's inputs and giving its outputs.
 
-    Each part takes what the pipeline is fed and what parts before it gave, by name; floats become the width that the
-    part takes. Raises NotSupported for a part that is no ML Program or has an op the runtime lacks, and for states,
-    which a pipeline has no place for.
+    Each part takes what the pipeline is fed and what parts before it gave, by name; floats are rounded to the width
+    that the part takes as `precision` rounds inside it: at float16 only. Raises NotSupported for a part that is no ML
+    Program or has an op the runtime lacks, and for states, which a pipeline has no place for.
     """
 
+    @synchronized
     def __init__(self, package: Package, *, precision: str = "float32", quirks: Sequence[str] = ()) -> None:
         if package.members.others:
             name, kind = next(iter(package.members.others.items()))
@@ -44,6 +46,7 @@ class PipelineRuntime:
                               description=package.description(name))
             self._parts.append((function, runtime))
 
+    @synchronized
     def __call__(
         self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
@@ -51,12 +54,13 @@ class PipelineRuntime:
         self.check(feeds, state)
         known: dict[str, Any] = dict(feeds)
         for function, runtime in self._parts:
-            known.update(runtime(taken(function, known)))
+            known.update(runtime({name: known[name] for name in function.inputs if name in known}))
         missing = [feature.name for feature in self._description.output if feature.name not in known]
         if missing:
             raise InputError(f"output '{missing[0]}': no part of the pipeline gives it; the package is damaged")
         return {feature.name: known[feature.name] for feature in self._description.output}
 
+    @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         """Raises InputError for feeds of a wrong name and for states; runs nothing."""
         if state:

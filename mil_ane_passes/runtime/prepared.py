@@ -6,6 +6,7 @@ heap: the C library could neither join nor return what is freed around them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ class Prepared:
         self.dtypes |= {var: _dtype(var) for steps in self.steps.values() for var in steps.inputs}
         self._defaults = {op: self._defaults_of(op) for op in self._ops if op.op_type != "const"}
         self.constants = _Constants(precision, made)
+        self._made_bytes = {op: self._bytes_of(op) for op in self._defaults}
 
     def is_current(self) -> bool:
         """False once ops, what they read, or outputs have changed: then all this is to be worked out anew."""
@@ -68,6 +70,24 @@ class Prepared:
     def inputs(self, op: Any) -> Mapping[str, Any]:
         """The connected inputs of `op` by name; pymil filters them anew each time it is asked."""
         return self._inputs[op]
+
+    def made_bytes(self, op: Any) -> int | None:
+        """The bytes of what `op` makes, in the dtype it is computed in; None where a size is known at run time only."""
+        return self._made_bytes[op]
+
+    def _bytes_of(self, op: Any) -> int | None:
+        total = 0
+        for var in op.outputs:
+            if not types.is_tensor(var.sym_type) or self.dtypes[var] is None:
+                continue
+            sizes = var.sym_type.get_shape()
+            if not all(isinstance(size, int) for size in sizes):
+                return None
+            total += math.prod(sizes) * self._computed_itemsize(self.dtypes[var])
+        return total
+
+    def _computed_itemsize(self, dtype: Any) -> int:
+        return int((self.precision.compute if types.is_float(dtype) else self.precision.storage(dtype)).itemsize)
 
     def default(self, op: Any, name: str) -> Any:
         """What `op` takes for an input that is not connected, as kernels see it, or None."""

@@ -155,7 +155,8 @@ def test_integers_are_exact_in_every_precision() -> None:
         assert added.dtype == divided.dtype == rest.dtype == np.int32
 
 
-def test_casts_truncate_and_wrap() -> None:
+def test_casts_of_floats_truncate_and_saturate() -> None:
+    """What does not fit MIL leaves open; arm64 saturates, as the runtime does for int32, too."""
     x = np.array([-1.9, 1.9, 300.5], np.float32)
 
     def build(x: Any) -> Any:
@@ -163,7 +164,7 @@ def test_casts_truncate_and_wrap() -> None:
 
     found = run(build, {"x": x})
     np.testing.assert_array_equal(found[0], [-1, 1, 300])
-    np.testing.assert_array_equal(found[1], np.array([255, 1, 44], np.uint8))
+    np.testing.assert_array_equal(found[1], np.array([0, 1, 255], np.uint8))
     assert found[1].dtype == np.uint8
     assert found[2].dtype == np.bool_
 

@@ -33,6 +33,16 @@ def test_casts_of_floats_drop_the_fraction(dtype: str, precision: str) -> None:
     assert true.all()
 
 
+@pytest.mark.parametrize("dtype", [*NARROW, "int32"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_casts_of_floats_saturate(dtype: str, precision: str) -> None:
+    ends = np.iinfo(dtype)
+    values = np.array([-np.inf, -3e9, -40000, -300.7, -129, -1.5, 127.9, 256, 300.7, 40000, 70000, 3e9, np.inf, np.nan],
+                      np.float32)
+    expected = np.nan_to_num(np.clip(np.trunc(values.astype(np.float64)), ends.min, ends.max)).astype(dtype)
+    same_bits(run(lambda x: mb.cast(x=x, dtype=dtype), {"x": values}, precision=precision)[0], expected)
+
+
 @law
 @given(
     x=hnp.arrays(np.int32, 5, elements=st.integers(-(2**31), 2**31 - 1)), dtype=st.sampled_from([*NARROW]),

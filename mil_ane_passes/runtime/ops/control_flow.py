@@ -16,6 +16,11 @@ class TensorList:
         self.items = items
         self.dynamic = dynamic
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return sum(item.nbytes for item in self.items if item is not None)
+
     def written(self, index: int, value: torch.Tensor) -> TensorList:
         """A copy with `value` at `index`; a list of dynamic length grows to take it."""
         items = list(self.items)
@@ -64,8 +69,10 @@ def cond(op: Any, ins: Any) -> list[Any]:
 def while_loop(op: Any, ins: Any) -> list[Any]:
     proceeds, body = op.blocks
     values = [ins.machine.keep(var, value) for var, value in zip(op.inputs["loop_vars"], ins["loop_vars"])]
-    while bool(ins.machine.run_block(proceeds, values)[0]):
-        values = ins.machine.run_block(body, values)
+    with ins.machine.looping(op) as count_step:
+        while bool(ins.machine.run_block(proceeds, values)[0]):
+            count_step()
+            values = ins.machine.run_block(body, values)
     return values
 
 

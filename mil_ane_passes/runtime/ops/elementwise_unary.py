@@ -39,7 +39,8 @@ def plain(op: Any, ins: Any) -> torch.Tensor:
 
 @kernel("cast")
 def cast(op: Any, ins: Any) -> torch.Tensor:
-    """The declared dtype of the output says it all; storing truncates floats toward zero and wraps integers."""
+    """The declared dtype decides: storing truncates floats toward zero and saturates them at the ends of an integer
+    type (which MIL leaves open), and keeps the low bits of integers."""
     return ins["x"]
 
 

@@ -11,17 +11,35 @@ from typing import Any
 
 import torch
 
+from ...core.errors import InputError
 from ..registry import kernel
 from .activation import by_name
 
 Step = Callable[[torch.Tensor, Any], Any]
 
 
+def _initial(ins: Any, name: str) -> torch.Tensor:
+    """The first state `name` with one row for each row of x.
+
+    coremltools does not check its batch, and its own converter writes states with as many rows as there are steps.
+    Which rows Core ML reads then is not documented; where all rows are equal it does not matter. Raises InputError
+    where it does.
+    """
+    state, batch = ins[name], ins["x"].shape[1]
+    if state.shape[0] == batch:
+        return state
+    first = state[:1]
+    if not torch.equal(state, first.expand_as(state)):
+        raise InputError(f"{ins.op.op_type} '{ins.op.name}': {name} has {state.shape[0]} rows that differ, and the "
+                         f"batch of x is {batch}; expected a row for each, or equal rows")
+    return first.expand(batch, -1)
+
+
 def _projected(ins: Any, suffix: str = "") -> torch.Tensor:
     """Every step's input times the input weights, plus the bias."""
     y = torch.matmul(ins["x"], ins["weight_ih" + suffix].mT)
     bias = ins.get("bias" + suffix)
-    return y if bias is None else y + bias
+    return ins.rounded(y if bias is None else y + bias)
 
 
 def _unrolled(steps: torch.Tensor, state: Any, step: Step, backward: bool) -> tuple[torch.Tensor, Any]:
@@ -39,12 +57,12 @@ def _last(hidden: torch.Tensor, ins: Any) -> torch.Tensor:
 
 @kernel("rnn")
 def rnn(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    activation, weight = by_name(ins.value("activation")), ins["weight_hh"].mT
+    activation, weight, r = by_name(ins.value("activation")), ins["weight_hh"].mT, ins.rounded
 
     def step(now: torch.Tensor, state: Any) -> Any:
-        return (activation(now + torch.matmul(state[0], weight)),)
+        return (r(activation(r(now + r(torch.matmul(state[0], weight))))),)
 
-    hidden, state = _unrolled(_projected(ins), (ins["initial_h"],), step, ins.value("direction") == "reverse")
+    hidden, state = _unrolled(_projected(ins), (_initial(ins, "initial_h"),), step, ins.value("direction") == "reverse")
     return _last(hidden, ins), state[0]
 
 
@@ -57,22 +75,24 @@ def gru(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
     bias = ins.get("bias")
     bias_r, bias_o, bias_z = (torch.zeros(3 * size, dtype=ins.compute) if bias is None else bias).chunk(3, -1)
     reset_after = bool(ins.value("reset_after")) if ins.accepts("reset_after") else False
-    inputs = torch.matmul(ins["x"], ins["weight_ih"].mT)
+    inputs, rounded = torch.matmul(ins["x"], ins["weight_ih"].mT), ins.rounded
     if ins.accepts("input_bias") and ins.has("input_bias"):
         inputs = inputs + ins["input_bias"]
+    inputs = rounded(inputs)
 
     def step(now: torch.Tensor, state: Any) -> Any:
         hidden = state[0]
         in_r, in_o, in_z = now.chunk(3, -1)
-        r = gate(in_r + torch.matmul(hidden, weight_r) + bias_r)
-        z = gate(in_z + torch.matmul(hidden, weight_z) + bias_z)
+        r = rounded(gate(rounded(in_r + rounded(torch.matmul(hidden, weight_r) + bias_r))))
+        z = rounded(gate(rounded(in_z + rounded(torch.matmul(hidden, weight_z) + bias_z))))
         if reset_after:
-            o = activation(in_o + r * (torch.matmul(hidden, weight_o) + bias_o))
+            o = in_o + rounded(r * rounded(torch.matmul(hidden, weight_o) + bias_o))
         else:
-            o = activation(in_o + torch.matmul(r * hidden, weight_o) + bias_o)
-        return ((1.0 - z) * o + z * hidden,)
+            o = in_o + rounded(torch.matmul(rounded(r * hidden), weight_o) + bias_o)
+        o = rounded(activation(rounded(o)))
+        return (rounded(rounded(rounded(1.0 - z) * o) + rounded(z * hidden)),)
 
-    hidden, state = _unrolled(inputs, (ins["initial_h"],), step, ins.value("direction") == "reverse")
+    hidden, state = _unrolled(inputs, (_initial(ins, "initial_h"),), step, ins.value("direction") == "reverse")
     return _last(hidden, ins), state[0]
 
 
@@ -83,15 +103,16 @@ def _lstm_step(ins: Any, suffix: str) -> Step:
     weight = ins["weight_hh" + suffix].mT
     peephole, clip = ins.get("peephole" + suffix), ins.value("clip")
     peep_i, peep_f, peep_o = (0.0, 0.0, 0.0) if peephole is None else peephole.chunk(3)
+    r = ins.rounded
 
     def step(now: torch.Tensor, state: Any) -> Any:
         hidden, cell = state
-        in_i, in_f, in_o, in_z = (now + torch.matmul(hidden, weight)).chunk(4, -1)
-        i, f = gate(in_i + cell * peep_i), gate(in_f + cell * peep_f)
-        cell = f * cell + i * cell_gate(in_z)
+        in_i, in_f, in_o, in_z = r(now + r(torch.matmul(hidden, weight))).chunk(4, -1)
+        i, f = r(gate(r(in_i + r(cell * peep_i)))), r(gate(r(in_f + r(cell * peep_f))))
+        cell = r(r(f * cell) + r(i * r(cell_gate(in_z))))
         if clip is not None:
             cell = cell.clamp(-clip, clip)
-        return gate(in_o + cell * peep_o) * activation(cell), cell
+        return r(r(gate(r(in_o + r(cell * peep_o)))) * r(activation(cell))), cell
 
     return step
 
@@ -100,7 +121,7 @@ def _lstm_step(ins: Any, suffix: str) -> Step:
 def lstm(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gates in the order input, forget, output, cell."""
     direction = ins.value("direction")
-    initial_h, initial_c = ins["initial_h"], ins["initial_c"]
+    initial_h, initial_c = _initial(ins, "initial_h"), _initial(ins, "initial_c")
     if direction != "bidirectional":
         backward = direction == "reverse"
         hidden, (h, c) = _unrolled(_projected(ins), (initial_h, initial_c), _lstm_step(ins, ""), backward)
