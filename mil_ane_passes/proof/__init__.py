@@ -14,12 +14,29 @@ is judged as ever. A rewrite that changes a constant declares by which share of 
 
 Inputs are drawn per declared type: ids within their table, pixels for images, both values of a lone flag, every
 enumerated shape, both ends of a range (an end that is open or too large for a proof to finish is tried as far as is
-reasonable). The verdict is *not proved*, and nothing is written, when an op cannot be executed here, when no drawn
+reasonable).
+
+Besides the normal draws, adversarial feeds are run at float64 (and typed, where the same bits are promised), a few
+extreme elements among ordinary ones so that the rest stays comparable. Where a function has float inputs: one with a
+wide range (rows x 30 and x 0.001, +-65504, +-300), one with NaN, infinities and zeros of both signs, one with ties
+(multiples of 0.5, zeros of both signs, +-6e-8, +-1e-4, a constant row, a one-hot row); a function that computes more
+than 4 million elements gets wide range and ties as halves of one run. Where it has integer inputs: one with indices
+from -n to n - 1, other integers from -100 to 1000, besides the first and the last row of every table. Symbolic
+dimensions are 1, 2, 7, and 257 where that is cheap (16 and 41 in normal draws), as far as declared ranges allow, and
+the largest that an option of a rewrite allows. What the model itself cannot run on is dropped. The result's `sampled`
+lists what was run. Intervals that users give (`--ranges`) bound these feeds, too. So does the domain of the rewrites
+that fired: a rule declares between which magnitudes of the inputs its promise holds (`within`: 30 for a finite mask),
+whether NaN and infinity reach the same results (`keeps_nonfinite`), and by how many units in the last place an
+approximating formula is off (`ulps`). Rewrites that approximate, which no preset has, are held to normal draws and the
+user's feeds alone.
+
+The verdict is *not proved*, and nothing is written, when an op cannot be executed here, when no drawn
 input can be run, or when no run entered a branch or loop body that a rewrite changed. A shape that the model itself
 does not take is left out, and the report says so.
 
-A proof by running is what it is: a difference that no draw reaches, such as one behind a relu that is always zero, is
-not seen; the rules' own tests cover those on each op alone. And it is about the program, not about Apple's hardware.
+A proof by running is what it is: a difference that no draw reaches, such as one behind a relu that is always zero, at
+one particular number, at lengths other than those tried, or in the rounding to fp16 of extreme values, is not seen; the
+rules' own tests cover those on each op alone. And it is about the program, not about Apple's hardware.
 
 When two models differ, the report names the first op whose value does, in the order in which the second computes:
 both values, what the op reads and whether that still agrees, and the MIL around it. Beside a torch module or a

@@ -12,7 +12,9 @@ from coremltools.converters.mil.mil import Program, Var
 from ..core.clone import clone
 from ..core.contract import Rewrite, Rule
 from ..core.engine import find, run
+from ..core.errors import RuleError
 from ..core.ranges import Measure, Range
+from ..core.rule_class import RuleFailure
 from .execute import Plan, fresh_state
 from .match import Values
 from .trace import OVERFLOWS, Collector, TraceRow
@@ -75,6 +77,8 @@ class Calibrated:
     runs: int
     fires: dict[str, int] = field(default_factory=dict)
     first: str = ""
+    failed: list[RuleFailure] = field(default_factory=list)
+    "The rules that failed on the program, which say nothing of it."
 
 
 def calibrated(
@@ -94,7 +98,7 @@ def calibrated(
     def known(asked: Program) -> Mapping[Var, Range]:
         return ranges if asked is program else measured(asked, make(asked), progress)
 
-    for rule in rules:
+    def look(rule: type[Rule]) -> None:
         configured = rule.configured()
         hits = find(configured, program, target=target, measure=known).fired
         for hit in hits:
@@ -106,6 +110,14 @@ def calibrated(
         if hits and isinstance(configured, Rewrite) and any(row.beyond for row in found.rows):
             progress(f"trying ane::{rule.name}")
             _credit(found.rows, rule.name, _beyond_after(configured, program, make, target, known))
+
+    for rule in rules:
+        try:
+            look(rule)
+        except RuleError as error:  # the other rules are looked at all the same
+            if error.failure is None:
+                raise
+            found.failed.append(error.failure)
     return found
 
 

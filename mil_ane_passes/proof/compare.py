@@ -1,9 +1,11 @@
-"""Are two sets of outputs equal, at the strictness that the rewrites between them promised? There is no tolerance
-to set: bitwise means the same bits, rounding is judged against the program before at full precision.
+"""Are two sets of outputs equal, at the strictness that the rewrites between them promised? For rewrites there is no
+tolerance to set: bitwise means the same bits, rounding is judged against the program before at full precision. Models
+that are meant to differ, such as one and its compressed form, are judged by the limits of `Accuracy`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..core.contract import Exactness
+from ..core.errors import InputError
+from ..core.spelling import asked
 
-__all__ = ["ALGEBRA", "EVERY", "OutputDifference", "Strictness", "as_arrays", "differences", "limited", "worst"]
+__all__ = ["ALGEBRA", "EVERY", "Accuracy", "OutputDifference", "Strictness", "as_arrays", "differences", "limited",
+           "worst"]
 
 Array = np.ndarray[Any, Any]
 Runs = Mapping[str, Mapping[str, Array]]
@@ -20,10 +25,14 @@ Runs = Mapping[str, Mapping[str, Array]]
 
 ALGEBRA = 1e-9
 """At float64, how far rounding may move a value that the algebra leaves alone, as a share of the output's largest."""
+_LOST = 2.0**-52
+"What is lost at float64 beside a 1, as exp(x) is in log(1 + exp(x)), where all of the output may be smaller."
 EVERY = "every output"
 "What stands for an output's name where there are none, as the program cannot be run."
 _WORSE = 4.0
 """How many times further from the full-precision result a typed run may be than the run of the program before."""
+_ULPS = 1e6
+"From here on a count of units in the last place is not given."
 
 
 @dataclass(frozen=True)
@@ -47,24 +56,117 @@ class OutputDifference:
     allowed: float = 0.0
     reason: str = ""
     mended: int = 0
+    snr: float | None = None
+    "Signal-to-noise ratio of the whole output in dB, where the outputs were judged by `Accuracy`."
+    cosine: float | None = None
+    "Cosine similarity of the whole output, where the outputs were judged by `Accuracy`."
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON; numbers that JSON has no word for are strings ("inf", "-inf", "nan")."""
         numbers = {key: _json(getattr(self, key)) for key in (
             "absolute", "relative", "ulps", "before", "after", "allowed")}
         return {"output": self.output, "equal_bits": self.equal_bits, "passed": self.passed, **numbers,
-                "index": list(self.index), "reason": self.reason, "mended": self.mended}
+                "index": list(self.index), "reason": self.reason, "mended": self.mended,
+                "snr": None if self.snr is None else _json(self.snr),
+                "cosine": None if self.cosine is None else _json(self.cosine)}
 
     def __str__(self) -> str:
         if self.equal_bits:
             return f"{self.output}: the same bits"
         if self.reason:
             return f"{self.output}: {self.reason}"
+        if self.snr is not None and self.cosine is not None:
+            return (f"{self.output}: SNR {self.snr:.1f} dB, cosine {self.cosine:.6f}, largest difference "
+                    f"{self.absolute:.3g} at {list(self.index)} ({self.before!r} became {self.after!r})")
         verdict = "within" if self.passed else "beyond"
-        ulps = f", {self.ulps:.3g} ulp" if np.isfinite(self.ulps) else ""  # integers have none, nor has NaN
+        # Integers have no ulps, nor has NaN; a count beyond a million says nothing that the difference does not.
+        ulps = "" if not np.isfinite(self.ulps) else f", {self.ulps:.3g} ulp" if self.ulps < _ULPS else ", > 1e6 ulp"
         mended = f"; {self.mended} that were NaN or infinite are finite" if self.mended else ""
         return (f"{self.output}: {self.before!r} became {self.after!r} at {list(self.index)} "
                 f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed){mended}")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Limits on the error of floating-point outputs, all of which have to hold; None is no limit.
+
+    `atol` and `rtol`: each element b is within atol + rtol * |a| of the first model's a (as numpy.allclose has it; one
+    alone leaves the other 0). `snr`: at least so many dB, 10 log10(sum a^2 / sum (a - b)^2) over an output. `cosine`:
+    at least this cosine similarity over an output. What is NaN or infinite has to be the same, integers, bools and
+    strings have to be equal. Raises InputError for a limit that no output could be held to.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    snr: float | None = None
+    cosine: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("atol", "rtol"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 <= limit < math.inf:
+                raise InputError(f"{asked(name)}: found {limit}; expected a number of 0 or more")
+        if self.snr is not None and not math.isfinite(self.snr):
+            raise InputError(f"{asked('snr')}: found {self.snr}; expected a finite number of dB")
+        if self.cosine is not None and not -1 <= self.cosine <= 1:
+            raise InputError(f"{asked('cosine')}: found {self.cosine}; expected a number from -1 to 1")
+
+    def __bool__(self) -> bool:
+        return any(limit is not None for limit in self.limits().values())
+
+    def __str__(self) -> str:
+        signs = {"atol": "<=", "rtol": "<=", "snr": ">=", "cosine": ">="}
+        return ", ".join(f"{name} {signs[name]} {limit:g}{' dB' if name == 'snr' else ''}"
+                         for name, limit in self.limits().items() if limit is not None)
+
+    def limits(self) -> dict[str, float | None]:
+        """The limits by name, as JSON has them."""
+        return {"atol": self.atol, "rtol": self.rtol, "snr": self.snr, "cosine": self.cosine}
+
+    def judge(self, name: str, old: Array, new: Array) -> OutputDifference:
+        """Whether output `name` of the second model is within the limits; a scalar counts as an array of one."""
+        old, new = np.atleast_1d(old), np.atleast_1d(new)
+        if old.shape != new.shape:
+            return OutputDifference(name, False, False, reason=f"has shape {list(old.shape)} in the first and "
+                                                               f"{list(new.shape)} in the second")
+        if old.dtype.kind != "f" or new.dtype.kind != "f":
+            differing = int(np.count_nonzero(old != new))
+            return OutputDifference(name, not differing and old.dtype == new.dtype, not differing,
+                                    reason=f"{differing} of {old.size} values differ" if differing else "")
+        if old.dtype == new.dtype and _same_bits(old, new):
+            return OutputDifference(name, True, True, snr=math.inf, cosine=1.0)
+        return self._judge_floats(name, old, new)
+
+    def _judge_floats(self, name: str, old: Array, new: Array) -> OutputDifference:
+        first, second = old.astype(np.float64), new.astype(np.float64)
+        finite = np.isfinite(first) & np.isfinite(second)
+        good = bool(np.all(finite | _same(first, second)))
+        signal, noise = first[finite], (second - first)[finite]
+        allowed = np.full(old.shape, math.inf)
+        if self.atol is not None or self.rtol is not None:
+            allowed = (self.atol or 0.0) + (self.rtol or 0.0) * np.abs(np.where(finite, first, 0.0))
+            good &= bool(np.all(np.abs(noise) <= allowed[finite]))
+        snr, cosine = _snr(signal, noise), _cosine(signal, second[finite])
+        good &= (self.snr is None or snr >= self.snr) and (self.cosine is None or cosine >= self.cosine)
+        unit = old.dtype if old.dtype.itemsize < new.dtype.itemsize else new.dtype
+        return replace(worst(name, old, new, allowed, good, unit_of=unit), snr=snr, cosine=cosine)
+
+
+def _snr(signal: Array, noise: Array) -> float:
+    """The signal-to-noise ratio in dB; infinite without noise."""
+    lost = float(np.sum(noise * noise))
+    kept = float(np.sum(signal * signal))
+    if lost == 0.0:
+        return math.inf
+    return 10 * math.log10(kept / lost) if kept else -math.inf
+
+
+def _cosine(one: Array, other: Array) -> float:
+    """The cosine similarity; 1 for two outputs of zeros, 0 where one of them is."""
+    length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    if length == 0.0:
+        return 1.0 if not np.any(one) and not np.any(other) else 0.0
+    return float(np.dot(one.ravel() / np.linalg.norm(one), other.ravel() / np.linalg.norm(other)))
 
 
 @dataclass(frozen=True)
@@ -72,26 +174,43 @@ class Strictness:
     """What the rewrites between two programs promised together.
 
     `mends`: what was NaN or infinite may be finite. `moves`: how far results may be off besides rounding, as a share of
-    the output's largest value.
+    the output's largest value. `ulps`: how many units in the last place of that value typed results may be off besides.
+    `within`: magnitudes of float inputs, zero aside, between which all this holds at full precision. Without
+    `keeps_nonfinite`, a NaN or an infinity that is fed may spread to other results. `smallest_size` and
+    `largest_size`: between which sizes of symbolic dimensions it holds, where the model declares no range for them.
     """
 
     exactness: Exactness
     mends: bool = False
     moves: float = 0.0
+    accuracy: Accuracy | None = None
+    "Limits on the error, for models that are meant to differ; they take the place of the rest."
+    ulps: float = 0.0
+    within: tuple[float, float] = (0.0, math.inf)
+    keeps_nonfinite: bool = True
+    largest_size: float = math.inf
+    smallest_size: int = 1
 
 
 def differences(
     before: Mapping[str, Array], after: Mapping[str, Array], promised: Exactness | Strictness,
-    truth: Mapping[str, Array] | None = None,
+    truth: Mapping[str, Array] | None = None, nonfinite: bool = False, stepped: Mapping[str, Array] | None = None,
 ) -> list[OutputDifference]:
-    """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run.
+    """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run;
+    `nonfinite` says that NaN and infinities were fed. `stepped` holds results of the program before with each step of
+    recurrent layers rounded: the worse of both errors is the one to compare with.
 
     BITWISE asks for the same bits (any NaN equals any NaN). ROUNDING asks at float64 for agreement to `ALGEBRA` of
     the output's scale, and in a typed run for results that are not further from the truth than four times the worst
     error of the program before plus one unit in the last place; a finite value must stay finite.
     """
-    judge = _Judge(promised if isinstance(promised, Strictness) else Strictness(promised))
-    return [judge.one(name, np.asarray(value), np.asarray(after[name]), None if truth is None else truth[name])
+    promised = promised if isinstance(promised, Strictness) else Strictness(promised)
+    if promised.accuracy is not None:
+        return [promised.accuracy.judge(name, np.asarray(value), np.asarray(after[name])) if name in after
+                else OutputDifference(name, False, False, reason="is missing after") for name, value in before.items()]
+    judge = _Judge(promised, spreads=nonfinite and not promised.keeps_nonfinite)
+    return [judge.one(name, np.asarray(value), np.asarray(after[name]), None if truth is None else truth[name],
+                      value if stepped is None else stepped[name])
             if name in after else OutputDifference(name, False, False, reason="is missing after")
             for name, value in before.items()]
 
@@ -141,8 +260,10 @@ class _Judge:
     """Holds two sets of outputs to what was promised."""
 
     promised: Strictness
+    spreads: bool = False
+    "Whether results that are NaN or infinite in the program after are not judged, nor integers made of such."
 
-    def one(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
+    def one(self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array) -> OutputDifference:
         if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
             return OutputDifference(name, False, False, reason=f"was {old.dtype}{list(old.shape)} and is "
                                                                f"{new.dtype}{list(new.shape)}")
@@ -152,10 +273,12 @@ class _Judge:
             return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
         if old.dtype.kind != "f":
             return self._integers(name, old, new)
-        return self._numbers(name, old, new, truth)
+        return self._numbers(name, old, new, truth, stepped)
 
     def _integers(self, name: str, old: Array, new: Array) -> OutputDifference:
         """Equal, unless what approximates may let a share of them go another way, as an argmax of near ties does."""
+        if self.spreads:
+            return OutputDifference(name, False, True, reason="not compared where NaN or infinity may spread")
         if self.promised.exactness is not Exactness.APPROXIMATE:
             return worst(name, old, new, np.zeros(old.shape), False)
         changed = int(np.count_nonzero(old != new))
@@ -163,15 +286,20 @@ class _Judge:
         return OutputDifference(name, False, changed <= allowed,
                                 reason=f"{changed} of {old.size} integers changed ({allowed:.3g} allowed)")
 
-    def _numbers(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
+    def _numbers(
+        self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array
+    ) -> OutputDifference:
         mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.mends
         if self.promised.exactness is Exactness.BITWISE:
             allowed, good = np.zeros(old.shape), _same_each_bit(old, new)
         else:
-            allowed = self._allowed(old, truth)
+            allowed = np.maximum(self._allowed(old, truth), self._allowed(stepped, truth))
             with np.errstate(invalid="ignore"):
                 good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
             good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
+        if self.spreads:
+            lost = ~np.isfinite(new)
+            good, new = good | lost, np.where(lost, old, new)  # the worst element is one that is judged
         if not np.any(mended):
             return worst(name, old, new, allowed, bool(np.all(good)))
         rest = np.where(mended, old, new)  # the worst element is one that is not mended
@@ -185,10 +313,11 @@ class _Judge:
         scale = float(np.max(np.abs(reference[finite]), initial=0.0))
         moved = self.promised.moves * scale
         if truth is None:
-            return np.full(old.shape, ALGEBRA * scale + moved)
+            return np.full(old.shape, max(ALGEBRA * scale, _LOST) + moved)
         known = finite & np.isfinite(old)
         error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
-        return np.full(old.shape, _WORSE * error + _unit(old.dtype, scale) + moved)
+        units = 1 + self.promised.ulps
+        return np.full(old.shape, _WORSE * error + units * _unit(old.dtype, scale) + moved)
 
 
 def _reference(old: Array, truth: Array | None) -> Array:

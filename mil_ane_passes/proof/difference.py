@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Block, Operation, Var, types
 
 from ..core.printer import op_text, type_text
 from ..core.query import flat_inputs
+from ..core.words import lines_text
 from .compare import OutputDifference
 from .execute import Plan
 from .match import Values, is_constant
@@ -82,7 +83,7 @@ class FirstDifference:
         op = one.op_type if one.op_type == other.op_type else f"{one.op_type}, now {other.op_type}"
         kind = one.type if one.type == other.type else f"{one.type}, now {other.type}"
         again = f", execution {self.execution}" if self.execution > 1 else ""
-        return "\n".join([
+        return lines_text([
             f"first difference: {name} ({op}) in {self.place}{again}; {self.feeds}, {self.precision}",
             f"  {kind}: {str(self.worst).removeprefix(f'{self.worst.output}: ')}{self._share()}",
             *(f"  {line}" for line in self._causes()),

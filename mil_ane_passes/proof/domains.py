@@ -22,13 +22,14 @@ _MASK, _BEYOND = 5000.0, 65504.0
 "A factor below minus the one, or from the other on (no number of fp16 but 0 survives it), makes a mask."
 
 
-def domains(function: Function, sizes: Mapping[Any, int]) -> dict[str, Interval]:
+def domains(function: Function, sizes: Mapping[Any, int], negative: bool = False) -> dict[str, Interval]:
     """For each input of `function` the interval its values have to be in; `sizes` are the extents of its symbols.
+    With `negative`, indices that count from the end of an axis are in it.
 
     Followed through casts, changes of shape, selections, nested blocks and arithmetic with constants; what else happens
     to an input asks nothing of it.
     """
-    sweep = _Sweep(sizes)
+    sweep = _Sweep(sizes, negative)
     sweep.block(function)
     return {name: sweep.interval(var) for name, var in function.inputs.items()}
 
@@ -45,8 +46,9 @@ def whole_numbers(wanted: Interval, lowest: int, highest: int, some: int) -> tup
 class _Sweep:
     """What is wanted of each value by the ops that were met so far."""
 
-    def __init__(self, sizes: Mapping[Any, int]) -> None:
+    def __init__(self, sizes: Mapping[Any, int], negative: bool) -> None:
         self.sizes = sizes
+        self._negative = negative
         self._wanted: dict[Var, Wanted] = {}
 
     def of(self, var: Var) -> Wanted:
@@ -103,7 +105,7 @@ class _Sweep:
     def below(self, dim: Any) -> Interval:
         """An index into an axis of that extent."""
         extent = self.extent(dim)
-        return ANYTHING if extent is None else (0, extent - 1)
+        return ANYTHING if extent is None else (-extent if self._negative else 0, extent - 1)
 
 
 def _on_axis(table: str) -> Callable[[Operation, _Sweep], Asked]:

@@ -12,12 +12,14 @@ from coremltools.converters.mil.mil import Block, Program
 
 from ..core.errors import InputError, NotSupported, nearest
 from ..core.query import chain
+from ..runtime.feeds import read_stored
 from ..runtime.interface import apply_description
 from ..runtime.pipeline import taken
 from .compare import as_arrays
 from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
-__all__ = ["GIVEN", "Execution", "Plan", "Run", "check_runnable", "execute", "fresh_state", "plans"]
+__all__ = ["GIVEN", "Execution", "Plan", "Run", "check_runnable", "execute", "execute_pipeline", "fresh_state",
+           "plans"]
 
 Array = np.ndarray[Any, Any]
 GIVEN = "given feeds"
@@ -38,14 +40,18 @@ class Plan:
     typed: bool = True
     asked: bool = False
     "Whether the user says that the model takes these feeds: where it does not, the user is told."
+    adversarial: str = ""
+    "The kind of adversarial feeds, where they are."
 
 
 @dataclass
 class Run:
-    """A plan and its outputs by precision, or the `error` that ended it."""
+    """A plan and its outputs by precision, or the `error` that ended it; `stepped` are outputs at float16 with each
+    step of recurrent layers rounded, where those were needed."""
 
     plan: Plan
     results: dict[str, dict[str, Array]] = field(default_factory=dict)
+    stepped: dict[str, Array] | None = None
     error: str = ""
 
 
@@ -84,6 +90,7 @@ def plans(
 def _given(program: Program, name: str, describe: Callable[[str], Any], feeds: Mapping[str, Array]) -> Plan:
     description = describe(name)
     laid_out = dict(feeds) if description is None else apply_description(description, feeds)
+    laid_out = read_stored(program.functions[name].inputs, laid_out)
     return Plan(name, GIVEN, laid_out, make_state(program.functions[name], 0))
 
 
@@ -111,13 +118,13 @@ def check_runnable(program: Program, quirks: Sequence[str]) -> None:
 
 def execute(
     program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
-    quirks: Sequence[str] = (), finite_constants: bool = False,
+    quirks: Sequence[str] = (), finite_constants: bool = False, rounded_steps: bool = False,
 ) -> Execution:
     """Execute every plan at every precision; what is left in a state counts as an output.
 
-    `quirks` names published faults to imitate, `finite_constants` is for `Runtime`. Raises NotSupported before running
-    anything if an op is lacking, and InputError for a quirk that is not known or feeds that were given and do not fit;
-    drawn feeds that cannot be run leave an error in their `Run`.
+    `quirks` names published faults to imitate, `finite_constants` and `rounded_steps` are for `Runtime`. Raises
+    NotSupported before running anything if an op is lacking, and InputError for a quirk that is not known or feeds that
+    were given and do not fit; drawn feeds that cannot be run leave an error in their `Run`.
     """
     from ..runtime import Runtime
 
@@ -126,7 +133,7 @@ def execute(
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
             runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
-                              finite_constants=finite_constants)
+                              finite_constants=finite_constants, rounded_steps=rounded_steps)
             for run in found.runs:
                 if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
                     continue
@@ -135,6 +142,23 @@ def execute(
                 progress(f"run {done} of {total}{left}: {function}, {run.plan.label}, {precision}")
                 _one(runtime, run, precision)
             found.entered |= runtime.entered
+    return found
+
+
+def execute_pipeline(
+    package: Any, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
+    quirks: Sequence[str] = (),
+) -> Execution:
+    """Execute every plan on a pipeline as a whole, at every precision; otherwise as `execute`."""
+    from ..runtime import PipelineRuntime
+
+    found = Execution([Run(plan, error=plan.error) for plan in made])
+    for precision in precisions:
+        runtime = PipelineRuntime(package, precision=precision, quirks=quirks)
+        for number, run in enumerate(found.runs, 1):
+            if not run.error:
+                progress(f"run {number} of {len(made)}: pipeline, {run.plan.label}, {precision}")
+                _one(lambda feeds, state: runtime(feeds), run, precision)
     return found
 
 

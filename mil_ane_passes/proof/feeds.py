@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,19 @@ from ..core.query import static_shape
 from .domains import domains, whole_numbers
 from .steps import Interval
 
-__all__ = ["ShapeChoice", "make_feeds", "make_state", "shape_choices"]
+__all__ = [
+    "ShapeChoice", "computed_elements", "image_inputs", "make_feeds", "make_state", "shape_choices", "size_choices",
+    "symbol_sizes",
+]
 
 _FREE = 16
 "Extent of a symbolic dimension about which nothing is said."
 _LONGER = 41
 "A second one, of another size and parity."
+_SMALL = (1, 2, 7)
+"Sizes at which what is written for more than one step, for pairs, or for multiples of a power of two goes wrong."
+_LONG, _CHEAP = 257, 1 << 20
+"A size beyond the usual powers of two, tried where a run at it computes no more elements than that."
 _LARGEST = 1 << 18
 "Elements up to which an input is tried at the upper end of its range: a proof has to end."
 _INTEGER = 8
@@ -52,15 +60,71 @@ def shape_choices(function: Function, description: Any = None) -> list[ShapeChoi
     return choices or [ShapeChoice("default", {})]
 
 
+def size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
+    """Shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares; and
+    with a long one, and the `largest` that an option allows, where a run of that costs little.
+
+    Dimensions of enumerated shapes and of images have no others than those of `shape_choices`.
+    """
+    features = {feature.name: feature.type for feature in description.input} if description is not None else {}
+    tensors = {name: var for name, var in function.inputs.items() if not types.is_state(var.sym_type)}
+    known = [choice.shapes for choice in shape_choices(function, description)]
+    choices: list[ShapeChoice] = []
+    for size in (*_SMALL, _LONG) if math.isinf(largest) else (*_SMALL, _LONG, int(largest)):
+        shapes = {name: _sized(var, features.get(name), size, known[0].get(name)) for name, var in tensors.items()}
+        shapes = _same_symbol_same_size(function, shapes)
+        if size not in _SMALL and computed_elements(function, shapes) > _CHEAP:
+            continue
+        if shapes not in [*known, *(choice.shapes for choice in choices)]:
+            choices.append(ShapeChoice(f"size {size}", shapes))
+    return choices
+
+
+def computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """How many elements the ops of `function` compute when the inputs have these shapes; infinite where a size depends
+    on what is not known, and for loops."""
+    sizes = symbol_sizes(function, dict(shapes))
+    total = 0.0
+    for op in function.operations:
+        if op.blocks:
+            return math.inf
+        for var in op.outputs if op.op_type != "const" else ():
+            if types.is_tensor(var.sym_type):
+                total += math.prod(_extent(dim, sizes) for dim in var.shape)
+    return total
+
+
+def _extent(dim: Any, sizes: Mapping[Any, int]) -> float:
+    found = dim.subs(dict(sizes)) if is_symbolic(dim) else dim
+    return float(found) if getattr(found, "is_number", True) else math.inf
+
+
+def _sized(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape of an input whose symbolic dimensions are `size`, or as near to it as their ranges allow."""
+    if feature is None:
+        return tuple(size if is_symbolic(dim) else int(dim) for dim in var.shape)
+    ranges = feature.multiArrayType.shapeRange.sizeRanges if feature.HasField("multiArrayType") else ()
+    if len(ranges) != var.rank:
+        return default or tuple(int(dim) for dim in var.shape)
+    return tuple(max(1, int(each.lowerBound), min(size, int(each.upperBound)) if each.upperBound > 0 else size)
+                 for each in ranges)
+
+
+def image_inputs(description: Any) -> set[str]:
+    """Names of the inputs that are images."""
+    if description is None:
+        return set()
+    return {feature.name for feature in description.input if feature.type.HasField("imageType")}
+
+
 def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
     """Feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
 
     A float that is used as a number of something (cast to an integer that selects) is drawn as one.
     """
     random = np.random.default_rng(seed)
-    images = {feature.name for feature in description.input if feature.type.HasField("imageType")} \
-        if description is not None else set()
-    wanted = domains(function, _sizes(function, choice.shapes))
+    images = image_inputs(description)
+    wanted = domains(function, symbol_sizes(function, choice.shapes))
     return {name: _drawn(random, function.inputs[name], shape, seed, wanted[name], name in images)
             for name, shape in choice.shapes.items()}
 
@@ -98,7 +162,7 @@ def _exact(dtype: np.dtype[Any]) -> int:
     return 1 << (np.finfo(dtype).nmant + 1)
 
 
-def _sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
+def symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
     """The extent of each symbol when the inputs have these shapes."""
     return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
             if is_symbolic(dim)}

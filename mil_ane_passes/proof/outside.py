@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Program, types
 from ..core.contract import Exactness
 from ..core.query import all_ops
 from .callables import Caller
-from .compare import OutputDifference, as_arrays, worst
+from .compare import Accuracy, OutputDifference, as_arrays, worst
 from .execute import Plan, Run, check_runnable, execute, plans
 from .prove import Case, VerifyReport
 
@@ -38,13 +38,15 @@ def default_tolerance(program: Program) -> float:
 def compare_with_callable(
     program: Program, given: Any, *, program_first: bool, seeds: int, precision: str, tolerance: float | None = None,
     feeds: Mapping[str, Array] | None = None, describe: Callable[[str], Any] = lambda name: None,
-    quirks: Sequence[str] = (), progress: Callable[[str], None] = lambda text: None,
+    quirks: Sequence[str] = (), accuracy: Accuracy | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
     """Are the outputs of a program's default function within `tolerance` of a callable's, on the program's inputs?
 
     `given` as in `Caller`. An output passes when no element is further off than `tolerance` times the largest value
     of the first side's output; integers, bools and strings have to be equal, and what is not finite has to be the
-    same. Raises InputError when the callable cannot be used, raises, or returns another number of outputs.
+    same. Given `accuracy`, its limits take the place of the tolerance. Raises InputError when the callable cannot be
+    used, raises, or returns another number of outputs.
     """
     check_runnable(program, quirks)
     name = program.default_function_name
@@ -54,7 +56,8 @@ def compare_with_callable(
     caller = Caller(given, fed, [var.name for var in function.outputs])
     followed = caller.states(states)
     share = default_tolerance(program) if tolerance is None else tolerance
-    report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), tolerance=share)
+    report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,
+                          tolerance=None if accuracy else share)
     report.notes += _left_out(program, name, states, followed)
     made = [_started(plan, followed) for plan in plans(program, seeds, describe, feeds) if plan.function == name]
     runs = execute(program, made, (precision,), lambda text: progress(f"program, {text}"), quirks).runs
@@ -63,7 +66,7 @@ def compare_with_callable(
             report.notes.append(f"{name}, {run.plan.label}: the program cannot be run, so not compared ({run.error})")
             continue
         progress(f"{caller.name}, run {number} of {len(runs)}")
-        report.cases.append(_case(run, caller, precision, program_first, share))
+        report.cases.append(_case(run, caller, precision, program_first, accuracy or share))
     if not report.cases:
         report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[-1]}"
     elif not all(case.passed for case in report.cases):
@@ -85,7 +88,7 @@ def _started(plan: Plan, followed: Sequence[str]) -> Plan:
     return Plan(plan.function, plan.label, plan.feeds, kept | zeros, plan.error)
 
 
-def _case(run: Run, caller: Caller, precision: str, program_first: bool, tolerance: float) -> Case:
+def _case(run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float) -> Case:
     state = {name: run.plan.state[name].copy() for name in caller.states(list(run.plan.state))}
     returned = caller(run.plan.feeds, state)
     other = as_arrays(returned) | {f"state {name}": value for name, value in state.items()}
@@ -93,7 +96,7 @@ def _case(run: Run, caller: Caller, precision: str, program_first: bool, toleran
     found = []
     for name, value in mine.items():
         pair = (value, other[name]) if program_first else (other[name], value)
-        found.append(within(name, *pair, tolerance))
+        found.append(limit.judge(name, *pair) if isinstance(limit, Accuracy) else within(name, *pair, limit))
     return Case(run.plan.function, run.plan.label, precision, found)
 
 

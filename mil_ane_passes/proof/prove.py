@@ -10,24 +10,32 @@ import numpy as np
 from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
-from ..core.errors import InputError
-from ..core.words import counted
+from ..core.errors import InputError, LimitReached
+from ..core.query import all_ops
+from ..core.words import counted, escaped, lines_text, short_repr
+from .adversarial import SPECIAL, Domain, adversarial_plans, describe_samples
 from .bisect import first_difference
 from .border import borders, crossed, fed
-from .compare import EVERY, OutputDifference, Strictness, differences, limited
+from .compare import EVERY, Accuracy, OutputDifference, Strictness, differences, limited
 from .coverage import blocks_not_entered
 from .difference import FirstDifference
-from .execute import Execution, Plan, check_runnable, execute, plans
+from .execute import GIVEN, Execution, Plan, check_runnable, execute, execute_pipeline, plans
+from .feeds import symbol_sizes
 
-__all__ = ["Case", "VerifyReport", "compare_programs", "judged"]
+__all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judged"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
+RECURRENT = ("rnn", "gru", "lstm")
+"Layers that are one op and keep float32 between their steps at float16."
 ACROSS = ("inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it "
           "gives")
 DEFINED = ("what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
            "hold read as large finite numbers")
+
+_REPR_REASON = 120
+"Characters of a reason in a repr: it may list shapes and names of any length."
 
 
 @dataclass
@@ -66,6 +74,10 @@ class VerifyReport:
     "Where two programs part, in the first run whose outputs differ; None when that cannot be told."
     quirks: tuple[str, ...] = ()
     "The published faults that were imitated in the second."
+    accuracy: Accuracy | None = None
+    "The limits that the outputs were judged by, where any were given."
+    sampled: tuple[str, ...] = ()
+    "What the feeds of the runs that were compared hold, one entry a kind; empty where the user gave them."
     tolerance: float | None = None
     "How far a callable's outputs may be off, as a share of each output's largest value; None between programs."
 
@@ -79,26 +91,44 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
-                "tolerance": self.tolerance, "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes,
+                "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
+                "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,
                 "cases": [case.to_dict() for case in self.cases]}
 
+    def __repr__(self) -> str:
+        return short_repr(self, status=self.status, exactness=self.exactness.value, runs=len(self.cases),
+                          failed=sum(bool(case.failed) for case in self.cases), reason=self.reason[:_REPR_REASON])
+
     def __str__(self) -> str:
         if self.status == "not proved":
-            return f"not proved: {self.reason}"
+            return escaped(f"not proved: {self.reason}")
         precisions = ", ".join(dict.fromkeys(case.precision for case in self.cases))
         runs = f"{counted(len(self.cases), 'run')} at {precisions}"
         faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
-        notes = [f"  {note}" for note in self.notes]
+        kinds = ", ".join(each.partition(":")[0] for each in self.sampled)
+        notes = [*[f"  sampled: {kinds}"] * bool(kinds), *(f"  {note}" for note in self.notes)]
         if self.equal:
             same = self.equal_bits and self.tolerance is None
-            return "\n".join([f"equal in {runs}, {'bit for bit' if same else self._judged_as()}{faults}", *notes])
+            how = "bit for bit" if same else self._judged_as()
+            return lines_text([f"equal in {runs}, {how}{faults}", *self._worst(), *notes])
         lines = [f"different, {self._judged_as()} ({runs}){faults}"]
         for case in self.cases:
             lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}" for output in case.failed]
-        return "\n".join([*lines, *notes, *([str(self.first)] if self.first else [])])
+        return lines_text([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
+
+    def _worst(self) -> list[str]:
+        """For each output the run in which it is furthest off, where limits on the error were given."""
+        found: dict[str, OutputDifference] = {}
+        for output in (output for case in self.cases for output in case.outputs if output.snr is not None):
+            known = found.setdefault(output.output, output)
+            if (output.snr or 0.0) < (known.snr or 0.0):
+                found[output.output] = output
+        return [f"  {output}" for output in found.values()]
 
     def _judged_as(self) -> str:
+        if self.accuracy is not None:
+            return f"within {self.accuracy}" if self.equal else f"judged by {self.accuracy}"
         if self.tolerance is None:
             return f"judged as {self.exactness.value}"
         return f"judged within {self.tolerance:g} of the output's scale"
@@ -113,9 +143,12 @@ def judged(before: Execution, after: Execution, promised: Exactness | Strictness
     report = VerifyReport("equal", promised.exactness if isinstance(promised, Strictness) else promised)
     for old, new in zip(before.runs, after.runs):
         if old.error:
+            if old.plan.adversarial:
+                continue
             report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
                                 f"({old.error})")
             continue
+        nonfinite = old.plan.adversarial == SPECIAL
         for precision, results in old.results.items():
             if precision not in new.results:
                 reason = f"the program after cannot run: {new.error}"
@@ -123,12 +156,15 @@ def judged(before: Execution, after: Execution, promised: Exactness | Strictness
                 report.cases.append(Case(old.plan.function, old.plan.label, precision, [lost]))
                 continue
             truth = old.results.get("float64") if precision != "float64" else None
-            found = differences(results, new.results[precision], promised, truth)
+            stepped = old.stepped if precision == "float16" else None
+            found = differences(results, new.results[precision], promised, truth, nonfinite, stepped)
             report.cases.append(Case(old.plan.function, old.plan.label, precision, found))
     if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
         report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[0]}"
+    sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(GIVEN)]
+    report.sampled = tuple(describe_samples(sampled))
     return report
 
 
@@ -138,44 +174,78 @@ def compare_programs(
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
     widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> VerifyReport:
     """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
 
-    `quirks` names published faults to imitate in `after`; `before` runs faithfully. `mapping` (name before -> name
-    after) helps to find the first difference where a rewrite put one value in the place of another; `further` are
-    runs to make besides: what approximates is held to those in the functions that they run, where draws show at
-    float64 alone that the algebra is the same. "not proved" when nothing could be run, or when the runs never entered
-    a nested block in which the two differ. With `widths` floats of `after`'s interface may have another width: both get
-    what the narrower holds, and outputs of `before` are rounded to what `after` gives. `only` names the function and
-    feeds of the one run to make; without `locate` the first difference is not looked for.
+    `quirks` names published faults to imitate in `after`. `mapping` (name before -> name after) helps to find the first
+    difference where a rewrite put one value in the place of another; `further` are runs to make besides: what
+    approximates is held to those in the functions that they run, and to draws at float64 alone. "not proved" when
+    nothing could be run, or when the runs never entered a nested block in which the two differ. With `widths` floats of
+    `after`'s interface may have another width: both get what the narrower holds, and outputs of `before` are rounded to
+    what `after` gives. `only` names the function and feeds of the one run to make, `ranges` are intervals of inputs
+    that the user gave. Without `feeds`, adversarial ones are run besides, at all precisions for BITWISE, else float64.
     """
-    _same_interface(before, after, widths)
-    across = borders(before, after)
+    _check_same_interface(before, after, widths)
     check_runnable(after, quirks)
-    given = {plan.function for plan in further} if _approximates(exactness) else set()
-    drawn = [replace(plan, typed=plan.function not in given) for plan in plans(before, seeds, describe, feeds)]
+    across = borders(before, after)
+    promised = exactness if isinstance(exactness, Strictness) else Strictness(exactness)
+    drawn = plans(before, seeds, describe, feeds) if feeds is not None else _with_adversarial(
+        plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
     made = [fed(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     old = execute(before, made, precisions, lambda text: progress(f"before, {text}"))
     lost = crossed(old, across)
-    made = [replace(plan, error=run.error) for plan, run in zip(made, old.runs)]
+    made = [replace(run.plan, error=run.error) for run in old.runs]
     new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
-    defined = isinstance(exactness, Strictness) and exactness.mends and _define(before, old, new, precisions)
-    report = judged(old, new, exactness)
-    report.quirks = tuple(quirks)
-    report.notes += [ACROSS] * bool(across) + [DEFINED] * defined
+    report = _judged_fairly(before, old, new, promised, precisions)
+    report.quirks, report.notes = tuple(quirks), [*report.notes, *[ACROSS] * bool(across)]
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
     lost = lost or (f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else "")
     if report.equal and lost:
         report.status, report.reason = "not proved", lost
-    if report.status == "different" and locate:
+    if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
         progress("looking for the first difference")
         _find_first(report, made, lambda plan, case: first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
 
 
-def _approximates(promised: Exactness | Strictness) -> bool:
-    return (promised.exactness if isinstance(promised, Strictness) else promised) is Exactness.APPROXIMATE
+def _judged_fairly(
+    before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
+) -> VerifyReport:
+    """As `judged`, with what `before` leaves undefined filled in where rewrites mend that, and compared with the same
+    arithmetic where its recurrent layers were unrolled."""
+    defined = promised.mends and _define(before, old, new, precisions)
+    report = judged(old, new, promised)
+    if report.status == "different" and _round_steps(before, old, report):
+        report = judged(old, new, promised)
+    report.notes += [DEFINED] * defined
+    report.accuracy = promised.accuracy
+    return report
+
+
+def _with_adversarial(
+    drawn: list[Plan], program: Program, describe: Callable[[str], Any], promised: Strictness, given: Collection[str],
+    ranges: Mapping[str, tuple[float, float]] | None,
+) -> list[Plan]:
+    """Normal draws and adversarial feeds within the domain of what is promised; what approximates is held to the former
+    alone, at float64 in the functions that runs are `given` for."""
+    if promised.exactness is Exactness.APPROXIMATE:
+        drawn = [replace(plan, typed=plan.function not in given) for plan in drawn]
+    elif promised.accuracy is None:  # models that are meant to differ are judged on ordinary feeds
+        domain = Domain(*promised.within, ranges, promised.largest_size)
+        # What rounds is judged by the largest output, which these feeds enlarge; which values the program before leaves
+        # undefined, and a fix may define, shows in the typed runs.
+        typed = promised.exactness is Exactness.BITWISE or promised.mends
+        drawn = [*drawn, *adversarial_plans(program, describe, domain, typed=typed)]
+
+    def is_allowed(plan: Plan) -> bool:  # by options of rewrites; ranges that a package declares are the model's
+        shapes = {name: value.shape for name, value in plan.feeds.items()}
+        sizes = symbol_sizes(program.functions[plan.function], shapes).values()
+        return describe(plan.function) is not None or all(
+            promised.smallest_size <= size <= promised.largest_size for size in sizes)
+
+    return [plan for plan in drawn if is_allowed(plan)] or drawn
 
 
 def _find_first(
@@ -186,8 +256,22 @@ def _find_first(
     plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
     try:
         report.first = look(plan, case)
-    except OSError as error:  # no room for temporary files; the verdict stands
+    except (OSError, LimitReached) as error:  # no room for temporary files, or no time left; the verdict stands
         report.notes.append(f"the first difference could not be found: {error}")
+
+
+def _round_steps(program: Program, found: Execution, report: VerifyReport) -> bool:
+    """Run `program` again, where a run at float16 differs, with every step of its recurrent layers rounded to fp16, as
+    what unrolls them computes: a layer that is one op keeps float32 inside. Whether there is anything to compare with.
+    """
+    failed = {(case.function, case.feeds) for case in report.cases if not case.passed and case.precision == "float16"}
+    runs = [run for run in found.runs if (run.plan.function, run.plan.label) in failed]
+    if not runs or not any(op.op_type in RECURRENT for _, op in all_ops(program)):
+        return False
+    again = execute(program, [run.plan for run in runs], ("float16",), lambda text: None, rounded_steps=True)
+    for run, stepped in zip(runs, again.runs):
+        run.stepped = stepped.results.get("float16")
+    return True
 
 
 def _define(program: Program, found: Execution, after: Execution, precisions: Sequence[str]) -> bool:
@@ -208,11 +292,46 @@ def _define(program: Program, found: Execution, after: Execution, precisions: Se
     return True
 
 
-def _same_interface(before: Program, after: Program, widths: bool = False) -> None:
-    """Raises InputError when names, their order or dtypes differ; with `widths` any float is as good as another."""
+def compare_with_pipeline(
+    program: Program, pipeline: Any, *, program_first: bool, seeds: int, precisions: Sequence[str],
+    exactness: Exactness | Strictness, feeds: Mapping[str, Array] | None = None,
+    describe: Callable[[str], Any] = lambda name: None, quirks: Sequence[str] = (),
+    progress: Progress = lambda text: None,
+) -> VerifyReport:
+    """Compare the default function of a program with a pipeline (a loaded `Package`) as a whole, such as one that
+    coremltools' bisect_model made of it.
+
+    Raises InputError where the pipeline has other inputs or outputs, or the program has states.
+    """
+    name = program.default_function_name
+    function = program.functions[name]
+    ends = [[each.name for each in section] for section in (pipeline.spec.description.input,
+                                                            pipeline.spec.description.output)]
+    own = [list(function.inputs), [var.name for var in function.outputs]]
+    if list(map(sorted, ends)) != list(map(sorted, own)):
+        raise InputError(f"the pipeline has the inputs {', '.join(ends[0])} and the outputs {', '.join(ends[1])}; "
+                         f"expected {', '.join(own[0])} and {', '.join(own[1])}, as the other model has")
+    made = [plan for plan in plans(program, seeds, describe, feeds) if plan.function == name]
+    alone = execute(program, made, precisions, lambda text: progress(f"model, {text}"),
+                    () if program_first else quirks)
+    whole = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
+                             quirks if program_first else ())
+    report = judged(alone, whole, exactness) if program_first else judged(whole, alone, exactness)
+    report.quirks = tuple(quirks)
+    report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
+    report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
+                     for other in program.functions if other != name]
+    return report
+
+
+def _check_same_interface(before: Program, after: Program, widths: bool = False) -> None:
+    """Raises InputError when names of functions, or names, order or dtypes of their inputs and outputs differ.
+
+    Functions have no order: a model file has them in a protobuf map. With `widths` any float is as good as another.
+    """
     found = [
         ", ".join(f"{name}({_ends(function.inputs.values(), widths)}) -> ({_ends(function.outputs, widths)})"
-                  for name, function in program.functions.items())
+                  for name, function in sorted(program.functions.items()))
         for program in (before, after)
     ]
     if found[0] != found[1]:

@@ -77,12 +77,14 @@ def traced(
     `description` is the function's, as for `Runtime`.
     """
     from ..runtime import Runtime
+    from ..runtime.feeds import read_stored
     from ..runtime.interface import apply_description
 
     collector = Collector(math.inf if precision == "float16" else OVERFLOWS)
     runtime = Runtime(program, function=function, precision=precision, quirks=quirks, observer=collector)
     if description is not None:
         feeds = apply_description(description, feeds)
+    feeds = read_stored(program.functions[runtime.function].inputs, feeds)
     collector.start(Values(runtime.function, program.functions[runtime.function]), {**feeds, **(state or {})})
     outputs = runtime(feeds, state)
     first = op_text(collector.first) if collector.first is not None else ""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.proof.compare import ALGEBRA, OutputDifference, as_arrays, differences
+from mil_ane_passes.proof.compare import ALGEBRA, OutputDifference, Strictness, as_arrays, differences
 
 BITWISE, ROUNDING = Exactness.BITWISE, Exactness.ROUNDING
 TRUTH = np.random.default_rng(0).standard_normal((4, 8))
@@ -121,6 +121,13 @@ def test_at_float64_a_share_of_the_largest_is_allowed():
     scale = np.abs(TRUTH).max()
     assert judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 0.9 * ALGEBRA * scale)).passed
     assert not judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 1.1 * ALGEBRA * scale)).passed
+
+
+@pytest.mark.parametrize(("new", "passes"), [(1.8e-213, True), (1.1e-16, True), (1e-15, False), (1.0, False)])
+def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passes):
+    promised = Strictness(Exactness.ROUNDING, mends=True)
+    (found,) = differences({"y": np.array([np.inf, 0.0])}, {"y": np.array([710.0, new])}, promised)
+    assert found.passed is passes
 
 
 def test_a_typed_run_may_be_as_far_from_the_truth_as_four_times_before_and_a_unit():

@@ -47,7 +47,8 @@ def doubled(prog):
 def test_a_program_equals_itself_bit_for_bit():
     report = verify(convolved(), convolved())
     assert report.equal and report.equal_bits and report.status == "equal"
-    assert str(report) == "equal in 3 runs at float64, bit for bit"
+    assert str(report) == ("equal in 6 runs at float64, bit for bit\n"
+                           "  sampled: normal draws, wide range, NaN and infinities, ties")
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "float16"])
@@ -74,6 +75,9 @@ def test_precisions_below_double_are_run_beside_it():
         ("seed 0", "float16"),
         ("seed 1", "float64"),
         ("seed 1", "float16"),
+        ("wide range", "float64"),
+        ("NaN and infinities", "float64"),
+        ("ties", "float64"),
     ]
 
 
@@ -242,13 +246,15 @@ def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch
 def test_progress_names_each_run():
     said = []
     compare_programs(convolved(), convolved(), seeds=1, progress=said.append)
-    runs = [f"{which}, run 1 of 1: main, seed 0, float64" for which in ("before", "after")]
+    labels = ("seed 0", "wide range", "NaN and infinities", "ties")
+    runs = [f"{which}, run {number} of 4: main, {label}, float64"
+            for which in ("before", "after") for number, label in enumerate(labels, 1)]
     assert said == runs
     compare_programs(convolved(), convolved(2.0), seeds=1, progress=said.append)
     assert said == [*runs, *runs, "looking for the first difference"]
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(1.0, ""), (10.0, " (about 40 s left)"), (45.0, " (about 3 min left)")])
+@pytest.mark.parametrize(("seconds", "left"), [(0.4, ""), (1.0, " (about 10 s left)"), (45.0, " (about 8 min left)")])
 def test_progress_says_how_long_the_rest_may_take(monkeypatch, seconds, left):
     from mil_ane_passes.proof import execute
 
@@ -256,20 +262,25 @@ def test_progress_says_how_long_the_rest_may_take(monkeypatch, seconds, left):
     monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic=lambda: next(clock) * seconds))
     said = []
     compare_programs(convolved(), convolved(), seeds=3, progress=said.append)
-    assert said[0] == "before, run 1 of 3: main, seed 0, float64"
-    assert said[1] == f"before, run 2 of 3{left}: main, seed 1, float64"
+    assert said[0] == "before, run 1 of 6: main, seed 0, float64"
+    assert said[1] == f"before, run 2 of 6{left}: main, seed 1, float64"
 
 
 def test_the_report_as_data():
     report = compare_programs(convolved(), convolved(2.0), seeds=1, exactness=Exactness.BITWISE)
     data = report.to_dict()
-    assert list(data) == ["schema", "status", "exactness", "equal_bits", "tolerance", "quirks", "reason", "notes",
-                          "first_difference", "cases"]
+    assert list(data) == ["schema", "status", "exactness", "equal_bits", "tolerance", "accuracy", "quirks", "reason",
+                          "notes", "sampled", "first_difference", "cases"]
     assert data["tolerance"] is None and data["quirks"] == []
     assert (data["schema"], data["status"], data["exactness"]) == (1, "different", "bitwise")
-    (case,) = data["cases"]
+    assert [each.partition(":")[0] for each in data["sampled"]] == [
+        "normal draws", "wide range", "NaN and infinities", "ties"]
+    case, *others = data["cases"]
+    assert [other["feeds"] for other in others] == ["wide range", "NaN and infinities", "ties"]
     assert list(case) == ["function", "feeds", "precision", "outputs"]
     assert set(case["outputs"][0]) == {
+        "snr",
+        "cosine",
         "output",
         "equal_bits",
         "passed",
