@@ -21,6 +21,8 @@ def cumsum_examples() -> Iterator[Example]:
     yield Example("two convs", lambda: _sums((1, 8, 100), axis=-1), within=_WITHIN)
     yield Example("one conv", lambda: _sums((2, 4, 8), axis=2))
     yield Example("exclusive", lambda: _sums((2, 30, 4), axis=1, exclusive=True), within=_WITHIN)
+    yield Example("exclusive, last axis", lambda: _sums((2, 3, 12), axis=-1, exclusive=True))
+    yield Example("a mask, exclusive", lambda: _mask(axis=-1, exclusive=True))
     yield Example("backwards", lambda: _sums((40, 3), axis=0, reverse=True), within=_WITHIN)
     yield Example("both", lambda: _sums((2, 2, 3, 17), axis=3, reverse=True, exclusive=True), within=_WITHIN)
     yield Example("three convs", lambda: _sums((2, 200), axis=1), within=_WITHIN)
@@ -42,10 +44,10 @@ def _sums(shape: tuple[int | None, ...], dtype: Any = types.fp16, **asked: Any) 
     return program(lambda x: Builder.cumsum(x=x, name="y", **asked), dtype=dtype, x=shape)
 
 
-def _mask() -> Program:
+def _mask(axis: int = 1, **asked: bool) -> Program:
     def body(x: Var) -> Var:
         mask = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16")
-        result: Var = Builder.cumsum(x=mask, axis=1, name="y")
+        result: Var = Builder.cumsum(x=mask, axis=axis, name="y", **asked)
         return result
 
     return program(body, x=(3, 5, 4))

@@ -13,11 +13,14 @@ from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
-from ..core.query import is_const
-from ._settled import settled
+from ..core.query import is_const, is_opaque
+from ._settled import Float64Values, settled
 
 __all__ = ["LARGEST_KNOWN", "Copies", "handed_over", "same_sizes"]
 
+_WIDENINGS = frozenset({(types.fp16, types.fp32), *((small, types.int32) for small in (
+    types.int8, types.uint8, types.int16, types.uint16)), (types.int8, types.int16), (types.uint8, types.uint16)})
+"Pairs of dtypes of which the second holds every value of the first."
 LARGEST_KNOWN = 1 << 12
 "Bytes of a value that a copy holds as a constant where it is known."
 
@@ -50,6 +53,7 @@ class Copies:
     def __init__(self, mb: RewriteBuilder) -> None:
         self._mb = mb
         self._made: dict[Any, list[Var]] = {}
+        self._values = Float64Values()
         self._consts: dict[Any, Var] = {}
 
     def step(self, block: Block, given: Sequence[Var]) -> list[Var]:
@@ -86,10 +90,12 @@ class Copies:
         key = (op, *_each(bound))
         if key in self._made:
             return self._made[key]
+        if (narrow := _before_widening(op, bound)) is not None:
+            return [narrow]
         twin = detached(op, bound)
         for block in op.blocks:
             twin.blocks.append(self._nested(block, twin, env))
-        if not settled(infer(twin, op), LARGEST_KNOWN):
+        if not settled(infer(twin, op), LARGEST_KNOWN) or not self._values.are_stored(twin):
             self._insert(twin, into)
         made = list(twin.outputs)
         if into is None and not op.blocks:
@@ -118,6 +124,16 @@ class Copies:
             twin._input_vars[name] = now
             setattr(twin, name, now)
         self._mb.insert(twin, into)
+
+
+def _before_widening(op: Operation, bound: Mapping[str, Any]) -> Var | None:
+    """What a cast gives back that undoes a wider cast: a loop that keeps its state wider has both between two steps."""
+    wide = bound["x"].op if op.op_type == "cast" else None
+    if wide is None or wide.op_type != "cast" or is_opaque(wide):
+        return None
+    narrow: Var = wide.x
+    exact = (narrow.dtype, wide.outputs[0].dtype) in _WIDENINGS
+    return narrow if exact and same_sizes(narrow, op.outputs[0]) else None
 
 
 def _each(bound: Mapping[str, Any]) -> Iterator[Var]:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Program, Var
 
 from ..core.examples import program, weight
 
-__all__ = ["alternating", "loop", "twofold", "until", "weighted"]
+__all__ = ["alternating", "grid", "loop", "two_in_a_row", "twofold", "until", "weighted"]
 
 
 def loop(steps: int, step: Any = None) -> Program:
@@ -46,6 +46,35 @@ def twofold() -> Program:
         return outputs[1]
 
     return loop(3, lambda i, x, z: (inner(i, x), z))
+
+
+def _halving(steps: int, x: Var) -> Var:
+    """A loop of so many steps of one op."""
+    outputs: tuple[Var, ...] = Builder.while_loop(
+        _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
+        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
+        loop_vars=(np.int32(0), x))
+    return outputs[1]
+
+
+def grid(inner: int, outer: int | None) -> Program:
+    """A loop of `inner` steps in one of `outer` steps (None: a run decides)."""
+    def body(x: Var) -> Var:
+        if outer is not None:
+            outputs: tuple[Var, ...] = Builder.while_loop(
+                _cond=lambda i, x: Builder.less(x=i, y=np.int32(outer)),
+                _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), _halving(inner, x)), loop_vars=(np.int32(0), x))
+            return outputs[1]
+        outputs = Builder.while_loop(
+            _cond=lambda x: Builder.greater(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+            _body=lambda x: _halving(inner, x), loop_vars=(x,))
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+    return program(body, x=(2, 3))
+
+
+def two_in_a_row(steps: int) -> Program:
+    return program(lambda x: _halving(steps, _halving(steps, x)), x=(2, 3))
 
 
 def alternating() -> Program:

@@ -57,7 +57,9 @@ def regions(block: Block, generations: Iterable[Generation]) -> Iterator[tuple[l
 def balanced(size: int, generations: Iterable[Generation]) -> tuple[int, ...] | None:
     """[1, 1, a, b] of `size` elements that those generations hold, with the least room lost to rows of 64 bytes."""
     most = min((bound.most for each in generations if (bound := limit("spatial", [each]))), default=0)
-    low = [number for number in range(1, isqrt(size) + 1) if size % number == 0]
+    # A side shorter than this leaves the other too long; without the bound the search takes hours on a hostile shape.
+    shortest = -(-size // most) if most else size + 1
+    low = [number for number in range(max(1, shortest), min(isqrt(size), most) + 1) if size % number == 0]
     fits = [(1, 1, size // width, width) for each in low for width in (each, size // each)
             if max(width, size // width) <= most]
     return min(fits, key=lambda shape: (padded_bytes(shape, 2), max(shape)), default=None)

@@ -11,7 +11,8 @@ from coremltools.converters.mil.mil import Builder, Program, Var, types
 from ..core.examples import program
 
 __all__ = [
-    "batch_normalised", "bounded", "computed", "divided", "dropped", "foreign", "fraction", "hosts", "l2_norm",
+    "batch_normalised", "bounded", "computed", "divided", "dropped", "foreign", "fraction", "hosts", "kept_small",
+    "l2_norm",
     "logarithm", "normalised", "observed", "plain_l2", "put_back", "reciprocal", "reciprocal_root", "rms",
     "two_readers",
     "unprotected",
@@ -45,6 +46,10 @@ def hosts(x: Var, half: Any) -> Var:
     mean = Builder.reduce_mean(x=Builder.square(x=Builder.real_div(x=x, y=most)), axes=[-1], keep_dims=True)
     root = Builder.sqrt(x=Builder.add(x=mean, y=half(1e-5)))
     return Builder.real_div(x=x, y=Builder.mul(x=root, y=most), name="y")
+
+
+def kept_small(x: Var, half: Any) -> Var:
+    return llama(Builder.tanh(x=x), half)
 
 
 def l2_norm(x: Var, half: Any) -> Var:

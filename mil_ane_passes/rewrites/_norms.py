@@ -133,11 +133,12 @@ def _squared(reduce: Operation) -> Var | None:
     if reduce.op_type in ("reduce_sum_square", "reduce_l2_norm"):
         return reduce.x
     op = reduce.x.op
-    if op is None or op.outputs[0].shape != getattr(op.x, "shape", None):  # a power may add axes: [[[2]]] does
+    if op is None or op.op_type not in ("square", "mul", "pow"):
         return None
-    if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y) or (op.op_type == "pow" and _exponent(op) == 2):
-        return op.x
-    return None
+    if op.op_type == "mul" and op.x is not op.y or op.op_type == "pow" and _exponent(op) != 2:
+        return None
+    squared: Var = op.x
+    return squared if squared.shape == op.outputs[0].shape else None  # a power may add axes: [[[2]]] does
 
 
 def _step(norm: Norm, op: Operation) -> bool:

@@ -135,13 +135,22 @@ def _constant(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
 
 
 def segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
-    """An axis whose `places` are new, as stretches that stand in one value: (new, first there, how many)."""
-    source = np.arange(extent)
-    fresh = np.zeros(extent, bool)
-    source[places], fresh[places] = np.arange(len(places)), True
-    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(fresh.astype(int)) != 0)) + 1
-    starts = [0, *breaks.tolist()]
-    return [(bool(fresh[start]), int(source[start]), end - start) for start, end in pairwise([*starts, extent])]
+    """An axis whose `places` are new, as stretches that stand in one value: (new, first there, how many).
+
+    Takes memory for the places alone: the axis may be longer than any memory.
+    """
+    order = np.argsort(places)
+    there = places[order]
+    breaks = np.flatnonzero((np.diff(there) != 1) | (np.diff(order) != 1)) + 1
+    found: list[tuple[bool, int, int]] = []
+    at = 0
+    for first, last in pairwise([0, *breaks.tolist(), len(there)]):
+        start, count = int(there[first]), last - first
+        if start > at:
+            found.append((False, at, start - at))
+        found.append((True, int(order[first]), count))
+        at = start + count
+    return [*found, (False, at, extent - at)] if at < extent else found
 
 
 def pieces(

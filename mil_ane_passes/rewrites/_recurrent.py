@@ -20,6 +20,7 @@ from ..core.limits import over
 from ..core.query import is_all_zero, is_const, is_symbolic, used, value
 from ..core.targets import Generation
 from ..core.words import counted
+from ._chains import MOST_OPS, MOST_PRODUCTS, Size, written_out
 
 __all__ = ["EVIDENCE", "UnrollRecurrent", "Way", "activated", "linear", "plus", "product", "split"]
 
@@ -54,22 +55,53 @@ class UnrollRecurrent(Rewrite):
     states: ClassVar[tuple[str, ...]] = ("initial_h",)
     activations: ClassVar[tuple[str, ...]] = ("activation",)
 
+    step_ops: ClassVar[int]
+    "How many ops a step of one way adds."
+
     max_steps: int = 256
     """The longest sequence that is written out. Each step adds 3 (rnn) to 16 ops (lstm), and the steps' products follow
     each other: of convs an M6 compiles no more than 386 in a row."""
+    max_chain: int = MOST_PRODUCTS
+    """The longest chain of products that depend on each other, through this layer and what the function has before and
+    behind it: layers in a row add up. An M6 compiles 386 convs in a row."""
+    max_ops: int = MOST_OPS
+    "The most ops that the function may have with its layers written out: compile time and file size grow with them."
 
     def match(self, op: Operation) -> Hit | Miss:
-        steps = op.x.shape[0]
-        if is_symbolic(steps):
-            return Miss(op, "the number of steps is known only at run time; fix the length of the sequence")
-        if int(steps) > self.max_steps:
-            return Miss(op, f"{int(steps)} steps, above max_steps={self.max_steps}")
-        if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        reason = _unknown(op, self.activations) or _too_wide(op, self.generations)
+        reason = self._reason(op)
         if reason:
             return Miss(op, reason)
-        return Hit(op, note=f"{counted(int(steps), 'step')} written out")
+        steps = int(op.x.shape[0])
+        size = written_out(op, self._size, Size(self.max_chain, self.max_ops))
+        if size.chain > self.max_chain:
+            return Miss(op, f"{counted(steps, 'step')} would make {size.chain} products that depend on each other in the "
+                            f"function, more than {self.max_chain} (max_chain)")
+        if size.ops > self.max_ops:
+            return Miss(op, f"{counted(steps, 'step')} would make a function of {size.ops} ops, more than "
+                            f"{self.max_ops} (max_ops)")
+        return Hit(op, note=f"{counted(steps, 'step')} written out")
+
+    def _reason(self, op: Operation) -> str | None:
+        """Why the layer cannot be written out, whatever else is in the function."""
+        steps = op.x.shape[0]
+        if is_symbolic(steps):
+            return "the number of steps is known only at run time; fix the length of the sequence"
+        if int(steps) > self.max_steps:
+            return f"{int(steps)} steps, above max_steps={self.max_steps}"
+        if op.x.dtype != types.fp16:
+            return FP32
+        return _unknown(op, self.activations) or _too_wide(op, self.generations) or _other_batch(op, self.states)
+
+    def _size(self, op: Operation) -> Size | None:
+        """What the layer becomes, about; None for another op or a layer that stays."""
+        if op.op_type not in self.roots or self._reason(op):
+            return None
+        steps = int(op.x.shape[0])
+        return Size(1 + steps * self.products_per_step(op), 1 + len(_ways(op)) * steps * self.step_ops)
+
+    def products_per_step(self, op: Operation) -> int:
+        """How many products of a step depend on each other."""
+        return 1
 
     def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Any]) -> Sequence[Any]:
         """The states after a step, the output first; what follows the layer's states is handed to the next step only.
@@ -86,7 +118,7 @@ class UnrollRecurrent(Rewrite):
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         op = hit.op
         ways = _ways(op)
-        first = [_parts(mb, op.inputs[name], len(ways)) for name in self.states]
+        first = [_parts(mb, _for_batch(mb, op.inputs[name], op.x.shape[1]), len(ways)) for name in self.states]
         hidden, last = [], []
         for number, way in enumerate(ways):
             states, seen = [parts[number] for parts in first], []
@@ -152,11 +184,35 @@ def _too_wide(op: Operation, generations: Sequence[Generation]) -> str | None:
     return f"its gates are {width} wide together {broken.words}" if broken else None
 
 
+def _other_batch(op: Operation, states: Sequence[str]) -> str | None:
+    """Why a first state cannot be read as one row for each row of x: coremltools does not check its batch."""
+    batch = op.x.shape[1]
+    for name in states:
+        state, rows = op.inputs[name], op.inputs[name].shape[0]
+        if is_symbolic(rows) or rows in (1, batch) or _has_equal_rows(state):
+            continue
+        differ = "differ" if is_const(state) else "may differ"
+        found = "known only at run time" if is_symbolic(batch) else str(batch)
+        return f"{name} has {rows} rows that {differ}, where the batch of x is {found}"
+    return None
+
+
+def _has_equal_rows(state: Var) -> bool:
+    return is_const(state) and bool(np.all(state.val == state.val[:1]))
+
+
 def _ways(op: Operation) -> tuple[Way, ...]:
     direction = value(op.direction)
     if direction == "bidirectional":
         return Way("", False), Way("_back", True)
     return (Way("", direction == "reverse"),)
+
+
+def _for_batch(mb: RewriteBuilder, state: Var, batch: Any) -> Var:
+    """The constant `state` with a row for each of `batch`, or with the one row that stands for all."""
+    if not is_const(state) or state.shape[0] in (1, batch):
+        return state
+    return mb.weight(state, "one_row", lambda: state.val[:1])
 
 
 def _parts(mb: RewriteBuilder, state: Var, count: int) -> list[Var]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
 from typing import Any
@@ -13,11 +13,11 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.edit import first_op
-from ..core.query import is_symbolic, itemsize, value
+from ..core.query import is_symbolic, value
 
 __all__ = [
-    "Layout", "Running", "as_matrix", "grown", "is_mask", "layout", "radices", "running", "taken", "triangle",
-    "windows",
+    "Layout", "Running", "Sum", "Summed", "as_matrix", "grown", "is_mask", "layout", "radices", "running", "taken",
+    "triangle", "windows",
 ]
 
 _DEEPEST = 5
@@ -32,6 +32,17 @@ class Running:
     axis: int
     exclusive: bool
     reverse: bool
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A running sum that is asked for without an op."""
+
+    x: Var
+    asked: Running
+
+
+Sum = Operation | Summed
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,9 @@ def is_mask(x: Var) -> bool:
     return x.op is not None and x.op.op_type == "cast" and bool(x.op.x.dtype == types.bool)
 
 
-def running(op: Operation) -> Running:
+def running(op: Sum) -> Running:
+    if isinstance(op, Summed):
+        return op.asked
     axis = int(value(op.axis)) % op.x.rank
     return Running(axis, bool(value(op.exclusive)), bool(value(op.reverse)))
 
@@ -91,16 +104,15 @@ def radices(count: int, inner: int, widest: int, limit: int, spare: int) -> tupl
 
 
 def layout(
-    op: Operation, axis: int, widest: int, max_bytes: int, most: Sequence[int], *, reshaped: bool
+    extents: Sequence[Any], size: int, axis: int, widest: int, max_bytes: int, most: Sequence[int], *, reshaped: bool
 ) -> Layout | str:
-    """How x is laid out for the first conv, or why it cannot be; `reshaped` says that more convs follow.
+    """How x, of these extents and of elements of `size` bytes, is laid out for the first conv, or why it cannot be.
 
-    `most` are the largest extents of batch or channels, and of height or width.
+    `reshaped` says that more convs follow; `most` are the largest extents of batch or channels, and of height or width.
     """
-    extents = op.x.shape
-    lead, tail = tuple(range(axis)), tuple(range(axis + 1, op.x.rank))
+    lead, tail = tuple(range(axis)), tuple(range(axis + 1, len(extents)))
     channels = lead[-1:]
-    if channels and (is_symbolic(extents[axis - 1]) or extents[axis - 1] * widest * itemsize(op.x) > max_bytes):
+    if channels and (is_symbolic(extents[axis - 1]) or extents[axis - 1] * widest * size > max_bytes):
         channels = ()
     batch = lead[:len(lead) - len(channels)]
     groups: tuple[tuple[int, ...], ...] = (batch, channels, (axis,), tail) if tail else (batch, channels, (), (axis,))
@@ -121,43 +133,57 @@ def _extent(extents: Sequence[Any], axes: Sequence[int]) -> int:
     return -1 if any(map(is_symbolic, held)) else math.prod(map(int, held))
 
 
-def windows(mb: RewriteBuilder, op: Operation, laid: Layout, taps: Sequence[int], extent: int) -> Var:
-    """The running sums of `op`'s x, its axis padded with zeros to `extent`: one conv for each of `taps`."""
+def _same(y: Var) -> Var:
+    return y
+
+
+def windows(
+    mb: RewriteBuilder, op: Sum, laid: Layout, taps: Sequence[int], extent: int,
+    after_each: Callable[[Var], Var] = _same,
+) -> Var:
+    """The running sums of `op`'s x, its axis padded with zeros to `extent`: one conv for each of `taps`.
+
+    `after_each` is applied to what each conv makes.
+    """
     asked = running(op)
     more = extent - int(op.x.shape[asked.axis])
-    y = _first(mb, op, laid, taps[0], more)
+    y = after_each(_first(mb, op, laid, taps[0], more))
     step = 1
     for before, tap in pairwise(taps):
         step *= before
         inner = laid.shape[_WIDTH] if laid.groups[_HEIGHT] else 1
         y = mb.reshape(x=y, shape=[*laid.shape[:2], extent // step, inner * step if inner > 0 else -1])
-        y = _window(mb, y, tap, _HEIGHT, (0, tap - 1) if asked.reverse else (tap - 1, 0))
+        y = after_each(_window(mb, y, tap, _HEIGHT, (0, tap - 1) if asked.reverse else (tap - 1, 0)))
     y = _restored(mb, op, y, laid, extent, reshaped=len(taps) > 1)
     begin = int(asked.exclusive and asked.reverse)
     return taken(mb, y, asked.axis, begin, begin - more) if more else y
 
 
-def grown(mb: RewriteBuilder, op: Operation, laid: Layout, tap: int, longest: int) -> Var:
+def grown(
+    mb: RewriteBuilder, op: Sum, laid: Layout, tap: int, longest: int, after_each: Callable[[Var], Var] = _same,
+) -> Var:
     """The running sums of `op`'s x along an axis of symbolic size, `longest` at most.
 
-    One conv of `tap` taps, then windows are doubled by adding the one that ends where it begins.
+    One conv of `tap` taps, then windows are doubled by adding the one that ends where it begins. `after_each` is
+    applied to what the conv and each sum makes.
     """
     asked = running(op)
     more = int(asked.exclusive)
     place = _HEIGHT if laid.groups[_HEIGHT] == (asked.axis,) else _WIDTH
-    y = _first(mb, op, laid, tap, more)
+    y = after_each(_first(mb, op, laid, tap, more))
     while tap < longest:
         pads = [0] * 8
         pads[2 * place + asked.reverse] = tap
         wide = mb.pad(x=y, pad=pads, mode="constant", constant_val=np.float16(0))
-        y = mb.add(x=y, y=taken(mb, wide, place, tap, 0) if asked.reverse else taken(mb, wide, place, 0, -tap))
+        y = after_each(
+            mb.add(x=y, y=taken(mb, wide, place, tap, 0) if asked.reverse else taken(mb, wide, place, 0, -tap)))
         tap *= 2
     y = _restored(mb, op, y, laid, -1, reshaped=False)
     begin = int(asked.exclusive and asked.reverse)
     return taken(mb, y, asked.axis, begin, begin - more) if more else y
 
 
-def _first(mb: RewriteBuilder, op: Operation, laid: Layout, tap: int, more: int) -> Var:
+def _first(mb: RewriteBuilder, op: Sum, laid: Layout, tap: int, more: int) -> Var:
     """Windows of `tap` elements at every place, with `more` zeros beyond the ends.
 
     Those zeros stand behind, one of them in front where the running sums exclude their own element.
@@ -173,7 +199,7 @@ def _first(mb: RewriteBuilder, op: Operation, laid: Layout, tap: int, more: int)
     return _window(mb, x, tap, _HEIGHT if laid.groups[_HEIGHT] == (asked.axis,) else _WIDTH, pair)
 
 
-def _restored(mb: RewriteBuilder, op: Operation, y: Var, laid: Layout, extent: int, *, reshaped: bool) -> Var:
+def _restored(mb: RewriteBuilder, op: Sum, y: Var, laid: Layout, extent: int, *, reshaped: bool) -> Var:
     """`y` with the axes of x, the summed one of `extent`."""
     if reshaped or laid.merges:
         axis = running(op).axis

@@ -17,6 +17,8 @@ from ._places import Run, steps_of
 __all__ = ["Group", "boxed", "group_of", "inferred", "windows"]
 
 Array = np.ndarray[Any, Any]
+_MOST_PLACES = 1 << 22
+"Places of a window that are listed one by one: a list of more takes longer and more memory than all other rules."
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,23 @@ def _window(op: Operation) -> Group | str:
         return "its window is computed, or its shape symbolic"
     stride = value(op.stride) or [1] * rank
     free = {name: value(op.inputs.get(name)) or [False] * rank for name in ("begin_mask", "end_mask", "squeeze_mask")}
-    lists = []
+    lines: list[range] = []
     for axis, extent in enumerate(shape):
         if free["squeeze_mask"][axis]:
-            lists.append(np.arange(extent)[[begin[axis]]])
+            if not -extent <= begin[axis] < extent:
+                return "a place is outside of its axis"
+            lines.append(range(int(begin[axis]) % extent, int(begin[axis]) % extent + 1))
             continue
-        first, last = (None if free[f"{side}_mask"][axis] else given[axis]
+        first, last = (None if free[f"{side}_mask"][axis] else int(given[axis])
                        for side, given in (("begin", begin), ("end", end)))
-        lists.append(np.arange(extent)[first:last:stride[axis]])
-    return _once(Group(0, shape, np.ravel_multi_index(np.ix_(*lists), shape).reshape(-1)))
+        lines.append(range(extent)[first:last:int(stride[axis])])
+    cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
+    axes = slice(cut[0], cut[-1] + 1)  # those around it are written from end to end: their places are not listed
+    count = math.prod(map(len, lines[axes]))
+    if count > _MOST_PLACES:
+        return f"its window has {count} places, above {_MOST_PLACES}"
+    lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
+    return _once(Group(cut[0], shape[axes], np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1)))
 
 
 def windows(group: Group, known: tuple[int, ...] | None) -> Iterator[tuple[tuple[int, ...], list[Run]]]:

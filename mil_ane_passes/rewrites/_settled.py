@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
-from ..core.query import is_opaque, itemsize, kind_of
+from ..core.query import flat_inputs, is_opaque, itemsize, kind_of
 
-__all__ = ["held_bytes", "known", "settled"]
+__all__ = ["Float64Values", "held_bytes", "known", "settled"]
 
 _MOVES = frozenset({
     "broadcast_to", "concat", "expand_dims", "fill", "fill_like", "gather", "gather_along_axis", "gather_nd",
@@ -19,6 +20,12 @@ _MOVES = frozenset({
 "Ops that move what they read: floats come out with the same bits."
 _NEVER = ("const", "random_", "read_state", "coreml_update_state", "write_state", "custom_layer", "classify")
 "Beginnings of kinds that are no computation, or not the same one each time."
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "abs": np.abs, "add": np.add, "ceil": np.ceil, "floor": np.floor, "floor_div": np.floor_divide,
+    "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "real_div": np.divide, "sqrt": np.sqrt,
+    "sub": np.subtract,
+}
+"Float arithmetic that sizes are computed with."
 
 
 def known(var: Var) -> Any:
@@ -42,6 +49,62 @@ def settled(op: Operation, most: int) -> bool:
     if any(kind_of(var).shape is None or known(var) is None for var in op.outputs) or held_bytes(op) > most:
         return False
     return not any(types.is_float(var.dtype) for var in op.outputs) or op.op_type in _MOVES or _exact_cast(op)
+
+
+class Float64Values:
+    """What values that are known would be if all floats were computed in double precision.
+
+    A value that is only moved, or an integer, may still be made of a float that was rounded to its dtype before.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Var, Any] = {}
+
+    def are_stored(self, op: Operation) -> bool:
+        """Whether all that `op` makes is the same in double precision."""
+        return all(self._is_stored(var, self.of(var)) for var in op.outputs)
+
+    def of(self, var: Var) -> Any:
+        """The value of `var` in double precision, None where it is not worked out."""
+        left = [var]
+        while left:
+            missing = [each for each in self._read(left[-1]) if each not in self._found]
+            if not missing:
+                last = left.pop()
+                self._found[last] = self._computed(last)
+            left += missing
+        return self._found[var]
+
+    @staticmethod
+    def _read(var: Var) -> list[Var]:
+        """What the value of `var` is computed of; of a value that is not known only the shape is read."""
+        if var.op is None or var.op.op_type in ("const", "shape"):
+            return []
+        return [each for each in flat_inputs(var.op) if each.val is not None]
+
+    def _computed(self, var: Var) -> Any:
+        op, read = var.op, self._read(var)
+        if op is None or op.op_type == "const":
+            return var.val
+        if known(var) is None or any(self._found[each] is None for each in read):
+            return None
+        if op.op_type in _ARITHMETIC and types.is_float(var.dtype):
+            operands = [self._found.get(op.inputs[name]) for name in ("x", "y") if op.inputs.get(name) is not None]
+            if any(each is None for each in operands):
+                return None
+            with np.errstate(all="ignore"):
+                return _ARITHMETIC[op.op_type](*(np.asarray(each, np.float64) for each in operands))
+        if op.op_type == "cast" and types.is_int(var.dtype) and op.x in self._found:
+            return np.trunc(self._found[op.x])
+        same = all(self._is_stored(each, self._found[each]) for each in read)
+        exact = not types.is_float(var.dtype) or op.op_type in _MOVES or _exact_cast(op)
+        return var.val if same and exact else None
+
+    @staticmethod
+    def _is_stored(var: Var, found: Any) -> bool:
+        if found is var.val or found is None:
+            return found is not None
+        return bool(np.array_equal(found, var.val, equal_nan=types.is_float(var.dtype)))
 
 
 def held_bytes(op: Operation) -> int:

@@ -111,9 +111,12 @@ _READINGS: dict[str, Callable[[Operation, list[int]], Numbers | None]] = {
 
 
 def constant_slice(
-    op: Operation, first: Sequence[Number | None], second: Sequence[Number | None],
+    op: Operation, first: Sequence[Number | None], second: Sequence[Number | None], shortest: int = 1,
 ) -> dict[str, list[Any]] | str:
-    """The parameters of the slice_by_index that `op` comes to; or why it comes to none."""
+    """Return the parameters of the slice_by_index that `op` comes to, or why it comes to none.
+
+    No dimension is below `shortest`.
+    """
     rank = op.x.rank
     plain: dict[str, list[Any]] = {"stride": [1] * rank, "begin_mask": [False] * rank, "end_mask": [False] * rank,
                                    "squeeze_mask": [False] * rank}
@@ -122,6 +125,9 @@ def constant_slice(
     if any(step <= 0 for step in found["stride"]):
         return "it goes backwards"
     for axis, (begin, end) in enumerate(zip(first, second)):
+        wrong = _counts_twice(op, axis, begin, end, shortest)
+        if wrong:
+            return wrong
         if op.op_type == "slice_by_size":
             end = _behind(begin, end)
         free, dropped = found["begin_mask"][axis], found["squeeze_mask"][axis]
@@ -141,6 +147,30 @@ def constant_slice(
     return found
 
 
+def _counts_twice(op: Operation, axis: int, begin: Number | None, second: Number | None, shortest: int) -> str | None:
+    """Say which short axis turns a computed number negative, and so into another place; None where there is none.
+
+    With n = size - k below 0, slice_by_index counts from the end again: it means 2 * size - k, where the constant -k
+    means 0. These differ from size k / 2 to k. For slice_by_size, n = -1 means all that is left.
+    """
+    dropped = bool((value(op.inputs.get("squeeze_mask")) or [False] * (axis + 1))[axis])
+    by_size = op.op_type == "slice_by_size"
+    for number, name in ((begin, "begin"), (second, "size" if by_size else "end")):
+        ignored = not by_size and bool((value(op.inputs.get(f"{name}_mask")) or [False] * (axis + 1))[axis])
+        if number is None or number.size is None or (ignored and not dropped) or (name == "end" and dropped):
+            continue
+        less = -number.more
+        if less <= shortest or (less <= 2 and not dropped and not by_size):
+            continue
+        if name == "size":  # nothing is left behind a begin that is as far as the axis was long
+            if begin is not None and begin.size is None and begin.more >= less - 1:
+                continue
+            return f"at size {less - 1} its size is -1, which means all that is left (shortest={shortest})"
+        return f"at size {max(shortest, less // 2 + 1)} its {name} is below 0, which counts from the end again " \
+               f"(shortest={shortest})"
+    return None
+
+
 def _behind(begin: Number | None, size: Number | None) -> Number | None:
     """Where a slice of a size ends; -1 is all that is left."""
     if begin is None or size is None:
@@ -149,6 +179,9 @@ def _behind(begin: Number | None, size: Number | None) -> Number | None:
         return Number("all", 0)
     if begin.size is not None and size.size is not None:
         return None
+    if begin.size is None and begin.more < 0:  # from the end, behind which nothing is
+        end = begin.more + size.more
+        return None if size.size is not None or end > 0 else Number(None, end) if end else Number("all", 0)
     return Number(begin.size or size.size, begin.more + size.more)
 
 

@@ -56,7 +56,7 @@ class Arcsine(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         part = "half" if op.op_type == "asin" else "a quarter of"
         back = stands_back(op, _ERRORS[op.op_type], self.max_error)
-        return back or Hit(op, note=f"by the tangent of {part} the angle")
+        return back or Hit(op, note=f"by the tangent of {part} the angle", ulps=_ERRORS[op.op_type])
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one_, half = hit.op.x, np.float16(1), np.float16(0.5)

@@ -11,7 +11,8 @@ from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import for_authors
 from ..core.examples import program, weight
-from ..core.query import consumers
+from ..core.layout import padded_bytes, size_text
+from ..core.query import consumers, itemsize, static_shape
 from ..core.words import counted
 from ._carry import carried
 from ._lift import HEIGHT, WIDTH, lowered, raised
@@ -53,11 +54,19 @@ class CarryLift(BlockRewrite):
         for_authors("avoid reshape and transpose between ops: each is a pass over the data"),
     )
 
+    most_padded: int = 1 << 20
+    """Bytes that the padded rows of one region may add. A region carried with a last axis of one takes 32 times the
+    bytes, and what other rewrites gain would hide that from the prediction."""
+
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):
             for region in regions(block, at):
                 first, ops = region.ops[0], counted(len(region.ops), "op")
-                if region.after < region.before:
+                added = _padding(region)
+                if region.after < region.before and added > self.most_padded:
+                    yield Miss(first, f"{ops} carried with a last axis of one would add {size_text(added)} of padded "
+                                      f"rows, more than {size_text(self.most_padded)} (most_padded)")
+                elif region.after < region.before:
                     yield Hit(first, region=region, note=f"{ops} carried with the dummy axis: {region.after} layout "
                                                          f"ops instead of {region.before}")
                 else:
@@ -105,6 +114,9 @@ class CarryLift(BlockRewrite):
             "xy", Builder.split(x=v, num_splits=2, axis=1))))))
         yield Example("two ways in", _fork)
         yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
+        yield Example("large", lambda: _chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125)), length=8000),
+                      reason="1 op carried with a last axis of one would add 1.98 MB of padded rows, more than 1.05 MB "
+                             "(most_padded)")
         yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
         yield Example("softmax is no bridge", lambda: _chain(lambda v: Builder.softmax(x=v, axis=-1)),
                       reason="")
@@ -112,9 +124,16 @@ class CarryLift(BlockRewrite):
                       reason="carrying 3 ops would leave 3 layout ops where there are 2")
 
 
-def _chain(between: object, axis: int = -1) -> Program:
+def _padding(region: Region) -> int:
+    """The bytes of padded rows that carrying adds: what the ops make gets the dummy axis as its last one."""
+    made = [var for op in region.ops for var in op.outputs] if region.at == 3 else []
+    sizes = [(shape, itemsize(var)) for var in made if (shape := static_shape(var)) is not None]
+    return sum(padded_bytes((*shape, 1), size) - padded_bytes(shape, size) for shape, size in sizes)
+
+
+def _chain(between: object, axis: int = -1, length: int = 8) -> Program:
     assert callable(between)
-    shape = (1, 4, 8, 1) if axis == -1 else (1, 4, 1, 8)
+    shape = (1, 4, length, 1) if axis == -1 else (1, 4, 1, length)
 
     def body(x: Var) -> Var:
         middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))

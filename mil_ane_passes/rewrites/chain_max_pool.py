@@ -26,6 +26,8 @@ class ChainMaxPool(Rewrite):
             elements each, with k1 + k2 - 1 = K.
     when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
             unless no other chip is looked at. On an axis that one window covers the maximum is a reduce_max.
+            A pool that has a window in the padding alone, or behind the input (ceil_mode), is left alone: what it holds
+            there is not defined.
     exact   the same numbers; where zeros of both signs are the maximum, its sign may differ. The padding, which stands
             for minus infinity, is shared among the steps so that every window of each holds an element of the input;
             the last step has the stride. A stride that is refused becomes one of 1 and a slice that keeps each s-th.
@@ -63,9 +65,11 @@ class ChainMaxPool(Rewrite):
             return refused
         large, pads = refused
         whole = windows.whole(op, pads)
-        steps = _steps(op, whole, windows.largest(op, looked_at, self.always))
-        if len(steps) > self.max_steps:
-            return Miss(op, f"would take {len(steps)} steps, max_steps is {self.max_steps}")
+        most = windows.largest(op, looked_at, self.always)
+        count = max(_counts(op, whole, most))
+        if count > self.max_steps:
+            return Miss(op, f"would take {count} steps, max_steps is {self.max_steps}")
+        steps = _steps(op, whole, most)
         fine = windows.fine_steps(op, looked_at, self.always)
         return Hit(op, note=f"{large}: {_told(steps, whole)}", whole=whole, steps=steps, pads=pads, fine=fine)
 
@@ -111,13 +115,20 @@ class ChainMaxPool(Rewrite):
                       reason="pad_type same pads by the input's size, which is symbolic")
 
 
+def _reaches(op: Operation, whole: list[int]) -> list[int]:
+    """How far the windows reach beyond one element, by axis."""
+    return [0 if 2 + axis in whole else int(size) - 1 for axis, size in enumerate(value(op.kernel_sizes))]
+
+
+def _counts(op: Operation, whole: list[int], most: list[int]) -> list[int]:
+    """How many windows of `most` elements each axis takes."""
+    return [-(-reach // (limit - 1)) for reach, limit in zip(_reaches(op, whole), most)]
+
+
 def _steps(op: Operation, whole: list[int], most: list[int]) -> list[list[int]]:
     """The windows of each step; an axis with fewer of them has its own at the end, where the stride is."""
-    parts = []
-    for axis, (size, limit) in enumerate(zip(value(op.kernel_sizes), most)):
-        reach = 0 if 2 + axis in whole else size - 1
-        count = -(-reach // (limit - 1))
-        parts.append([1 + reach // count + (number < reach % count) for number in range(count)])
+    parts = [[1 + reach // count + (number < reach % count) for number in range(count)]
+             for reach, count in zip(_reaches(op, whole), _counts(op, whole, most))]
     strided = any(stride > 1 and 2 + axis not in whole for axis, stride in enumerate(value(op.strides, [])))
     length = max(*map(len, parts), 1 if strided else 0) if len(parts) > 1 else max(len(parts[0]), int(strided))
     return [list(sizes) for sizes in zip(*([1] * (length - len(part)) + part for part in parts))]

@@ -77,7 +77,8 @@ class ConstantBandPart(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "a band of truth values of a size known at run time")
         return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} places",
-                   band=(self.longest, self.longest, lower, upper), flexible=True)
+                   band=(self.longest, self.longest, lower, upper), flexible=True,
+                   largest_size=self.longest)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -73,9 +74,8 @@ class ConstantRange(BlockRewrite):
         if count < 1:
             return Miss(op, "a range of no elements cannot be stored")
         kind = op.outputs[0].dtype
-        numbers = start + np.arange(int(count), dtype=np.float64) * step
-        return self._held(op, numbers, kind) or Hit(op, note=f"{count} numbers", kind=kind, numbers=numbers,
-                                                    ends=None, size=None)
+        return self._too_many(op, int(count), kind) or self._held(
+            op, start + np.arange(int(count), dtype=np.float64) * step, kind, f"{count} numbers")
 
     def _flexible(self, op: Operation, start: float, step: float) -> Hit | Miss:
         found = sizes(op.end)
@@ -92,17 +92,23 @@ class ConstantRange(BlockRewrite):
         if whole and ends is None:
             return Miss(op, "its numbers are read as integers, which the ANE does not take")
         kind = ends.kind if ends else op.outputs[0].dtype
-        numbers = np.arange(self.longest, dtype=np.float64)
-        return self._held(op, numbers, kind) or Hit(op, note=f"up to {self.longest} numbers", kind=kind,
-                                                    numbers=numbers, ends=ends, size=size)
+        return self._too_many(op, self.longest, kind) or self._held(
+            op, np.arange(self.longest, dtype=np.float64), kind, f"up to {self.longest} numbers", ends, size)
 
-    def _held(self, op: Operation, numbers: Any, kind: Any) -> Miss | None:
-        """Why a constant of `kind` cannot hold `numbers`."""
+    def _too_many(self, op: Operation, count: int, kind: Any) -> Miss | None:
+        """Why `count` numbers of `kind` are not made, without making them: a package declares any count."""
+        size = count * np.dtype(types.nptype_from_builtin(kind)).itemsize
+        return Miss(op, too_large(size, self.max_bytes)) if size > self.max_bytes else None
+
+    def _held(
+        self, op: Operation, numbers: Any, kind: Any, note: str, ends: Any = None, size: Size | None = None,
+    ) -> Hit | Miss:
+        """The hit, or why a constant of `kind` cannot hold `numbers`."""
         held = numbers.astype(types.nptype_from_builtin(kind))
-        if held.nbytes > self.max_bytes:
-            return Miss(op, too_large(held.nbytes, self.max_bytes))
-        return None if np.array_equal(held.astype(np.float64), numbers) else Miss(
-            op, f"{types.builtin_to_string(kind)} does not hold all of its numbers")
+        if not np.array_equal(held.astype(np.float64), numbers):
+            return Miss(op, f"{types.builtin_to_string(kind)} does not hold all of its numbers")
+        return Hit(op, note=note, kind=kind, numbers=numbers, ends=ends, size=size,
+                   largest_size=math.inf if size is None else self.longest)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         dtype = types.nptype_from_builtin(hit.kind)

@@ -44,6 +44,7 @@ class EdgeIntegers(BlockRewrite):
 
     code, slug = "ANE264", "integers-in-the-middle"
     stage = "layout"
+    after = ("cancel_lift_pairs", "carry_lift", "lift_conv_1d", "pad_last_axis")  # these put ops behind inputs
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (

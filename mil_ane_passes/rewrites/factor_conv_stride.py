@@ -84,7 +84,9 @@ class FactorConvStride(Rewrite):
             return Miss(op, reason)
         strides = ", ".join(str(value(op.strides)[axis]) for axis in axes)
         exactness = Exactness.BITWISE if self.form == "slice" else None
-        return Hit(op, note=f"stride {strides} as {self.form}s", exactness=exactness, axes=axes, pads=pads)
+        fits = all(op.weight.shape[2 + axis] % value(op.strides)[axis] == 0 for axis in axes)  # else zeros are added
+        return Hit(op, note=f"stride {strides} as {self.form}s", exactness=exactness, axes=axes, pads=pads,
+                   keeps_nonfinite=fits or self.form == "slice")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, axes = hit.op, hit.axes
@@ -106,6 +108,7 @@ class FactorConvStride(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("kernel twice the stride", lambda: _one((1, 3, 23), 10, [5], None, pad_type="custom", pad=[1, 1]))
+        yield Example("kernel of no multiple of the stride", lambda: _one((1, 3, 27), 7, [5]), within=1000)
         yield Example("padded, grouped", lambda: _one((2, 4, 31), 7, [7], groups=2, pad_type="custom", pad=[3, 2]))
         yield Example("a tail nobody reads", lambda: _one((1, 3, 29), 5, [5]))
         yield Example("same", lambda: _one((1, 3, 24), 5, [5], pad_type="same"))

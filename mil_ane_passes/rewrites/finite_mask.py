@@ -62,6 +62,7 @@ class FiniteMask(BlockRewrite):
              "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
     preset = "safe"
     mends = True
+    within = (0.0, 4.0)  # of a model's inputs: layers before the scores multiply them, and scores are within 8000
     evidence = (
         for_authors("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",

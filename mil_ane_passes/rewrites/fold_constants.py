@@ -13,7 +13,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import on_m4, surgery_tip
 from ..core.examples import program
 from ..core.query import consumers, flat_inputs, kind_of
-from ._settled import held_bytes, settled
+from ._settled import Float64Values, held_bytes, settled
 
 _TINY = 4096
 "Bytes that a constant may have although it is larger than what it is made of."
@@ -25,9 +25,10 @@ class FoldConstants(BlockRewrite):
     why     The ANE takes no int32: each op on it runs on the CPU. Sizes read from a shape that is fixed, counters that
             were written out and indices made of constants are known when the model is made.
     when    Ops whose result coremltools works out from constants and fixed shapes: integers, truth values, and floats
-            that are only moved, or integers that a float holds. Floats are not computed with. Not weights: nothing that
-            is compressed is unpacked, nothing of more than `max_bytes` is made, and nothing larger than what it is made
-            of but up to 4096 bytes. An op that makes an output of the model stays.
+            that are only moved, or integers that a float holds. Floats are not computed with, and what is made of
+            floats whose computation rounds is left alone. Not weights: nothing that is compressed is unpacked, nothing
+            of more than `max_bytes` is made, and nothing larger than what it is made of but up to 4096 bytes. An op
+            that makes an output of the model stays.
     exact   bitwise: integers have one result.
     cost    The bytes of the constants; ops that only they needed go.
 
@@ -44,6 +45,7 @@ class FoldConstants(BlockRewrite):
     stage, after = "structure", ("fold_constant_gather",)
     exactness = Exactness.BITWISE
     preset = "full"
+    repeats = True
     evidence = (
         on_m4("any arithmetic on int32 is refused"),
         surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
@@ -53,12 +55,14 @@ class FoldConstants(BlockRewrite):
     "The most bytes of one constant that is made."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        folded: set[Operation] = set()
+        folded, values = set[Operation](), Float64Values()
         for op in block.operations:
             if op.op_type != "const" and all(var._sym_val is not None for var in op.outputs) and _inner(op):
-                if settled(op, self.max_bytes) and held_bytes(op) <= max(_TINY, sum(map(_size, flat_inputs(op)))):
+                if not settled(op, 1 << 40) or not values.are_stored(op):
+                    continue
+                if held_bytes(op) <= min(self.max_bytes, max(_TINY, sum(map(_size, flat_inputs(op))))):
                     folded.add(op)
-                elif settled(op, 1 << 40):
+                else:
                     yield Miss(op, f"its value has {held_bytes(op)} bytes, more than it is made of or than "
                                    f"{self.max_bytes} (max_bytes)")
         for op in folded and block.operations:
@@ -83,6 +87,11 @@ class FoldConstants(BlockRewrite):
             reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)")
         yield Example("computed floats", lambda: program(lambda x: Builder.add(
             x=x, y=Builder.exp(x=np.ones(3, np.float16)), name="y"), x=(2, 3)), reason="")
+        yield Example("moved after it was rounded", lambda: program(lambda x: Builder.add(x=x, y=Builder.reshape(
+            x=Builder.mul(x=np.full(3, 0.3, np.float16), y=np.float16(0.3)), shape=[1, 3]), name="y"), x=(2, 3)),
+            reason="")
+        yield Example("a size by a float", lambda: program(lambda x: Builder.mul(x=x, y=Builder.reduce_max(
+            x=Builder.fill(shape=_scaled(x), value=np.float16(2))), name="y"), x=(2, 12)))
         yield Example("flexible", lambda: program(lambda x: Builder.cast(
             x=Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0), dtype="fp16", name="y"),
             x=(None, 3)), reason="")
@@ -110,6 +119,13 @@ def _const(mb: RewriteBuilder, var: Var) -> Var:
     made: Var = mb.once(("known", var.dtype, var.rank, value.shape, value.tobytes()),
                         lambda: mb.const(val=var.val, name=f"{var.name}_known"))
     return made
+
+
+def _scaled(x: Var) -> Var:
+    """The sizes of x times 1.5 and 2 / 3, as torch computes them."""
+    scaled = Builder.mul(x=Builder.cast(x=Builder.shape(x=x), dtype="fp32"), y=np.array([1.5, 2 / 3], np.float32))
+    result: Var = Builder.cast(x=Builder.floor(x=scaled), dtype="int32")
+    return result
 
 
 def _flattened() -> Program:

@@ -87,6 +87,7 @@ class GatherAsSlices(Rewrite):
         yield Example("last element", lambda: _gather(-1, axis=-1, opset=ct.target.iOS15))
         yield Example("every second", lambda: _gather([[0, 2], [4, 6]], axis=2))
         yield Example("flip", lambda: _gather([4, 3, 2, 1, 0]))
+        yield Example("part of a flip", lambda: _gather([4, 3, 2]))
         yield Example("three of the last axis", lambda: _gather([0, 2, 1], axis=2), options=join)
         yield Example("repeats", lambda: _gather([0, 0, 1, 1, 2, 2]), options=join)
         yield Example("shuffle", lambda: _gather([0, 2, 4, 1, 3, 5], shape=(2, 6, 4)), options=join)

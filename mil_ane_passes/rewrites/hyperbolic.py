@@ -54,7 +54,7 @@ class Hyperbolic(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         form = "u + 1 / (4 u), u = exp(|x|) / 2" if op.op_type == "cosh" else "tanh(x) * cosh(x)"
-        return stands_back(op, _ERRORS[op.op_type], self.max_error) or Hit(op, note=form)
+        return stands_back(op, _ERRORS[op.op_type], self.max_error) or Hit(op, note=form, ulps=_ERRORS[op.op_type])
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, half = hit.op.x, np.float16(0.5)

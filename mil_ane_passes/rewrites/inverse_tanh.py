@@ -47,6 +47,7 @@ class InverseTanh(Rewrite):
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "2.97 units in the last place over all fp16 numbers"
+    ulps = 2.97
     preset = "full"
     roots = ("atanh",)
     evidence = EVIDENCE

@@ -24,8 +24,10 @@ class KnownSlice(Rewrite):
     why     Of `x[:, :x.shape[1] - 1]` with a flexible axis coremltools makes a slice whose end is computed: shape,
             casts, gather, sub and concat of int32, all off the ANE, and the slice with them.
     when    slice_by_index (forwards) and slice_by_size whose begin, end and size are constants, the size of the axis
-            that is sliced, or such a size and a constant; and the shape of the result stays as known as it was.
-    exact   bitwise where the axis is as long as what is counted from its end: begin and end are the same places.
+            that is sliced, or such a size and a constant; and the shape of the result stays as known as it was. Not
+            where a short axis makes the computed number negative, which means another place or size: `size - 3` of
+            an axis of 2 is -1. State the shortest length of the flexible axes as `shortest` to allow it.
+    exact   bitwise for all axes of `shortest` or more: begin and end are the same places.
     cost    none: one slice as before; the ops that work its place out go where nothing else reads them.
 
     before
@@ -48,6 +50,9 @@ class KnownSlice(Rewrite):
         on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
     )
 
+    shortest: int = 1
+    "The shortest length that a flexible axis has."
+
     def match(self, op: Operation) -> Hit | Miss:
         names = _KINDS[op.op_type]
         if all(is_const(op.inputs[name]) for name in names):
@@ -55,14 +60,18 @@ class KnownSlice(Rewrite):
         first, second = (numbers(op.inputs[name]) for name in names)
         if first is None or second is None:
             return Miss(op, "its place is not worked out of shapes")
-        found = constant_slice(op, first, second)
+        found = constant_slice(op, first, second, self.shortest)
         if isinstance(found, str):
             return Miss(op, found)
-        shape = solve_slice_by_index_shape(op.x.shape, found["begin"], found["end"], found["stride"],
-                                           found["begin_mask"], found["end_mask"], found["squeeze_mask"])
+        try:
+            shape = solve_slice_by_index_shape(op.x.shape, found["begin"], found["end"], found["stride"],
+                                               found["begin_mask"], found["end_mask"], found["squeeze_mask"])
+        except ValueError:  # coremltools has no slice that ends before it begins
+            return Miss(op, f"nothing lies from {found['begin']} to {found['end']}")
         if [is_symbolic(size) for size in shape] != [is_symbolic(size) for size in op.outputs[0].shape]:
             return Miss(op, "what it gives would be of known size, where its readers do not know it")
-        return Hit(op, note=f"{' and '.join(names)} are known: from {found['begin']} to {found['end']}", found=found)
+        return Hit(op, note=f"{' and '.join(names)} are known: from {found['begin']} to {found['end']}", found=found,
+                   smallest_size=self.shortest)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         plain = {"stride": 1, "begin_mask": False, "end_mask": False, "squeeze_mask": False}
@@ -74,7 +83,13 @@ class KnownSlice(Rewrite):
     def examples(self) -> Iterable[Example]:
         yield Example("all but the last", lambda: _until(1, (4, None)))
         yield Example("to the end", lambda: _until(0, (4, None)))
-        yield Example("by size", lambda: _sized((None, None)))
+        yield Example("by size", lambda: _sized((None, None), 2))
+        yield Example("by size, of a long axis", lambda: _sized((None, None), 3), options={"shortest": 3})
+        yield Example("by size, of any axis", lambda: _sized((None, None), 3),
+                      reason="at size 2 its size is -1, which means all that is left (shortest=1)")
+        yield Example("all but the last three of a long axis", lambda: _until(3, (4, None)), options={"shortest": 3})
+        yield Example("all but the last three", lambda: _until(3, (4, None)),
+                      reason="at size 2 its end is below 0, which counts from the end again (shortest=1)")
         yield Example("another axis", lambda: _until(1, (None, 6), axis=0))
         yield Example("of another size", lambda: _until(1, (None, None), axis=0, of=1),
                       reason="the size of another axis is part of it")
@@ -97,9 +112,9 @@ def _until(less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | No
     return program(body, x=shape)
 
 
-def _sized(shape: tuple[int | None, ...]) -> Program:
+def _sized(shape: tuple[int | None, ...], less: int) -> Program:
     def body(x: Var) -> Var:
-        size = Builder.sub(x=Builder.shape(x=x), y=np.array([0, 3], np.int32))
+        size = Builder.sub(x=Builder.shape(x=x), y=np.array([0, less], np.int32))
         result: Var = Builder.slice_by_size(x=x, begin=[0, 1], size=size, name="y")
         return result
 

@@ -11,6 +11,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4
 from ..core.examples import program, weight
+from ..core.limits import over
 from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
 
 
@@ -20,18 +21,19 @@ class LiftConv1d(Rewrite):
     why     With axis=-1 the kernel lies on the height, where an M4 takes 31 against 15 on the width. The report behind
             `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general; its evidence is the transposed case.
             Together with `ane::carry_lift` it keeps a whole 1-D network in one layout.
-    when    x of rank 3.
+    when    x of rank 3, and a kernel that covers more than the target takes on the width (where Core ML is predicted to
+            lay it): others are supported as they are. With `always` every conv of rank 3 is lifted.
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
             there. `ane.pipeline()` places this pass after it.
     cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16.
 
     before
-        %y: fp16[1, 6, 4] = conv(x=%x, weight=<fp16[6, 4, 5]>)
+        %y: fp16[1, 6, 40] = conv(x=%x, weight=<fp16[6, 4, 16]>, pad_type=same)
     after
-        %0: fp16[1, 4, 8, 1] = expand_dims(x=%x, axes=[-1])
-        %1: fp16[1, 6, 4, 1] = conv(x=%0, weight=<fp16[6, 4, 5, 1]>)
-        %y: fp16[1, 6, 4] = squeeze(x=%1, axes=[-1])
+        %0: fp16[1, 4, 40, 1] = expand_dims(x=%x, axes=[-1])
+        %1: fp16[1, 6, 40, 1] = conv(x=%0, weight=<fp16[6, 4, 16, 1]>, pad_type=same)
+        %y: fp16[1, 6, 40] = squeeze(x=%1, axes=[-1])
     """
 
     code, slug = "ANE103", "conv-1d-rank-3"
@@ -49,9 +51,16 @@ class LiftConv1d(Rewrite):
     axis: Literal[-1, 2] = -1
     "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
 
+    always: bool = False
+    "Whether to lift convs that the target supports as they are, too."
+
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:
             return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
+        kernel = int(op.weight.shape[2])
+        if not self.always and over("conv-kernel-width", kernel, tuple(self.generations)) is None:
+            return Miss(op, f"a kernel of {kernel} is supported in one dimension; lifted, its buffers would have rows "
+                            "of one element (always=true lifts it)", near=False)
         reason = cannot_lift(op, self.axis)
         if reason:
             return Miss(op, reason)
@@ -61,19 +70,27 @@ class LiftConv1d(Rewrite):
         return lowered(mb, lifted_conv(mb, hit.op, raised(mb, hit.op.x, self.axis), self.axis), self.axis)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("valid", _one)
-        yield Example("padded", lambda: _one(strides=[2], pad_type="custom", pad=[2, 1]))
-        yield Example("same", lambda: _one(strides=[2], pad_type="same"))
-        yield Example("same_lower", lambda: _one(strides=[2], pad_type="same_lower"))
+        anyway = {"always": True}
+        yield Example("wide", _wide)
+        yield Example("valid", _one, options=anyway)
+        yield Example("padded", lambda: _one(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
+        yield Example("same", lambda: _one(strides=[2], pad_type="same"), options=anyway)
+        yield Example("same_lower", lambda: _one(strides=[2], pad_type="same_lower"), options=anyway)
         yield Example("depthwise", lambda: program(
             lambda x: Builder.conv(x=x, weight=weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"),
-            x=(1, 4, 8)))
-        yield Example("on the width", _one, options={"axis": 2})
-        yield Example("too wide", lambda: _one(dilations=[4], pad_type="same"), options={"axis": 2},
+            x=(1, 4, 8)), options=anyway)
+        yield Example("on the width", _one, options={"axis": 2, **anyway})
+        yield Example("small", _one, reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
+                      "have rows of one element (always=true lifts it)")
+        yield Example("too wide", lambda: _one(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
                       reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
         yield Example("rank 4", lambda: program(
             lambda x: Builder.conv(x=x, weight=weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
             reason="x has rank 4, not 3")
+
+
+def _wide() -> Program:
+    return program(lambda x: Builder.conv(x=x, weight=weight(6, 4, 16), pad_type="same", name="y"), x=(1, 4, 40))
 
 
 def _one(**parameters: object) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
@@ -54,13 +55,15 @@ class LowerRank(BlockRewrite):
 
     max_transposes: int = 3
     "How many transposes one transpose of many axes may become."
+    any_extent: bool = False
+    "Merge axes beyond the longest that the ANE supports, too: a program of rank 6 runs nowhere, one on the CPU does."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         most = limit("rank", self.generations)
         longest = limit("spatial", self.generations)
         if most is None or longest is None:
             return
-        bounds = Bounds(most.most, longest.most, self.max_transposes)
+        bounds = Bounds(most.most, sys.maxsize if self.any_extent else longest.most, self.max_transposes)
         for ops, var in islands(block, lambda shape: len(shape) > most.most):
             plans = plans_of(block, ops, bounds)
             if isinstance(plans, str):

@@ -75,7 +75,8 @@ class ModuloByFloor(Rewrite):
         ops = (sum(step.ops for step in steps) + 4) if steps else _plain_ops(size)
         if ops > self.max_steps:
             return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
-        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor)
+        most = self.periods * size if self.periods else math.inf
+        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor, within=(0.0, most))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, size = hit.op.x, abs(hit.divisor)

@@ -8,10 +8,15 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
+from ..core.bounds import largest as largest_by_the_program
+from ..core.bounds import seen
 from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from . import _norm_examples as shown
-from ._norms import largest, norm_of, number, respelt
+from ._norms import Norm, largest, norm_of, number, respelt
+
+_END = 65504.0
+"The largest number of fp16."
 
 
 class ScaledRmsNorm(Rewrite):
@@ -61,6 +66,7 @@ class ScaledRmsNorm(Rewrite):
     preset = "safe"
     mends = True
     moves = 2.0**-20
+    measures = True
     roots = ("mul", "real_div")
     evidence = (
         Vendor(
@@ -84,6 +90,11 @@ class ScaledRmsNorm(Rewrite):
             source="https://github.com/huggingface/swift-transformers/issues/95", date="2024-05"),
     )
 
+    margin: float = 2.0
+    "How many times larger than measured x may get and its squares still fit: other inputs may reach further."
+    always: bool = False
+    "Rewrite whatever is known of how large x gets, and layer and group norms of which nothing is known."
+
     def match(self, op: Operation) -> Hit | Miss:
         pairs = [(op.x, op.y)] if op.op_type == "real_div" else [(op.x, op.y), (op.y, op.x)]
         for given, factor in pairs:
@@ -94,9 +105,37 @@ class ScaledRmsNorm(Rewrite):
                 return Miss(op, "squared in fp32, which overflows above 1.8e19 only")
             if norm.refusal is not None:
                 return Miss(op, norm.refusal)
+            reason = None if self.always else self._stays_finite(norm)
+            if reason is not None:
+                return Miss(op, reason)
             return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", given=given,
                        factor=factor, norm=norm)
         return Miss(op, "no product with the root of a sum of squares", near=False)
+
+    def _stays_finite(self, norm: Norm) -> str | None:
+        """Why no overflow is expected of the squares, or None where one can be."""
+        reach, count = largest_by_the_program(norm.x), norm.count or 0
+        if reach is not None and reach**2 * count <= _END:
+            return f"the program keeps x within {reach:.4g}: {count} squares together stay below 65504"
+        measured = seen(self.measured, norm.x)
+        if measured is not None:
+            total = self._measured_total(norm, measured.largest)
+            if not measured.finite or total * self.margin**2 > _END:
+                return None
+            return (f"x reaches {measured.largest:.4g} in the runs at hand and a sum of squares {total:.4g}: "
+                    f"{self.margin:g} times the x would still fit fp16")
+        if reach is None and _is_centred(norm):
+            return ("the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
+                    "(calibrate shows it), or always=true")
+        return None
+
+    def _measured_total(self, norm: Norm, reach: float) -> float:
+        """The largest sum of squares that was measured; a mean is formed from a sum, too."""
+        count = norm.count or 0
+        total = seen(self.measured, norm.reduce.outputs[0])
+        if total is None or not total.finite:
+            return reach**2 * count
+        return max(reach**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         norm = hit.norm
@@ -116,13 +155,21 @@ class ScaledRmsNorm(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as Llama's", shown.rms)
+        yield Example("as Llama's", shown.rms, measured=False)
         yield Example("large", shown.rms, scale=500.0)
         yield Example("spelt with divisions", lambda: shown.rms(shown.divided), scale=500.0)
         yield Example("an older opset", lambda: shown.rms(opset=ct.target.iOS15), scale=500.0)
         yield Example("without epsilon", lambda: shown.rms(shown.plain_l2), scale=500.0)
         yield Example("a reciprocal with an epsilon of its own", lambda: shown.rms(shown.reciprocal), scale=500.0)
         yield Example("less its mean, read twice", shown.two_readers, scale=500.0)
+        yield Example("less its mean, always", shown.two_readers, measured=False, options={"always": True})
+        yield Example("less its mean, not measured", shown.two_readers, measured=False,
+                      reason="the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
+                             "(calibrate shows it), or always=true")
+        yield Example("measured to be small", shown.rms, reason="x reaches 2.324 in the runs at hand and a sum of "
+                      "squares 12.43: 2 times the x would still fit fp16")
+        yield Example("kept small", lambda: shown.rms(shown.kept_small), measured=False,
+                      reason="the program keeps x within 1: 8 squares together stay below 65504")
         yield Example("in fp32", lambda: shown.rms(dtype=np.float32),
                       reason="squared in fp32, which overflows above 1.8e19 only")
         yield Example("scaled already", lambda: shown.rms(shown.hosts),
@@ -139,3 +186,14 @@ class ScaledRmsNorm(Rewrite):
                              "for fp16")
         yield Example("no norm", lambda: shown.rms(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
                       reason="no product with the root of a sum of squares")
+
+
+def _is_centred(norm: Norm) -> bool:
+    """Whether what is squared is a value less its own mean."""
+    less = norm.x.op
+    if less is None or less.op_type != "sub":
+        return False
+    mean = less.y.op
+    while mean is not None and mean.op_type in ("expand_dims", "reshape", "squeeze"):
+        mean = mean.x.op
+    return mean is not None and mean.op_type == "reduce_mean" and mean.x is less.x

@@ -92,6 +92,9 @@ class ScatterAsSlices(BlockRewrite):
         yield Example("rows, added", lambda: _rows([1, 2], mode="add"))
         yield Example("every second column", lambda: _rows([0, 2, 4], axis=1, mode="max"))
         yield Example("any rows", lambda: _rows([3, 0, 1], mode="min", opset=ct.target.iOS15))
+        yield Example("constants to several places", lambda: program(
+            lambda x: Builder.scatter(data=x, indices=np.array([4, 1, 2], np.int32), updates=weight(3, 8), axis=0,
+                                      mode="update", name="y"), x=(5, 8)))
         yield Example("a number", lambda: program(
             lambda x: Builder.scatter(data=x, indices=np.array([1, -1], np.int32), updates=np.zeros(2, np.float16),
                                       axis=0, mode="update", name="y"), opset=ct.target.iOS15, x=(5,)))

@@ -76,6 +76,7 @@ class SplitConvTransposeBias(Rewrite):
         yield Example("output shape", lambda: _one(strides=[2], pad_type="custom", pad=[1, 1],
                                                    output_shape=[1, 2, 18]))
         yield Example("zero bias", lambda: _one(bias=(0.0, 0.0)))
+        yield Example("first bias 0", lambda: _one(bias=(0.0, 0.5)))
         yield Example("rank 4", _two_dimensional, options={"any_rank": True})
         yield Example("rank 4 left alone", _two_dimensional,
                       reason="x has rank 4, not 3; any_rank=true splits it too")

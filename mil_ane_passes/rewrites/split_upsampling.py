@@ -63,7 +63,7 @@ class SplitUpsampling(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         factors = _factors(op)
         if factors is None:
-            return Miss(op, "sizes that are known only at run time", near=False)
+            return Miss(op, "not an image whose size is known", near=False)
         shown = " x ".join(f"{factor:g}" for factor in factors)
         bound = limit("upsampling", self.generations)
         most = bound.most if bound else 2
@@ -115,7 +115,9 @@ class SplitUpsampling(Rewrite):
 
 
 def _factors(op: Operation) -> list[float] | None:
-    """By how much height and width grow; None where that is known only at run time."""
+    """Return by how much height and width grow; None for less than an image, and for a size known only at run time."""
+    if op.x.rank < 2:  # resize takes a line, too
+        return None
     extents = [*op.x.shape[-2:], *op.outputs[0].shape[-2:]]
     if any(map(is_symbolic, extents)):
         return None

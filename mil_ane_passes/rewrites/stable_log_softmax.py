@@ -53,6 +53,7 @@ class StableLogSoftmax(Rewrite):
             "is above -83, which is 20 above log's floor"
     preset = "safe"
     mends = True
+    within = (0.0, _WITHIN)  # the logarithm of what is left of a softmax at full precision is right above its floor
     roots = ("log", "sub")
     evidence = (
         Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
@@ -81,7 +82,8 @@ class StableLogSoftmax(Rewrite):
             return Miss(op, "the axis of the softmax is not known")
         floor = op.epsilon if whole and value(op.epsilon) > 0 else None
         fault = "small probabilities are 0" if whole else "the sum of exponentials overflows"
-        return Hit(op, x=x, axes=list(axes), epsilon=floor, note=f"{fault} in fp16: x - max - log-sum-exp")
+        return Hit(op, x=x, axes=list(axes), epsilon=floor, keeps_nonfinite=whole,
+                   note=f"{fault} in fp16: x - max - log-sum-exp")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         top = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)

@@ -38,6 +38,7 @@ class Tangent(Rewrite):
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "1.64 units in the last place over all fp16 numbers"
+    ulps = 1.64
     preset = "full"
     roots = ("tan",)
     targets = Gate(first="m3")

@@ -100,7 +100,8 @@ class TriangleCumsum(Rewrite):
                             "form=windows needs none")
         if axis < rank - 2 and sum(map(is_symbolic, op.x.shape)) > 1:
             return Miss(op, "several axes are of symbolic size: no reshape can say which is which")
-        return Hit(op, note=f"{count} elements by a triangle of ones", taps=None)
+        return Hit(op, note=f"{count} elements by a triangle of ones", taps=None,
+                   keeps_nonfinite=is_mask(op.x))
 
     def _windows(self, op: Operation, count: int) -> Hit | Miss:
         asked, (widest, *most) = running(op), self._limits()
@@ -109,7 +110,7 @@ class TriangleCumsum(Rewrite):
         if chosen is None:
             return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most[1]}")
         taps, extent = chosen
-        laid = layout(op, asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1)
+        laid = layout(op.x.shape, itemsize(op.x), asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1)
         if isinstance(laid, str):
             return Miss(op, laid)
         return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, taps))}", laid=laid, taps=taps,
@@ -120,10 +121,11 @@ class TriangleCumsum(Rewrite):
             return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
         widest, *most = self._limits()
         tap = min(widest, self.longest)
-        laid = layout(op, axis, tap, self.max_bytes, most, reshaped=False)
+        laid = layout(op.x.shape, itemsize(op.x), axis, tap, self.max_bytes, most, reshaped=False)
         if isinstance(laid, str):
             return Miss(op, laid)
-        return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0)
+        return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0,
+                   largest_size=self.longest)
 
     def _limits(self) -> list[int]:
         """The widest kernel that every generation takes, the most channels, and the largest extent."""

@@ -23,7 +23,8 @@ class UnrollGru(UnrollRecurrent):
             not as this op.)
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Biases may be compressed, and
             weights, too. A first state of constant zeros spares the product of the gates. hard_sigmoid is refused (its
-            0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together than an axis may be.
+            0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together than an axis may be. A first
+            state of another batch than x must be constant, with equal rows.
     exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),
             o = tanh(W x + b + R (r h)), with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the
             gates' rows in the order r, o, z. coremltools' page writes r (R h), its op tests R (r h): so it is here.
@@ -57,6 +58,7 @@ class UnrollGru(UnrollRecurrent):
 
     code, slug = "ANE256", "gru-on-the-cpu"
     roots = ("gru",)
+    step_ops = 14
     activations = ("recurrent_activation", "activation")
     evidence = (
         *EVIDENCE,
@@ -67,6 +69,11 @@ class UnrollGru(UnrollRecurrent):
                source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
     )
     bound = "each step rounds to fp16: over 128 steps of 64 units, 8e-4 for results of up to 0.8"
+    ulps = 1.7  # what `bound` measured
+
+    def products_per_step(self, op: Operation) -> int:
+        """The output's product waits for the reset gate, unless the gate is applied after it."""
+        return 1 if _resets_after(op) else 2
 
     def inputs(self, mb: RewriteBuilder, op: Operation, way: Way) -> Sequence[Any]:
         """Each gate's, so that no step has to cut them."""
@@ -105,6 +112,11 @@ class UnrollGru(UnrollRecurrent):
         yield Example("flexible length", lambda: _gru(None), reason="the number of steps is known only at run time; "
                                                                     "fix the length of the sequence")
         yield Example("long", lambda: _gru(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _gru(4), options={"max_chain": 4},
+                      reason="4 steps would make 9 products that depend on each other in the function, more than 4 "
+                             "(max_chain)")
+        yield Example("too many ops", lambda: _gru(4), options={"max_ops": 9},
+                      reason="4 steps would make a function of 57 ops, more than 9 (max_ops)")
         yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason=FP32)
         yield Example("hard_sigmoid", lambda: _gru(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")

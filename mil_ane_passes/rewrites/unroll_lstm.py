@@ -23,7 +23,8 @@ class UnrollLstm(UnrollRecurrent):
     when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
             may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
             zeros spares its product. hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented); so
-            are gates wider together than an axis may be (16384 up to M3).
+            are gates wider together than an axis may be (16384 up to M3). A first state of another batch than x must be
+            constant, with equal rows.
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
             the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
             fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5
@@ -57,10 +58,13 @@ class UnrollLstm(UnrollRecurrent):
 
     code, slug = "ANE255", "lstm-on-the-cpu"
     roots = ("lstm",)
+    step_ops = 16
     states = ("initial_h", "initial_c")
     activations = ("recurrent_activation", "cell_activation", "activation")
     evidence = EVIDENCE
     bound = "each step rounds to fp16: over 128 steps of 64 units, 6e-4 for results of up to 0.5"
+    keeps_nonfinite = False  # an infinite cell becomes NaN
+    ulps = 2.5  # what `bound` measured
 
     exact_cell: bool = True
     """Keep a sigmoid-gated cell exact to more than fp16: what is forgotten is subtracted, and what a sum cuts off is
@@ -101,6 +105,7 @@ class UnrollLstm(UnrollRecurrent):
                       options=plain)
         yield Example("bidirectional", lambda: _bidirectional(output_sequence=True, bias=weight(32)), within=2.0)
         yield Example("bidirectional, the last step", lambda: _bidirectional(bias_back=weight(32)), options=plain)
+        yield Example("bidirectional, from other constants each way", _from_two, options=plain)
         yield Example("from zeros", lambda: _from(0.0))
         yield Example("peepholes, clipped", lambda: _from(0.0, peephole=weight(24), clip=np.float16(0.25)))
         yield Example("from constants", lambda: _from(0.5))
@@ -110,6 +115,11 @@ class UnrollLstm(UnrollRecurrent):
         yield Example("flexible length", lambda: _lstm(None), reason="the number of steps is known only at run time; "
                                                                      "fix the length of the sequence")
         yield Example("long", lambda: _lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _lstm(4), options={"max_chain": 4},
+                      reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
+                             "(max_chain)")
+        yield Example("too many ops", lambda: _lstm(4), options={"max_ops": 9},
+                      reason="4 steps would make a function of 65 ops, more than 9 (max_ops)")
         yield Example("fp32", lambda: _lstm(2, dtype=types.fp32), reason=FP32)
         yield Example("hard_sigmoid", lambda: _lstm(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
@@ -134,6 +144,14 @@ def _bidirectional(**parameters: Any) -> Program:
                             direction="bidirectional", name="y", **parameters)
 
     return program(body, x=(3, 1, 8), h=(1, 8))
+
+
+def _from_two() -> Program:
+    states = {name: np.concatenate([np.full((2, 8), first), np.full((2, 8), second)], -1).astype(np.float16)
+              for name, first, second in (("initial_h", 0.5, -0.25), ("initial_c", 0.75, -1.0))}
+    return program(lambda x: Builder.lstm(
+        x=x, **states, weight_ih=weight(32, 8), weight_hh=weight(32, 8), weight_ih_back=weight(32, 8)[::-1],
+        weight_hh_back=weight(32, 8)[::-1], direction="bidirectional", output_sequence=True, name="y")[0], x=(3, 2, 8))
 
 
 def _from(first: float, **parameters: Any) -> Program:

@@ -21,7 +21,8 @@ class UnrollRnn(UnrollRecurrent):
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Weights and bias may be compressed:
             they are read as they are, and each stays one const. A first state of constant zeros spares its product.
             hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together
-            than an axis may be (16384 up to M3).
+            than an axis may be (16384 up to M3). A first state of another batch than x must be constant, with equal
+            rows.
     exact   rounding: at full precision nothing changes: h' = tanh(W x + b + R h). Every step rounds to fp16, where the
             reference runtime keeps fp32 inside an rnn: over 128 steps of 64 units results of up to 1 were off by 7e-4,
             and by 2e-4 before. Sums beyond fp16's range on the way are infinite.
@@ -45,8 +46,10 @@ class UnrollRnn(UnrollRecurrent):
 
     code, slug = "ANE257", "rnn-on-the-cpu"
     roots = ("rnn",)
+    step_ops = 3
     evidence = EVIDENCE
     bound = "each step rounds to fp16: over 128 steps of 64 units, 7e-4 for results of up to 1"
+    ulps = 1.5  # what `bound` measured
 
     def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
         return [activated(mb, op, "activation", plus(mb, now, product(mb, states[0], op.weight_hh)))]
@@ -64,6 +67,11 @@ class UnrollRnn(UnrollRecurrent):
         yield Example("flexible length", lambda: _rnn(None), reason="the number of steps is known only at run time; "
                                                                     "fix the length of the sequence")
         yield Example("long", lambda: _rnn(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _rnn(4), options={"max_chain": 4},
+                      reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
+                             "(max_chain)")
+        yield Example("too many ops", lambda: _rnn(4), options={"max_ops": 9},
+                      reason="4 steps would make a function of 13 ops, more than 9 (max_ops)")
         yield Example("fp32", lambda: _rnn(2, dtype=types.fp32), reason=FP32)
         yield Example("scaled_tanh", lambda: _rnn(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")

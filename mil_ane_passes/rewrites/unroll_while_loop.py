@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Var
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
@@ -15,6 +16,7 @@ from ..core.query import is_opaque
 from ..core.steps import Unknown, count_steps
 from ..core.words import counted
 from . import _loop_examples as examples
+from ._chains import MOST_OPS, MOST_PRODUCTS, Size, own_chain, written_out
 from ._inline import Copies, handed_over, same_sizes
 
 
@@ -25,7 +27,9 @@ class UnrollWhileLoop(Rewrite):
             converted to such loops.
     when    A while_loop whose condition depends only on what is known when the model is made, such as a counter that
             starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
-            steps and `max_ops` ops; no random numbers and no states in the body, and no sizes that change.
+            steps, and not where the function would have more than `max_ops` ops: steps of a loop in a loop multiply,
+            which is counted before anything is written. No random numbers and no states in the body, and no sizes that
+            change. Not in a loop that is not written out itself: that runs on the CPU as a whole.
     exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
             in each step; what is the same in all steps is computed once.
     cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.
@@ -64,24 +68,104 @@ class UnrollWhileLoop(Rewrite):
 
     max_steps: int = 256
     "The most steps that are written out."
-    max_ops: int = 8192
-    "The most ops that are made of one loop."
+    max_ops: int = MOST_OPS
+    """The most ops that a function may have once its loops are written out. The largest network of those at hand has
+    2475, and coremltools takes minutes for some 10000."""
+    max_chain: int = MOST_PRODUCTS
+    """The longest chain of products that depend on each other, through this loop and what the function has before and
+    behind it: loops in a row add up. An M6 compiles 386 convs in a row."""
+
+    def __init__(self) -> None:
+        self._written: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
 
     def match(self, op: Operation) -> Hit | Miss:
         wrong = next(filter(None, map(_stays, _inside(op))), None)
         if wrong is not None:
             return Miss(op, wrong)
+        around = _loop_around(op)
+        if around is not None:
+            outer = self.match(around)
+            return Miss(op, f"it stands in a loop that is not written out: {outer.reason}") if isinstance(outer, Miss) \
+                else Miss(op, "it is written out with the loop around it, a copy a step", near=False)
         try:
-            steps, counting = count_steps(op, self.max_steps)
+            steps, ops = self._expansion(op)
         except Unknown as reason:
             return Miss(op, str(reason))
-        ops = sum(1 for each in _inside(op.blocks[1]) if each not in counting)
+        nested = ", with the loops in it written out," if any(each.op_type == "while_loop" for each in _inside(op)) \
+            else ""
         if steps * ops > self.max_ops:
-            return Miss(op, f"{steps} steps of {ops} ops make {steps * ops}, more than {self.max_ops} (max_ops)")
+            return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, more than {self.max_ops} "
+                            "(max_ops)")
+        beside = self._ops_beside(op)
+        if steps * ops + beside > self.max_ops:
+            return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, and with the {beside} beside "
+                            f"them more than {self.max_ops} (max_ops)")
+        chain = written_out(op, self._size, Size(self.max_chain, self.max_ops)).chain
+        if chain > self.max_chain:
+            return Miss(op, f"{counted(steps, 'step')} would make {chain} products that depend on each other in the "
+                            f"function, more than {self.max_chain} (max_chain)")
         for var, made, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
             if not (same_sizes(var, old) and same_sizes(made, old)):
                 return Miss(op, f"the sizes of '{old.name}' change from step to step")
         return Hit(op, note=f"{counted(steps, 'step')} of {counted(ops, 'op')}", steps=steps)
+
+    def _expansion(self, op: Operation) -> tuple[int, int]:
+        """Return the steps of a loop and the ops of one, loops in it written out. Raises Unknown as `count_steps`.
+
+        A loop in it whose steps are known only step by step counts as one step.
+        """
+        if op not in self._written:
+            steps, counting = count_steps(op, self.max_steps)
+            self._written[op] = steps, self._ops_in(op.blocks[1], counting)
+        return self._written[op]
+
+    def _size(self, op: Operation) -> Size | None:
+        """What the loop becomes; None for another op or a loop that stays or stands in another."""
+        if op.op_type != "while_loop" or _loop_around(op) is not None:
+            return None
+        try:
+            steps, ops = self._expansion(op)
+        except Unknown:
+            return None
+        return Size(steps * own_chain(op.blocks[1], self._chain_of), steps * ops)
+
+    def _chain_of(self, op: Operation) -> int:
+        """The dependent products of a loop in a loop."""
+        try:
+            steps, _ = self._expansion(op)
+        except Unknown:
+            return 0
+        return steps * own_chain(op.blocks[1], self._chain_of)
+
+    def _ops_in(self, block: Block, without: Collection[Operation] = ()) -> int:
+        """Count the ops that a block has once the loops in it are written out."""
+        return sum(self._ops_of(op) for op in block.operations
+                   if not op.op_type.startswith("const") and op not in without)
+
+    def _ops_of(self, op: Operation) -> int:
+        if op.op_type == "while_loop":
+            try:
+                steps, ops = self._expansion(op)
+            except Unknown:
+                return 1 + self._ops_in(op.blocks[1])
+            return steps * ops
+        return 1 + sum(map(self._ops_in, op.blocks))
+
+    def _ops_beside(self, op: Operation) -> int:
+        """Count the other ops of the function: loops before `op`, whose turn comes first, written out where they can
+        be, loops behind it as they are."""
+        top, block = op, op.enclosing_block
+        while not isinstance(block, Function):
+            top, block = block.outer_op, block.outer_op.enclosing_block
+        total, before = 0, True
+        for each in block.operations:
+            before = before and each is not top
+            if each.op_type.startswith("const") or each is op:
+                continue
+            written = self._ops_of(each) if before and each.op_type == "while_loop" else 0
+            plain = 1 + sum(1 for _ in _inside(each)) if each.blocks else 1
+            total += written if 0 < written and total + written <= self.max_ops else plain
+        return total
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         copies, now = Copies(mb), list(hit.op.loop_vars)
@@ -102,6 +186,13 @@ class UnrollWhileLoop(Rewrite):
                       reason="it runs more than 8 steps (max_steps)")
         yield Example("many ops", lambda: examples.loop(9), options={"max_ops": 8},
                       reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
+        yield Example("many ops in a nest", lambda: examples.grid(4, 5), options={"max_ops": 19},
+                      reason="5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)")
+        yield Example("a nest", lambda: examples.grid(4, 5))
+        yield Example("one after the other", lambda: examples.two_in_a_row(5))
+        yield Example("in one that stays", lambda: examples.grid(4, None),
+                      reason="it stands in a loop that is not written out: the number of steps depends on 'x', which "
+                             "is known only at run time")
         yield Example("random numbers", lambda: examples.loop(3, lambda i, x, z: (Builder.add(
             x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z)),
             reason="random_normal in it makes others each time")
@@ -118,6 +209,17 @@ def _inside(outer: Operation | Block) -> Iterator[Operation]:
         yield from _inside(op)
     for block in outer.blocks if isinstance(outer, Operation) else ():
         yield from _inside(block)
+
+
+def _loop_around(op: Operation) -> Operation | None:
+    """The innermost while_loop that `op` stands in."""
+    block = op.enclosing_block
+    while not isinstance(block, Function):
+        if block.outer_op.op_type == "while_loop":
+            found: Operation = block.outer_op
+            return found
+        block = block.outer_op.enclosing_block
+    return None
 
 
 def _stays(op: Operation) -> str | None:

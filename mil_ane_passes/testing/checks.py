@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.clone import clone
-from ..core.contract import BlockRewrite, Exactness, Example, ProgramRewrite, Rewrite, Rule
-from ..core.engine import PassTrace, run
+from ..core.contract import BlockRewrite, Exactness, Example, PlanRule, ProgramRewrite, Rewrite, Rule
+from ..core.engine import PassTrace, answers, run
+from ..core.errors import InputError
 from ..core.printer import body_text, program_text
 from ..core.query import all_ops
-from ..core.ranges import Measure
+from ..core.ranges import Measure, Range, Seen
 from ..core.rule_class import flaw, is_ours, named, place
 from ..package import load, save
 from ..proof.border import Border, borders
@@ -31,6 +33,7 @@ from ..proof.measure import measurer
 from ..runtime import Runtime
 from . import variants
 from .finding import found_by, reasons_of
+from .neighbours import INPUT, failures_of, representative_op_types
 
 __all__ = ["CHECKS", "Check"]
 
@@ -41,6 +44,10 @@ _EXTENT = 8
 _HIGHEST = 5
 "The rank above which the host refuses to convert a program."
 ORDINARY = "normal draws"
+_UNLIKE = (INPUT, "select", "concat", "cond", "fill_like")
+"Producers that share no input name: none has `x`."
+_IN_TURN = 3
+"How many of the other op types are tried at each input; all of them in a slow test."
 
 
 def _examples(rule: type[Rule], fires: bool | None = None) -> Iterator[tuple[Rule, Example]]:
@@ -100,6 +107,41 @@ def examples_fire_or_say_why_not(rule: type[Rule], tmp_path: Path) -> None:
             assert not found_by(configured, program, _measure(example)).fired, f"near miss '{example.name}' fires"
             reasons = reasons_of(configured, program, _measure(example))
             assert (example.reason in reasons) if example.reason else not reasons, (example.name, reasons)
+
+
+def answers_whatever_stands_around(rule: type[Rule], tmp_path: Path) -> None:
+    """No op type that feeds an input of an example's op, or reads its result, makes the rule fail.
+
+    Each input is tried with ops that share no names of inputs, and with some of all others in turn.
+    """
+    if issubclass(rule, PlanRule):  # asked about a prediction, not about ops
+        return
+    others = representative_op_types()
+
+    def kinds(number: int) -> list[str]:
+        turn = [others[(number * _IN_TURN + step) % len(others)] for step in range(_IN_TURN)]
+        return [*_UNLIKE, *turn]
+
+    found = list(neighbour_failures(rule, kinds, fires=True))
+    assert not found, "\n".join(found)
+
+
+def neighbour_failures(rule: type[Rule], kinds: Callable[[int], Sequence[str]], fires: bool | None = None
+                       ) -> Iterator[str]:
+    """Describe how matching fails when ops of `kinds` stand beside those of the rule's examples (that fire)."""
+    def answer(configured: Rule, program: Program) -> None:
+        for _ in answers(configured, program, measure=_pretended if configured.measures else None):
+            pass
+
+    yield from failures_of(((example.name, example.build(), partial(answer, configured))
+                            for configured, example in _examples(rule, fires)), kinds)
+
+
+def _pretended(program: Program) -> Seen:
+    """Ordinary ranges for all values, without a run."""
+    made = [var for _, op in all_ops(program) for var in op.outputs]
+    given = [var for function in program.functions.values() for var in function.inputs.values()]
+    return Seen({var: Range(-4.0, 4.0, 0.1, partial=16.0) for var in (*given, *made)}, lambda _: 0.0)
 
 
 def finding_and_fixing_agree(rule: type[Rule], tmp_path: Path) -> None:
@@ -167,8 +209,17 @@ def values_hold_when_symbolic(rule: type[Rule], tmp_path: Path) -> None:
     for configured, example in _firing(rule):
         for axes in ((0,), (-1,), (0, -1)):
             program = variants.symbolic(example.build(), axes)
-            if program is not None:
+            if program is not None and _runs(program, example):
                 _rewritten(configured, program, example, f"axes {axes}", fires=False)
+
+
+def _runs(program: Program, example: Example) -> bool:
+    """Whether `program` accepts the sizes that are drawn: a batch and the rows of a state may both be symbolic."""
+    try:
+        Runtime(program, precision="float64")(next(_draws(program, example))[1])
+    except InputError:
+        return False
+    return True
 
 
 def weights_stay_compressed(rule: type[Rule], tmp_path: Path) -> None:
@@ -221,7 +272,7 @@ def survives_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def _promised(rule: Rewrite, exactness: Exactness) -> Strictness:
-    return Strictness(exactness, rule.mends, rule.moves)
+    return Strictness(exactness, rule.mends, rule.moves, ulps=rule.ulps)
 
 
 def _weaker(rule: Rewrite) -> Strictness:
@@ -294,7 +345,8 @@ def _cast(var: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 CHECKS: tuple[Check, ...] = (
-    states_what_every_rule_states, page_shows_the_first_example, examples_fire_or_say_why_not, finding_and_fixing_agree,
-    twice_is_once, values_hold, values_hold_when_observed, values_hold_when_nested, values_hold_when_repeated,
+    states_what_every_rule_states, page_shows_the_first_example, examples_fire_or_say_why_not,
+    answers_whatever_stands_around, finding_and_fixing_agree, twice_is_once, values_hold, values_hold_when_observed,
+    values_hold_when_nested, values_hold_when_repeated,
     values_hold_when_symbolic, weights_stay_compressed, lives_with_the_host, survives_save_and_load,
 )

@@ -15,8 +15,12 @@ from mil_ane_passes.core.pipeline import run_all, selected
 from mil_ane_passes.core.query import is_default
 from mil_ane_passes.proof.compare import differences
 from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.residency.buffers import buffers
 from tests.models import vocoder
 from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
+
+
+WHATEVER_IT_TAKES = {"most_padded": 1 << 40}
 
 
 @pytest.fixture(scope="module", params=["hifigan", "bigvgan"])
@@ -32,7 +36,8 @@ def converted(request, kind):
 @pytest.mark.parametrize("axis", [-1, 2])
 def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
     after = clone(converted)
-    options = {name: {"axis": axis} for name in ("lift_conv_1d", "lift_conv_transpose_1d")}
+    options = {"lift_conv_1d": {"axis": axis, "always": True}, "lift_conv_transpose_1d": {"axis": axis},
+               "carry_lift": WHATEVER_IT_TAKES}
     run_all(selected("full", options=options), after)
     assert kinds(after)["expand_dims"] == kinds(after)["squeeze"] == 1
     assert all(op.x.rank == 4 for op in after.functions["main"].find_ops(op_type="conv_transpose"))
@@ -44,7 +49,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
     model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}
     deep = vocoder.convert(kind=kind, model=model)._mil_program
-    run_all(selected("full"), deep)
+    run_all(selected("full", options={"carry_lift": WHATEVER_IT_TAKES}), deep)
     assert kinds(deep)["expand_dims"] == kinds(deep)["squeeze"] == 1
 
 
@@ -85,7 +90,7 @@ def test_a_norm_whose_epsilon_the_host_filled_in_as_fp32_is_carried(opset):
     (norm,) = before.functions["main"].find_ops(op_type="batch_norm")
     assert norm.epsilon.dtype == types.fp32 and is_default(norm, "epsilon")
     after = clone(before)
-    run_all(selected(passes="lift_conv_1d,carry_lift"), after)
+    run_all(selected(passes="lift_conv_1d{always=true},carry_lift"), after)
     assert after.functions["main"].find_ops(op_type="batch_norm")[0].x.rank == 4
     report = compare_programs(before, after, precisions=("float64", "float16"), exactness=Exactness.BITWISE)
     assert report.equal, str(report)
@@ -166,3 +171,14 @@ def test_a_branch_that_reads_a_carried_value_reads_it_as_it_is():
     run_all(selected("full"), built)
     assert not any(trace.fired for trace in run_all(selected("full"), built))
     assert compare_programs(before, built, seeds=4, exactness=Exactness.BITWISE).equal_bits
+
+
+def test_a_region_is_not_carried_into_rows_of_one_that_take_too_much():
+    """Whatever else the preset gains: without a guard, too."""
+    built = vocoder.convert(kind="bigvgan")._mil_program
+    carried, left = clone(built), clone(built)
+    run_all(selected("full", options={"carry_lift": WHATEVER_IT_TAKES}), carried)
+    traces = {trace.rule: trace for trace in run_all(selected("full"), left)}
+    assert any("padded rows, more than 1.05 MB (most_padded)" in miss.note for miss in traces["carry_lift"].near_misses)
+    most = [sum(each.padded for each in buffers(made)) for made in (carried, left)]
+    assert most[1] < most[0]

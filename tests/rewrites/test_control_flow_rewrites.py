@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 import mil_ane_passes as ane
 from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.query import all_ops, op_count
 from mil_ane_passes.core.registry import all_rules, by_name
 from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites._loop_examples import loop
+from mil_ane_passes.rewrites._loop_examples import grid, loop
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -207,3 +210,51 @@ def test_a_branch_of_other_sizes_than_declared_is_left():
         _false_fn=lambda: mb.fill(shape=[5, 3], value=np.float16(1))), x=(None, 3))
     (miss,) = run(by_name("inline_constant_branch").configured(), built).near_misses
     assert miss.note == "'y' is declared with other sizes than the branch that is taken gives it"
+
+
+class TestLoopsInLoops:
+    """Steps of a nest multiply, and all loops of a function share one budget."""
+
+    def test_a_nest_of_64_by_128_is_left_as_it_is(self):
+        built = grid(128, 64)
+        before = program_text(built)
+        trace = run(by_name("unroll_while_loop").configured(max_ops=4096), built)
+        assert not trace.fired and program_text(built) == before
+        assert trace.near_misses[0].note == ("64 steps of 128 ops, with the loops in it written out, make 8192, more "
+                                             "than 4096 (max_ops)")
+
+    def test_a_nest_within_the_budget_is_written_out_whole(self):
+        built = grid(6, 7)
+        run(by_name("unroll_while_loop").configured(max_ops=42), built)
+        assert not kinds(built)["while_loop"] and kinds(built)["mul"] == 42
+
+    def test_loops_one_after_the_other_share_the_budget_and_stay_so(self):
+        def body(x):
+            for _ in range(6):
+                (_, x) = mb.while_loop(_cond=lambda i, x: mb.less(x=i, y=np.int32(20)),
+                                       _body=lambda i, x: (mb.add(x=i, y=np.int32(1)), mb.exp(x=x)),
+                                       loop_vars=(np.int32(0), x))
+            return mb.relu(x=x, name="y")
+
+        built = program(body, x=(2, 3))
+        rule = by_name("unroll_while_loop")
+        found = {finding.value for finding in find(rule.configured(max_ops=80), built).fired}
+        trace = run(rule.configured(max_ops=80), built)
+        assert found == {finding.value for finding in trace.fired} and len(found) == 3
+        assert op_count(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].note
+        assert not run(rule.configured(max_ops=80), built).fired
+
+    def test_to_decide_takes_no_time_that_multiplies(self):
+        """Four loops in each other, of 200 steps each: 1.6e9 steps, of which none is taken."""
+        def nest(depth, x):
+            if not depth:
+                return mb.exp(x=x)
+            return mb.while_loop(_cond=lambda i, x: mb.less(x=i, y=np.int32(200)),
+                                 _body=lambda i, x: (mb.add(x=i, y=np.int32(1)), nest(depth - 1, x)),
+                                 loop_vars=(np.int32(0), x))[1]
+
+        built = program(lambda x: mb.relu(x=nest(4, x), name="y"), x=(2, 3))
+        started = time.process_time()
+        trace = find(by_name("unroll_while_loop").configured(), built)
+        assert not trace.fired and "make 1600000000" in trace.near_misses[0].note
+        assert time.process_time() - started < 20

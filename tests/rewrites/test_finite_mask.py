@@ -58,7 +58,7 @@ SPELLINGS = {
     "causal buffer": lambda x, m: F.softmax(torch.where(
         torch.ones(KEYS, KEYS).tril().bool()[None], scores(x), torch.full([], LOWEST)), -1),
     "float mask": lambda x, m: F.scaled_dot_product_attention(
-        x[:, None], x[:, None], x[:, None], attn_mask=shut(m, LOWEST)[:, None])[:, 0],
+        x[:, None], x[:, None], x[:, None], attn_mask=shut(m, LOWEST)[:, None].to(x.dtype))[:, 0],
 }
 WAYS = {
     "traced, iOS15": (False, ct.target.iOS15), "traced, iOS17": (False, ct.target.iOS17),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.query import all_ops, is_const
 from mil_ane_passes.core.registry import all_rules, by_name
@@ -92,7 +95,7 @@ def test_any_place_counted_from_the_size(data):
                                  begin_mask=free, end_mask=free, name="y")
 
     built = program(body, x=tuple(None if number == axis else 2 for number in range(rank)))
-    trace = run(by_name("known_slice").configured(), built)
+    trace = run(by_name("known_slice").configured(shortest=8), built)
     if not trace.fired:
         assert begin < 0 and "what it gives would be of known size" in trace.near_misses[0].note
         return
@@ -101,6 +104,44 @@ def test_any_place_counted_from_the_size(data):
     right = x[(slice(None),) * axis + (slice(begin, shape[axis] - less, step),)]
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], right)
     assert not computed(built)
+
+
+def placed(kind, first, second, squeezed=False):
+    """x (2, s) from `first` on, to `second`: numbers, or texts such as "-3" for the size less 3."""
+    def body(x):
+        size = mb.gather(x=mb.shape(x=x), indices=np.array([1], np.int32), axis=0)
+        one, other = (np.array([each], np.int32) if isinstance(each, int) else
+                      mb.add(x=size, y=np.array([int(each)], np.int32)) for each in (first, second))
+        rows = mb.gather(x=mb.shape(x=x), indices=np.array([0], np.int32), axis=0)
+        given = {"begin": mb.concat(values=[np.array([0], np.int32), one], axis=0)}
+        if kind == "slice_by_size":
+            return mb.slice_by_size(x=x, size=mb.concat(values=[rows, other], axis=0), **given, name="y")
+        end = mb.concat(values=[rows, other], axis=0)
+        return mb.slice_by_index(x=x, end=end, squeeze_mask=[False, squeezed], **given, name="y")
+
+    return program(body, x=(None, None))
+
+
+@pytest.mark.parametrize("shortest", [1, 3])
+@pytest.mark.parametrize("kind", ["slice_by_index", "slice_by_size"])
+def test_short_axes_give_the_same_as_before(kind, shortest):
+    """A number that is computed below 0 means another place, or (a size of -1) all that is left."""
+    places = [0, 1, 2, 3, "-1", "-2", "-3", "-5", -1, -2]
+    fired = 0
+    for first, second in itertools.product(places, [*places, 4]):
+        before, built = placed(kind, first, second), placed(kind, first, second)
+        if not run(by_name("known_slice").configured(shortest=shortest), built).fired:
+            continue
+        fired += 1
+        for size in range(shortest, 8):
+            x = np.arange(3 * size, dtype=np.float16).reshape(3, size)
+            try:
+                expected = Runtime(before, precision="float16")({"x": x})["y"]
+            except InputError:  # a slice that reaches outside x is no program
+                continue
+            np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], expected,
+                                          err_msg=f"{first} {second} at {size}")
+    assert fired > 20
 
 
 def test_what_would_become_known_is_left():

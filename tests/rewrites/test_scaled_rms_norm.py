@@ -73,8 +73,13 @@ HOST_SCALED = {
 }
 
 
-def rule():
-    return by_name("scaled_rms_norm").configured()
+def rule(**options):
+    return by_name("scaled_rms_norm").configured(**options)
+
+
+def rule_for(name):
+    """The rule that fires on FIRES[name] without measurements: a variance is left alone unless it `always` fires."""
+    return rule(always=name == "var")
 
 
 def large():
@@ -107,9 +112,9 @@ def test_norms_of_real_modules_are_right_where_they_overflowed(name, export):
     x, precise = large().astype(np.float32), torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     before = only_output(built, x, "float16")
     assert not error(before, precise) < 0.5, "the squares of this input overflow"
-    assert run(rule(), built).fired
+    assert run(rule_for(name), built).fired
     assert error(only_output(built, x, "float16"), precise) < 3e-3
-    assert not run(rule(), built).fired
+    assert not run(rule_for(name), built).fired
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS18], ids=str)
@@ -173,7 +178,8 @@ def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
 def test_the_form_survives_the_backend_and_a_saved_package(name, tmp_path):
     module = FIRES[name]()
     model = converted(module, to="mlprogram", skip_model_load=True,
-                      pass_pipeline=ane.pipeline(passes="scaled_rms_norm"))
+                      pass_pipeline=ane.pipeline(passes="scaled_rms_norm",
+                                                 options={"scaled_rms_norm": {"always": name == "var"}}))
     model.save(str(tmp_path / "norm.mlpackage"))
     built = load(tmp_path / "norm.mlpackage").program
     assert kinds(built)["reduce_max"] == 1 and not run(rule(), built).fired
@@ -280,3 +286,94 @@ def test_a_mean_that_drops_its_axis_and_gets_it_back(shape):
     (found,) = ane.run(model, {"x": x.half().float().numpy()}, precision="float16", quirks=["square_overflow"]).values()
     expected = Norm()(x.half().double()).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=4e-3 * np.abs(expected).max())
+
+
+class TestWhatIsKnownOfX:
+    """A norm is rewritten where its squares can overflow, as far as the program or measurements tell."""
+
+    UNKNOWN = "the variance of x less its mean, and nothing says how large x gets: "
+
+    @staticmethod
+    def norm(of, centred=False):
+        def body(x):
+            x = of(x)
+            if centred:
+                x = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True))
+            mean = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True, name="mean")
+            return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5))), name="y")
+
+        return program(body, x=(4, 64))
+
+    @pytest.mark.parametrize("of", [
+        lambda x: mb.sigmoid(x=x), lambda x: mb.clip(x=x, alpha=np.float16(-15), beta=np.float16(15)),
+        lambda x: mb.layer_norm(x=x, axes=[-1]), lambda x: mb.concat(values=[mb.tanh(x=x), mb.relu6(x=x)], axis=-1),
+        lambda x: mb.mul(x=mb.softmax(x=x), y=np.full(64, 20, np.float16)),
+        lambda x: mb.reshape(x=mb.cos(x=x), shape=[4, 4, 16]),
+    ], ids=["sigmoid", "clip", "layer norm", "concat", "product", "reshape"])
+    @pytest.mark.parametrize("centred", [False, True])
+    def test_what_the_program_keeps_small_is_left_alone(self, of, centred):
+        (miss,) = find(rule(), self.norm(of, centred)).near_misses
+        assert miss.note.startswith("the program keeps x within ")
+        assert find(rule(always=True), self.norm(of, centred)).fired
+
+    @pytest.mark.parametrize("centred", [False, True])
+    def test_a_bound_beyond_the_limit_does_not_help(self, centred):
+        assert find(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-300), beta=np.float16(300)),
+                                      centred)).fired
+
+    def test_a_sum_overflows_where_no_square_does(self):
+        """64 squares of 40: each is 1600, all of them 102400."""
+        assert find(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-40), beta=np.float16(40)))).fired
+
+    def test_of_unknown_size_only_a_norm_of_x_itself_is_rewritten(self):
+        assert find(rule(), self.norm(lambda x: mb.relu(x=x))).fired
+        trace = find(rule(), self.norm(lambda x: mb.relu(x=x), centred=True))
+        assert not trace.fired and [miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses] == [True]
+
+    @pytest.mark.parametrize("centred", [False, True])
+    @pytest.mark.parametrize(("scale", "fires"), [(1.0, False), (30.0, True), (300.0, True)])
+    def test_measured_values_decide(self, centred, scale, fires):
+        built = self.norm(lambda x: mb.mul(x=x, y=np.float16(scale)), centred)
+        report = ane.rewrite(built, feeds={"x": np.linspace(-3, 3, 256).reshape(64, 4).T.astype(np.float16)})
+        assert (report.status != "unchanged") is fires
+
+    def test_a_margin_is_left_for_other_inputs(self):
+        built = self.norm(lambda x: mb.relu(x=x))
+        feeds = {"x": np.full((4, 64), 20, np.float16)}
+        options = {"scaled_rms_norm": {"margin": 1.5}}
+        assert ane.rewrite(built, feeds=feeds).status != "unchanged"
+        assert ane.rewrite(built, feeds=feeds, options=options).status == "unchanged"
+
+    def test_of_group_norms_written_out_the_advice_is_to_measure(self):
+        class Norm(torch.nn.Module):
+            def forward(self, x):
+                return functional.group_norm(x, 2)
+
+        built = ct.convert(torch.jit.trace(Norm(), torch.zeros(1, 4, 8, 8)), convert_to="milinternal",
+                           inputs=[ct.TensorType("x", (1, 4, 8, 8))], minimum_deployment_target=ct.target.iOS17)
+        trace = find(rule(), built)
+        assert not trace.fired and all(miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses)
+        assert find(rule(always=True), built).fired
+
+
+class TestMeansOfOtherThings:
+    """A mean under a root is no mean of squares where it is of a select, a concat or whatever else an op can give."""
+
+    BODIES = {
+        "select": lambda x: mb.select(cond=mb.greater(x=x, y=np.float16(0)), a=x, b=np.zeros((4, 8), np.float16)),
+        "concat": lambda x: mb.concat(values=[mb.abs(x=x), mb.abs(x=x)], axis=1),
+        "cond": lambda x: mb.cond(pred=mb.greater(x=mb.reduce_sum(x=x, keep_dims=False), y=np.float16(0)),
+                                  _true_fn=lambda: mb.relu(x=x), _false_fn=lambda: mb.exp(x=x)),
+        "masked squares": lambda x: mb.select(cond=mb.greater(x=x, y=np.float16(0)), a=mb.mul(x=x, y=x),
+                                              b=np.zeros((4, 8), np.float16)),
+    }
+
+    @pytest.mark.parametrize("kind", BODIES)
+    def test_they_are_left_alone(self, kind):
+        def body(x):
+            mean = mb.reduce_mean(x=self.BODIES[kind](x), axes=[-1], keep_dims=True)
+            return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-3))), name="y")
+
+        built = program(body, x=(4, 8))
+        assert ane.rewrite(built).status == "unchanged"
+        ane.lint(built)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Function, Program, types
 
+import mil_ane_passes as ane
 from mil_ane_passes.core.examples import program, weight
 from mil_ane_passes.core.forecast import Forecast
 from mil_ane_passes.core.guard import Guard
 from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.core.registry import all_rules, rewrites
 from mil_ane_passes.residency.predict import predict
 
@@ -42,6 +46,58 @@ def upsampled(x):
     x = mb.tan(x=mb.max_pool(x=x, kernel_sizes=[13], strides=[3], pad_type="same"))
     x = mb.conv(x=x, weight=weight(8, 1, 80), groups=4, pad_type="same")
     return mb.conv_transpose(x=x, weight=weight(8, 8, 16), bias=weight(8), strides=[2], name="y")
+
+
+PLACES = {
+    "scatter": lambda x, new: mb.scatter(data=x, indices=np.array([3, 0, 2], np.int32), updates=new, axis=0,
+                                         mode="update", name="y"),
+    "scatter_nd": lambda x, new: mb.scatter_nd(data=x, indices=np.array([[3], [0], [2]], np.int32), updates=new,
+                                               mode="update", name="y"),
+    "scatter_along_axis": lambda x, new: mb.scatter_along_axis(
+        data=x, indices=np.tile(np.array([[3], [0], [2]], np.int32), (1, 6)), updates=new, axis=0, mode="update",
+        name="y"),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("rows", ["constant", "computed of constants"])
+def test_constant_updates_in_several_pieces(kind, rows):
+    new = np.arange(18, dtype=np.float16).reshape(3, 6)
+
+    def body(x):
+        return PLACES[kind](mb.mul(x=x, y=np.float16(2)), new if rows == "constant" else mb.concat(
+            values=[new[:1], new[1:]], axis=0))
+
+    assert not fired_again(program(body, x=(5, 6)), "all")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_gru_from_a_constant_state(batch):
+    def body(x):
+        return mb.gru(x=x, initial_h=np.full((batch, 8), 0.5, np.float16), weight_ih=weight(24, 8),
+                      weight_hh=weight(24, 8), output_sequence=True, name="y")[0]
+
+    assert not fired_again(program(body, x=(3, batch, 8)), "all")
+
+
+def test_a_gru_whose_first_products_round_is_unrolled():
+    built = program(lambda x: mb.gru(x=x, initial_h=np.full((2, 8), 0.3, np.float16), weight_ih=weight(24, 8),
+                                     weight_hh=weight(24, 8), output_sequence=True, name="y")[0], x=(3, 2, 8))
+    report = ane.rewrite(built, preset="full", target="m4", max_growth=None)
+    assert "unroll_gru" in [trace.rule for trace in report.traces if trace.fired], report
+    assert not fired_again(built, "m4")
+
+
+def test_integers_beside_a_lifted_convolution():
+    with Function({"z": mb.placeholder(shape=(1, 4, 40), dtype=types.fp16),
+                   "x": mb.placeholder(shape=(1, 2, 2), dtype=types.int32)}, opset_version=ct.target.iOS17) as function:
+        lifted = mb.relu(x=mb.conv(x=function.inputs["z"], weight=weight(6, 4, 16), pad_type="same"), name="a")
+        fives = mb.cast(x=mb.mul(x=function.inputs["x"], y=np.int32(5)), dtype="fp16")
+        function.set_outputs([lifted, mb.mul(x=fives, y=np.float16(0.5), name="b")])
+    built = Program()
+    built.add_function("main", function)
+    assert not fired_again(built, "m4")
+    assert [op.op_type for _, op in all_ops(built) if op.op_type != "const"][:2] == ["mul", "cast"]
 
 
 @pytest.mark.parametrize(("body", "target"), [(pooled, "all"), (upsampled, "m4")])

@@ -1,0 +1,110 @@
+"""How long a function's chain of dependent products and the function itself get once loops and layers are written out.
+
+Compilers recurse along a chain, and time and files grow with every op, so that what is written out shares two limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
+
+from ..core.query import flat_inputs
+
+__all__ = ["MOST_OPS", "MOST_PRODUCTS", "Size", "own_chain", "written_out"]
+
+MOST_PRODUCTS = 320
+"""The longest chain of products that depend on each other. An M6 compiles 386 convs in a row and no more, and other ops
+stand between the products here, so a sixth is left free: one layer of 256 steps fits, several share what there is."""
+MOST_OPS = 8192
+"""The most ops that a function may get. The largest network of those at hand has 2475, and coremltools takes minutes
+for some 10000."""
+_PRODUCTS = frozenset({"conv", "conv_transpose", "einsum", "linear", "matmul"})
+
+
+class Size(NamedTuple):
+    """What a loop or layer becomes: the products that depend on each other, and all ops."""
+
+    chain: int
+    ops: int
+
+
+def written_out(op: Operation, size: Callable[[Operation], Size | None], most: Size) -> Size:
+    """The longest chain through `op` once it is written out, and the ops of its function.
+
+    Ops of the function before `op` are taken to be written out, too, where they fit in `most`, as their turn comes
+    first; `size` gives None for what stays as it is.
+    """
+    function = _function_of(op)
+    order = [each for each in _all_ops(function) if each is op or not each.op_type.startswith("const")]
+    total, chosen = len(order), dict[Operation, int]()
+    for each in order[:order.index(op) + 1]:
+        own = size(each)
+        if own is None:
+            continue
+        whole = Size(_longest_through(function, each, {**chosen, each: own.chain}), total - 1 + own.ops)
+        if each is op:
+            return whole
+        if whole.chain <= most.chain and whole.ops <= most.ops:
+            chosen[each], total = own.chain, whole.ops
+    return Size(0, total)
+
+
+def own_chain(block: Block, inner: Callable[[Operation], int]) -> int:
+    """The longest chain of products from what a step of a loop is handed to what it hands on; `inner` says how many a
+    loop in it stands for."""
+    through: dict[Var, int] = dict.fromkeys(block.inputs, 0)
+    _walk(block, through, lambda op: inner(op) if op.op_type == "while_loop" else _weight(op))
+    return max((through[var] for var in block.outputs if var in through), default=0)
+
+
+def _longest_through(function: Function, op: Operation, weights: Mapping[Operation, int]) -> int:
+    """The longest chain of products that leads through `op`, where `weights` says how many some ops stand for."""
+    def weight(each: Operation) -> int | None:
+        return weights.get(each, _weight(each))
+
+    depth: dict[Var, int] = dict.fromkeys(function.inputs.values(), 0)
+    _walk(function, depth, weight, all_start=True)
+    through = {var: depth[var] for var in op.outputs}
+    _walk(function, through, weight)
+    return max(through.values(), default=0)
+
+
+def _weight(op: Operation) -> int | None:
+    """The products that an op is; None where its blocks say it."""
+    return None if op.blocks else int(op.op_type in _PRODUCTS)
+
+
+def _walk(
+    block: Block, depth: dict[Var, int], weight: Callable[[Operation], int | None], all_start: bool = False,
+) -> None:
+    """Fill `depth`: the most products on a way to each value from one that has a depth already, or from anywhere."""
+    for op in block.operations:
+        if op.op_type.startswith("const") or op.outputs[0] in depth:
+            continue
+        reached = [depth[var] for var in flat_inputs(op) if var in depth] or ([0] if all_start else [])
+        own = weight(op)
+        for inner in op.blocks if own is None else ():
+            depth.update(dict.fromkeys(inner.inputs, max(reached)) if reached else {})
+            _walk(inner, depth, weight, all_start)
+            reached += [depth[var] for var in inner.outputs if var in depth]
+        if reached:
+            depth.update(dict.fromkeys(op.outputs, max(reached) + (own or 0)))
+
+
+def _all_ops(block: Block) -> list[Operation]:
+    """The ops of a block and of the blocks in it, in program order."""
+    found: list[Operation] = []
+    for op in block.operations:
+        found.append(op)
+        for inner in op.blocks:
+            found += _all_ops(inner)
+    return found
+
+
+def _function_of(op: Operation) -> Function:
+    block = op.enclosing_block
+    while not isinstance(block, Function):
+        block = block.outer_op.enclosing_block
+    return block

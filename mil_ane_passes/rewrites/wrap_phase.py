@@ -1,0 +1,375 @@
+"""Sum up phases modulo one turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ..core.build import RewriteBuilder
+from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import on_m4
+from ..core.examples import program
+from ..core.limits import limit
+from ..core.query import is_symbolic
+from ._running_sums import Layout, Running, Summed, as_matrix, grown, layout, radices, running, taken, windows
+
+_LAYOUT = ("expand_dims", "squeeze", "reshape", "transpose", "identity", "concat", "slice_by_index", "split", "tile")
+"Ops that move elements: a sum and the sum less whole turns stay what they are."
+_INTERPOLATES = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
+"Between two sums less different whole turns nothing can be interpolated."
+_READS_PHASE = ("sin", "cos")
+_MOST_TURNS = 512
+"Beyond, fp16 does not say which whole number of turns a factor is: it is rounded to 2^-12 of itself."
+
+_ROW = 2197
+"Elements of a row where a long axis is cut into rows: three convs of up to 13 ones sum up so many."
+_BYTES = 2
+"Of an fp16 number."
+_MOST_BYTES = 2 << 20
+"Of ones for one sum."
+
+
+_GRID = 2.0**-8
+"What coarse parts are multiples of, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a sum is laid out: the convs and the padded extent (0 where it is symbolic), or how many rows."""
+
+    asked: Running
+    laid: Layout | None = None
+    taps: tuple[int, ...] = ()
+    extent: int = 0
+    rows: int = 0
+
+
+class WrapPhase(Rewrite):
+    """Sum up a phase modulo one turn, so that its sine is right in fp16 however long the sum is.
+
+    why     An oscillator is sin(2 pi cumsum(f / rate)). After 100 turns fp16 knows the angle to 0.25 rad, after 330 to
+            1 rad: the sine is noise. Also, fp16 has 6.28125 for 2 pi, and each turn adds 0.0019 rad to the error. No op
+            behind the sum brings the phase back. A sine needs the fraction of a turn only, which stays small.
+    when    cumsum in fp16 whose every reader leads to sin and cos, by way of constant factors that make up k turns
+            (fp16's 2 pi k, k a whole number up to 512), sums with other phases, and ops that move elements. The least
+            common fraction of a turn is what is wrapped. An axis of symbolic length needs `longest`. Not where the
+            sum is interpolated or read by anything else, which needs it whole.
+    exact   rounding: x less its nearest whole number is exact, and is cut into a multiple of 2^-8 turn and a rest. Both
+            are summed by convs with ones, of up to 13 elements; after each, whole steps of the rests go to the
+            multiples and whole turns away, exactly: sin(2 pi (s - n)) = sin(2 pi s). A conv rounds rests by up to
+            2^-17 turn, the end the sum of both by 2^-13. What the program's constant is off from 2 pi k is
+            summed up no longer, which moves results, to the right. x itself is as exact as fp16
+            has it: a frequency is off by 2^-12 of itself.
+    cost    for each factor of up to 13 of the length a conv, a reshape and nine ops of the same size, and ten more, in
+            place of a cumsum on the CPU.
+
+    before
+        %0: fp16[1, 12] = cumsum(x=%x, axis=1)
+        %1: fp16[1, 12] = mul(x=%0, y=6.28125)
+        %y: fp16[1, 12] = cos(x=%1)
+    after
+        %0: fp16[1, 12] = round(x=%x)
+        %1: fp16[1, 12] = sub(x=%x, y=%0)
+        %2: fp16[1, 12] = mul(x=%1, y=256.0)
+        %3: fp16[1, 12] = round(x=%2)
+        %4: fp16[1, 12] = mul(x=%3, y=0.00390625)
+        %5: fp16[1, 12] = sub(x=%1, y=%4)
+        %6: fp16[2, 12] = concat(values=(%4, %5), axis=0)
+        %7: fp16[1, 2, 1, 12] = expand_dims(x=%6, axes=[0, 2])
+        %8: fp16[1, 2, 1, 12] = conv(x=%7, weight=<fp16[2, 1, 1, 12]>, pad_type=custom, pad=[0, 0, 11, 0], groups=2)
+        %9: fp16[1, 1, 1, 12], %10: fp16[1, 1, 1, 12] = split(x=%8, num_splits=2, axis=1)
+        %11: fp16[1, 1, 1, 12] = mul(x=%10, y=256.0)
+        %12: fp16[1, 1, 1, 12] = round(x=%11)
+        %13: fp16[1, 1, 1, 12] = mul(x=%12, y=0.00390625)
+        %14: fp16[1, 1, 1, 12] = add(x=%9, y=%13)
+        %15: fp16[1, 1, 1, 12] = round(x=%14)
+        %16: fp16[1, 1, 1, 12] = sub(x=%14, y=%15)
+        %17: fp16[1, 1, 1, 12] = sub(x=%10, y=%13)
+        %18: fp16[1, 2, 1, 12] = concat(values=(%16, %17), axis=1)
+        %19: fp16[2, 12] = squeeze(x=%18, axes=[0, 2])
+        %20: fp16[1, 12], %21: fp16[1, 12] = split(x=%19, num_splits=2, axis=0)
+        %22: fp16[1, 12] = add(x=%20, y=%21)
+        %23: fp16[1, 12] = mul(x=%22, y=6.28125)
+        %y: fp16[1, 12] = cos(x=%23)
+    """
+
+    code, slug = "ANE322", "phase-summed-up"
+    stage = "numerics"
+    after = ("fp16_compute",)
+    exactness = Exactness.ROUNDING
+    bound = "2^-13 turn and 2^-17 turn for each conv and element that it sums; then angle and sine are rounded. " \
+            "Largest error of the sine, 200 Hz at 24 kHz in fp16: 2.1e-3 for 100 samples, 2.4e-3 for 1000, 2.6e-3 " \
+            "for 24000; of the program as it was 2.6e-3, 0.041, 1.1"
+    preset = "safe"
+    moves = 2.0**-5
+    measures = True
+    roots = ("cumsum",)
+    evidence = (
+        Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
+                  "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
+                  chip="n150 (no Apple chip)", date="2026-06-22"),
+        on_m4("sin, cos, conv, round, mul and sub are accepted; cumsum is refused"),
+    )
+
+    longest: int = 0
+    "The longest that an axis of symbolic length gets; 0 leaves such an axis alone."
+    least: int = 10
+    "Elements from which on a sum is wrapped; a shorter one is of few turns."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "computes on integers", near=False)
+        if op.axis.val is None or op.x.rank == 0:
+            return Miss(op, "has no axis to sum along")
+        factors = _angle_factors(op.outputs[0])
+        if isinstance(factors, str):
+            return Miss(op, factors, near="phase" in factors)
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32)
+        counts = [_whole_turns(factor) for factor in factors]
+        if None in counts:
+            return Miss(op, f"the phase is {factors[counts.index(None)]:g} times the sum, which is no whole number of "
+                            "turns: 2 pi k is expected")
+        turns = max(1, math.gcd(*(count for count in counts if count is not None)))
+        return self._laid(op, turns, max(map(_rest, factors)))
+
+    def _laid(self, op: Operation, turns: int, off: float) -> Hit | Miss:
+        """Lay the sum out for convs; `turns` per unit of it, and `off` by which the angle of a unit is not that."""
+        extent = op.x.shape[running(op).axis]
+        if is_symbolic(extent) and self.longest < 1:
+            return Miss(op, "sums a phase along an axis of symbolic length; longest=N takes up to N elements")
+        if sum(map(is_symbolic, op.x.shape)) > is_symbolic(extent):
+            return Miss(op, "the phase has an axis of symbolic size that it is not summed along")
+        count = self.longest if is_symbolic(extent) else int(extent)
+        if count < self.least:
+            return Miss(op, f"sums up a phase of {count} elements only, least={self.least}")
+        batch, _, inner = as_matrix(op, running(op).axis)
+        shape = (2 * batch, extent) if inner == 1 else (2 * batch, extent, inner)
+        plan = self._plan(shape, replace(running(op), axis=1))
+        if isinstance(plan, str):
+            return Miss(op, f"the phase of {count} elements cannot be summed by convs: {plan}")
+        seen = None if self.measured is None else self.measured.get(op.outputs[0])
+        return Hit(op, note=f"a phase is summed over {'up to ' if is_symbolic(extent) else ''}{count} elements",
+                   plan=plan, turns=turns,
+                   moves=self.moves if seen is None else max(self.moves, min(2.0, off * seen.largest)))
+
+    def _plan(self, shape: tuple[Any, ...], asked: Running) -> _Plan | str:
+        """How a sum is laid out for convs, in rows where its axis is too long, or why it is not."""
+        bounds = [limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
+        widest, *most = [bound.most for bound in bounds if bound is not None]
+        extent, inner = shape[asked.axis], math.prod(shape[asked.axis + 1:])
+        if is_symbolic(extent):
+            taps: tuple[int, ...] = (min(widest, self.longest),)
+            laid = layout(shape, _BYTES, asked.axis, taps[0], _MOST_BYTES, most, reshaped=False)
+            return laid if isinstance(laid, str) else _Plan(asked, laid, taps)
+        if extent + int(asked.exclusive) > most[1]:
+            if asked.reverse or inner != 1:
+                return f"an axis of more than {most[1]} elements has to be the last one and summed forwards"
+            rows = -(-int(extent) // _ROW)
+            rows = next((each for each in range(rows, 2 * rows) if extent % each == 0), rows)
+            return _Plan(asked, rows=rows) if rows <= _ROW else f"{rows} rows of {_ROW} are too many"
+        chosen = radices(int(extent), inner, widest, most[1], int(asked.exclusive))
+        if chosen is None:
+            return f"{inner} elements apart, they fit no two axes of up to {most[1]}"
+        laid = layout(shape, _BYTES, asked.axis, max(chosen[0]), _MOST_BYTES, most, reshaped=len(chosen[0]) > 1)
+        return laid if isinstance(laid, str) else _Plan(asked, laid, *chosen)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x = hit.op.x if hit.turns == 1 else mb.mul(x=hit.op.x, y=np.float16(hit.turns))
+        sizes = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+        batch, count, inner = as_matrix(hit.op, running(hit.op).axis)
+        laid = _reshaped(mb, _wrapped(mb, x), [batch, count] if inner == 1 else [batch, count, inner])
+        coarse = _on_grid(mb, laid)
+        pair = mb.concat(values=[coarse, mb.sub(x=laid, y=coarse)], axis=0)
+        first, second = mb.split(x=self._summed(mb, pair, hit.plan), num_splits=2, axis=0)
+        total = _reshaped(mb, mb.add(x=first, y=second), sizes)
+        return total if hit.turns == 1 else mb.mul(x=total, y=np.float16(1 / hit.turns))
+
+    def _summed(self, mb: RewriteBuilder, pair: Var, plan: _Plan) -> Var:
+        """The running sums of coarse parts and rests, which lie one behind the other along the first axis."""
+        if plan.rows:
+            return self._summed_in_rows(mb, pair, plan)
+        assert plan.laid is not None
+        halves = next(place for place, axes in enumerate(plan.laid.groups) if 0 in axes)
+        summed = Summed(pair, plan.asked)
+
+        def normalized(y: Var) -> Var:
+            return _normalized(mb, y, halves)
+
+        if plan.extent:
+            return windows(mb, summed, plan.laid, plan.taps, plan.extent, normalized)
+        return grown(mb, summed, plan.laid, plan.taps[0], self.longest, normalized)
+
+    def _summed_in_rows(self, mb: RewriteBuilder, pair: Var, plan: _Plan) -> Var:
+        """Sum each row, then the rows before it, and add the two."""
+        batch, count = int(pair.shape[0]), int(pair.shape[1])
+        width = -(-count // plan.rows)
+        more = plan.rows * width - count
+        flat = mb.pad(x=pair, pad=[0, 0, 0, more], mode="constant", constant_val=np.float16(0)) if more else pair
+        rows = mb.reshape(x=flat, shape=[batch, plan.rows, width])
+        inside = self._parts(mb, rows, Running(2, False, False))
+        ends = mb.reshape(x=taken(mb, inside, 2, width - 1, width), shape=[batch, plan.rows])
+        before = mb.expand_dims(x=self._parts(mb, ends, Running(1, True, False)), axes=[2])
+        total = _normalized(mb, mb.add(x=inside, y=before), 0)
+        if plan.asked.exclusive:
+            total = _normalized(mb, mb.sub(x=total, y=rows), 0)
+        result: Var = mb.reshape(x=total, shape=[batch, plan.rows * width])
+        return taken(mb, result, 1, 0, count) if more else result
+
+    def _parts(self, mb: RewriteBuilder, pair: Var, asked: Running) -> Var:
+        plan = self._plan(tuple(pair.shape), asked)
+        assert isinstance(plan, _Plan), f"rows were chosen so that they can be laid out: {plan}"
+        return self._summed(mb, pair, plan)
+
+    def examples(self) -> Iterable[Example]:
+        return _examples()
+
+
+def _wrapped(mb: RewriteBuilder, turns: Var) -> Var:
+    """The part of a turn from -1/2 to 1/2, exact in fp16."""
+    result: Var = mb.sub(x=turns, y=mb.round(x=turns))
+    return result
+
+
+def _reshaped(mb: RewriteBuilder, x: Var, shape: list[int]) -> Var:
+    """`x` in another shape, where it has another."""
+    same = [-1 if is_symbolic(size) else int(size) for size in x.shape] == shape
+    result: Var = x if same else mb.reshape(x=x, shape=shape)
+    return result
+
+
+def _on_grid(mb: RewriteBuilder, turns: Var) -> Var:
+    """The nearest multiple of the grid, exact in fp16."""
+    steps = mb.round(x=mb.mul(x=turns, y=np.float16(1 / _GRID)))
+    result: Var = mb.mul(x=steps, y=np.float16(_GRID))
+    return result
+
+
+def _normalized(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
+    """Coarse parts within half a turn and rests within half a step of the grid again, all exact."""
+    coarse, rest = mb.split(x=pair, num_splits=2, axis=axis)
+    carry = _on_grid(mb, rest)
+    coarse = _wrapped(mb, mb.add(x=coarse, y=carry))
+    result: Var = mb.concat(values=[coarse, mb.sub(x=rest, y=carry)], axis=axis)
+    return result
+
+
+def _angle_factors(total: Var) -> list[float] | str:
+    """By what a sum is multiplied on its ways to sines and cosines, or why it has to stay whole."""
+    found: set[float] = set()
+    pending: list[tuple[Var, float]] = [(total, 1.0)]
+    seen: set[tuple[Var, float]] = set()
+    phase = False
+    refusal = ""
+    while pending:
+        var, factor = pending.pop()
+        if (var, factor) in seen:
+            continue
+        seen.add((var, factor))
+        if var in var.op.enclosing_block.outputs:
+            refusal = refusal or f"'{var.name}' is returned, which needs the sum whole"
+        for reader in var.child_ops:
+            if reader.op_type in _READS_PHASE:
+                phase = True
+                found.add(factor)
+                continue
+            following = _factors(reader, var)
+            if following is None:
+                refusal = refusal or f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
+                following = [1.0] if reader.op_type in _INTERPOLATES else []
+            pending += [(output, factor * each) for each in following for output in reader.outputs]
+    if not phase:
+        return "no sine of it is taken"
+    return f"a phase, but {refusal}" if refusal else sorted(found)
+
+
+def _factors(reader: Operation, var: Var) -> list[float] | None:
+    """What an op multiplies `var` by: constants, one for each different element; None for another kind of op."""
+    if reader.op_type in _LAYOUT:
+        return [1.0]
+    if reader.op_type in ("add", "sub"):
+        if reader.x is reader.y:
+            return None
+        return [1.0 if reader.x is var or reader.op_type == "add" else -1.0]
+    if reader.op_type not in ("mul", "real_div"):
+        return None
+    other = reader.y if reader.x is var else reader.x
+    if other.val is None or (reader.op_type == "real_div" and reader.x is not var):
+        return None
+    values = np.unique(np.asarray(other.val, np.float64))
+    if len(values) > 32 or not np.all(np.isfinite(values)) or (reader.op_type == "real_div" and not np.all(values)):
+        return None
+    return [float(value if reader.op_type == "mul" else 1 / value) for value in values]
+
+
+def _whole_turns(factor: float) -> int | None:
+    """How many turns a unit of the sum is; None where the factor is not 2 pi k as fp16 may round it."""
+    turns = factor / (2 * math.pi)
+    count = round(turns)
+    close = abs(turns - count) <= abs(count) * 2.0**-10
+    return abs(count) if close and abs(count) <= _MOST_TURNS else None
+
+
+def _rest(factor: float) -> float:
+    """How far the angle of a unit is from whole turns, in radians."""
+    return abs(factor - round(factor / (2 * math.pi)) * 2 * math.pi)
+
+
+def _examples() -> Iterator[Example]:
+    yield Example("an oscillator", lambda: _wave((1, 12)), within=1.0)
+    yield Example("of two convs", lambda: _wave((1, 40)), within=0.3)
+    yield Example("of 200 elements", lambda: _wave((1, 200)), within=0.1)
+    yield Example("along the middle", lambda: _wave((2, 30, 3), axis=1), within=0.3)
+    yield Example("exclusive and backwards", lambda: _wave((2, 20), exclusive=True, reverse=True), within=0.3)
+    yield Example("8 turns each", lambda: _wave((1, 40), factor=16 * math.pi), within=0.03)
+    yield Example("harmonics", _two_harmonics, within=0.1)
+    yield Example("with another phase", _sum_of_phases, within=0.2)
+    yield Example("longer than an axis may be", lambda: _wave((1, 20000)), within=0.0015)
+    yield Example("any length", lambda: _wave((1, None)),
+                  reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
+    yield Example("few elements", lambda: _wave((1, 8)), reason="sums up a phase of 8 elements only, least=10")
+    yield Example("in radians", lambda: _wave((1, 40), factor=3.0),
+                  reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
+    yield Example("read elsewhere", lambda: _wave((1, 40), beside=lambda total: Builder.relu(x=total, name="z")),
+                  reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
+    yield Example("in fp32", lambda: _wave((1, 40), dtype=types.fp32), reason=FP32)
+    yield Example("no sine", lambda: program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(1, 40)),
+                  reason="no sine of it is taken")
+
+
+def _wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 1, dtype: Any = types.fp16,
+          beside: Callable[[Var], Var] | None = None, **how: Any) -> Program:
+    def body(x: Var) -> Any:
+        total = Builder.cumsum(x=x, axis=axis, **how)
+        angle = Builder.mul(x=total, y=np.asarray(factor).astype(types.nptype_from_builtin(dtype)))
+        # the cosine of whole turns is 1, and so is the largest value that differences are compared with
+        wave = Builder.cos(x=angle, name="y")
+        return wave if beside is None else (wave, beside(total))
+
+    return program(body, dtype=dtype, x=shape)
+
+
+def _two_harmonics() -> Program:
+    def body(x: Var) -> Var:
+        total = Builder.cumsum(x=x, axis=1)
+        waves = [Builder.cos(x=Builder.mul(x=total, y=np.float16(2 * math.pi * order))) for order in (2, 4)]
+        result: Var = Builder.add(x=waves[0], y=waves[1], name="y")
+        return result
+
+    return program(body, x=(1, 30, 2))
+
+
+def _sum_of_phases() -> Program:
+    def body(x: Var, offset: Var) -> Var:
+        phase = Builder.add(x=Builder.cumsum(x=x, axis=1), y=offset)
+        angle = Builder.mul(x=Builder.mul(x=phase, y=np.float16(2)), y=np.float16(math.pi))
+        turned = Builder.transpose(x=angle, perm=[1, 0])
+        result: Var = Builder.add(x=Builder.sin(x=turned), y=Builder.cos(x=turned), name="y")
+        return result
+
+    return program(body, x=(2, 50), offset=(2, 1))

@@ -1,0 +1,118 @@
+"""What a rewrite adds and nothing needs is gone when it is done: a package has no clean-up behind it."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.contract import BlockRewrite, Hit, Rewrite
+from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.query import all_ops, used
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import kinds
+
+pytest.importorskip("torch")
+STEPS = 6
+
+
+def scanned(kind="fp32", narrow="fp16"):
+    """A recurrence as JAX's scan arrives: the state is kept wider than it is computed, and a last value is not read."""
+    held = np.dtype({"fp16": np.float16, "fp32": np.float32}[narrow])
+
+    def body(x):
+        x = mb.cast(x=x, dtype=narrow)
+        start = mb.cast(x=mb.mul(x=x, y=np.zeros(1, held)), dtype=kind)
+
+        def going(i, state, seen):
+            return mb.less(x=i, y=np.int32(STEPS))
+
+        def step(i, state, seen):
+            now = mb.cast(x=state, dtype=narrow)
+            further = mb.tanh(x=mb.add(x=mb.linear(x=now, weight=weight(4, 4, dtype=held.type)), y=x))
+            return mb.add(x=i, y=np.int32(1)), mb.cast(x=further, dtype=kind), mb.cast(x=mb.exp(x=now), dtype=kind)
+
+        _, state, _ = mb.while_loop(_cond=going, _body=step, loop_vars=(np.int32(0), start, start))
+        return mb.cast(x=state, dtype="fp32", name="y")
+
+    return program(body, dtype=types.fp32, x=(2, 4))
+
+
+def unread(prog):
+    return [op.op_type for _, op in all_ops(prog) if op.op_type != "const" and not any(map(used, op.outputs))]
+
+
+def computing(prog):
+    return {kind: count for kind, count in kinds(prog).items() if kind != "const"}
+
+
+def test_a_loop_written_out_has_no_casts_between_its_steps_and_nothing_unread():
+    built = scanned()
+    x = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
+    before = {precision: Runtime(built, precision=precision)(x).values() for precision in ("float16", "float64")}
+    assert len(run(by_name("unroll_while_loop")(), built).fired) == 1
+    for precision, values in before.items():
+        for old, new in zip(values, Runtime(built, precision=precision)(x).values(), strict=True):
+            np.testing.assert_array_equal(old, new)
+    assert unread(built) == [] and "exp" not in kinds(built)
+    assert kinds(built)["cast"] <= 4
+    built.validate()
+
+
+def test_a_narrow_state_keeps_its_rounding():
+    """A cast to fewer bits and back is no way to leave out both."""
+    built = scanned(kind="fp16", narrow="fp32")
+    casts = kinds(built)["cast"]
+    run(by_name("unroll_while_loop")(), built)
+    assert kinds(built)["cast"] > casts
+
+
+def test_what_the_pipeline_reaches_a_package_reaches(tmp_path):
+    def made(pipeline, name):
+        path = tmp_path / f"{name}.mlpackage"
+        ct.convert(scanned(), convert_to="mlprogram", skip_model_load=True, pass_pipeline=pipeline,
+                   minimum_deployment_target=ct.target.iOS17).save(str(path))
+        return path
+
+    path = made(ct.PassPipeline.DEFAULT, "plain")
+    inside = ane.load(made(ane.pipeline(preset="full", max_growth=None), "inside")).program
+    report = ane.rewrite(path, tmp_path / "out.mlpackage", preset="full", max_growth=None)
+    assert report.status == "written" and computing(report.package.program) == computing(inside)
+
+
+class Wasteful(Rewrite):
+    name, code, slug, roots = "wasteful", "X3", "x", ("relu",)
+
+    def match(self, op):
+        return Hit(op)
+
+    def rewrite(self, hit, mb):
+        mb.exp(x=mb.abs(x=hit.op.x))
+        return mb.sqrt(x=hit.op.x)
+
+
+class WastefulInBlocks(BlockRewrite):
+    name, code, slug = "wasteful_in_blocks", "X4", "x"
+
+    def match_block(self, block):
+        yield from (Hit(op) for op in block.operations if op.op_type == "relu")
+
+    def rewrite_block(self, hit, mb):
+        mb.exp(x=mb.abs(x=hit.op.x))
+        return {hit.op.outputs[0]: mb.sqrt(x=hit.op.x)}
+
+
+@pytest.mark.parametrize("rule", [Wasteful, WastefulInBlocks])
+def test_what_was_unread_before_stays(rule):
+    def body(x):
+        mb.sin(x=x)
+        return mb.relu(x=x, name="y")
+
+    built = program(body, x=(2, 4))
+    run(rule(), built)
+    assert unread(built) == ["sin"] and sorted(kinds(built)) == ["sin", "sqrt"]

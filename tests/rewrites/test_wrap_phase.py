@@ -1,0 +1,123 @@
+"""ANE322: oscillators of converted vocoders, held against PyTorch at fp32 over thousands of samples."""
+
+from __future__ import annotations
+
+import math
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.runtime import Runtime
+
+RULE = by_name("wrap_phase")
+
+
+class SineSource(torch.nn.Module):
+    """The source of HiFi-GAN with a neural source filter: harmonics of a fundamental, by their summed-up phase."""
+
+    def __init__(self, rate: float = 24000.0, harmonics: int = 3):
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("order", torch.arange(1.0, harmonics + 1))
+
+    def forward(self, turns: torch.Tensor) -> torch.Tensor:
+        phase = torch.cumsum((turns * self.order) % 1, dim=1)
+        return 0.1 * torch.sin(2 * torch.pi * phase)
+
+
+def frequencies(length: int) -> torch.Tensor:
+    """Turns a sample of a voice that glides, which fp16 holds exactly: rounding of inputs is nobody's fault here."""
+    glide = np.linspace(80, 400, length) * (1 + 0.05 * np.sin(np.arange(length) / 300))
+    return torch.from_numpy((glide / 24000).astype(np.float16).astype(np.float32)).reshape(1, length, 1)
+
+
+def converted(module: torch.nn.Module, x: torch.Tensor, **how):
+    traced = torch.jit.trace(module.eval(), x)
+    return ane.convert(traced, inputs=[ct.TensorType(name="x", shape=x.shape)], skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16, **how)
+
+
+@pytest.mark.parametrize("length", [100, 4800])
+def test_a_source_is_right_in_fp16_however_long(length):
+    x = frequencies(length)
+    expected = SineSource()(x).numpy()
+    mlmodel = converted(SineSource(), x)
+    assert "cumsum" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+    (found,) = ane.run(mlmodel, {"x": x.numpy()}, precision="float16").values()
+    harmonics = np.abs(found - expected).max(axis=(0, 1)) / 0.1
+    assert harmonics[0] < 6e-3  # x times 2 or 3 is rounded to fp16, which is a frequency off by 2^-12
+    before = converted(SineSource(), x, pass_pipeline=ane.pipeline(passes="fold_constants"))
+    (noise,) = ane.run(before, {"x": x.numpy()}, precision="float16").values()
+    assert length < 1000 or np.abs(noise - expected).max() > 0.05
+
+
+@pytest.mark.parametrize("length", [13, 14, 170, 2198, 16384, 16385, 30011])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, False), (True, True)])
+def test_the_error_does_not_grow_with_the_length(length, exclusive, reverse):
+    if reverse and length >= 16384:
+        pytest.skip("a long axis is summed forwards only")
+
+    def wave(x):
+        total = mb.cumsum(x=x, axis=1, exclusive=exclusive, reverse=reverse)
+        return mb.sin(x=mb.mul(x=total, y=np.float16(2 * math.pi)), name="y")
+
+    made = program(wave, x=(1, length))
+    assert run(RULE(), made).fired
+    x = np.random.default_rng(length).uniform(0, 0.06, (1, length)).astype(np.float16)
+    turns = x.astype(np.float64)[:, ::-1] if reverse else x.astype(np.float64)
+    total = np.cumsum(turns, 1) - (turns if exclusive else 0)
+    expected = np.sin(2 * math.pi * (total[:, ::-1] if reverse else total))
+    found = Runtime(made, precision="float16")({"x": x})["y"].astype(np.float64)
+    assert np.abs(found - expected).max() < 4.5e-3
+
+
+@pytest.mark.parametrize("shape", [(40,), (2, 3, 20), (2, 20, 3), (2, 2, 1, 20, 2), (20, 2)])
+def test_every_axis_of_every_rank(shape):
+    axis = shape.index(max(shape))
+    turns = np.float16(4 * math.pi)
+    made = program(lambda x: mb.cos(x=mb.mul(x=mb.cumsum(x=x, axis=axis), y=turns), name="y"), x=shape)
+    assert run(RULE(), made).fired
+    x = np.random.default_rng(0).uniform(-3, 3, shape).astype(np.float16)
+    found = Runtime(made, precision="float16")({"x": x})["y"].astype(np.float64)
+    assert np.abs(found - np.cos(4 * math.pi * np.cumsum(x.astype(np.float64), axis))).max() < 8e-3
+
+
+def test_a_rewritten_package_is_verified_and_kept():
+    x = frequencies(600)
+    before = converted(SineSource(), x, pass_pipeline=ane.pipeline(passes="fold_constants"))
+    report = ane.rewrite(before, passes="wrap_phase", ranges={"x": (0.003, 0.02)})
+    assert report.changed and [trace.rule for trace in report.traces if trace.fired] == ["wrap_phase"]
+
+
+def test_an_interpolated_phase_is_left_alone_with_a_reason():
+    class Interpolated(torch.nn.Module):
+        def forward(self, turns):
+            phase = torch.cumsum(turns, dim=1) * 2 * torch.pi
+            phase = torch.nn.functional.interpolate(phase.transpose(1, 2) * 10, scale_factor=10.0, mode="linear")
+            return torch.sin(phase)
+
+    mlmodel = converted(Interpolated(), torch.rand(1, 30, 1))
+    (miss,) = find(RULE(), mlmodel._mil_program).near_misses
+    assert "upsample_bilinear" in miss.note and "needs it whole" in miss.note
+
+
+@pytest.mark.parametrize("length", [10, 41, 100])
+def test_a_flexible_length_up_to_the_longest(length):
+    """Sizes behind the sum are another symbol once the program is saved and loaded, so this is no example."""
+    def build(x):
+        return mb.sin(x=mb.mul(x=mb.cumsum(x=x, axis=1), y=np.float16(2 * math.pi)), name="y")
+
+    before, after = (program(build, x=(1, None)) for _ in range(2))
+    assert run(RULE.configured(longest=100), after).fired
+    x = (np.random.default_rng(0).integers(-128, 128, (1, length)) / 512).astype(np.float16)
+    (found,) = Runtime(after, precision="float16")({"x": x}).values()
+    truth = np.sin(2 * np.pi * np.cumsum(x.astype(np.float64), axis=1))
+    assert np.abs(found - truth).max() < 6e-3
+    assert not find(RULE.configured(), before).fired
