@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,9 +13,10 @@ from coremltools.converters.mil.mil import Block, Operation, Program
 from ..core.collector import collector_off
 from ..core.contract import Hit, Miss, PlanRule, Rule
 from ..core.engine import answers
+from ..core.errors import RuleError
 from ..core.plan import Cost, Plan, Row, Segment
 from ..core.query import all_blocks, consumers
-from ..core.rule_class import blamed
+from ..core.rule_class import RuleFailure, blamed
 from ..core.steps import Unknown, count_steps
 from ..core.targets import applies, parse_target
 from .cost import cost
@@ -42,33 +43,45 @@ def predict(
     program: Program, rules: Iterable[Rule], *, target: str = "all", package: Any = None,
 ) -> tuple[Plan, list[Found]]:
     """Where each op is predicted to run, and what `rules` find, in the order of rules, those about the
-    plan last. Nothing is changed.
+    plan last. Nothing is changed. A rule that fails is in the plan's `failed`, and the others are complete.
 
     Raises InputError for an unknown target.
     """
     with collector_off():
         generations = parse_target(target)
         rules = list(rules)
-        found = list(_asked(rules, program, target))
+        failures: list[RuleFailure] = []
+        found = list(_asked(rules, program, target, failures))
         refusals: dict[Operation, list[tuple[Rule, Hit]]] = defaultdict(list)
         for item in found:
             if isinstance(item.answer, Hit) and item.rule.refuses:
                 for op in item.answer.covers:
                     refusals[op].append((item.rule, item.answer))
         rows = list(_rows(program, refusals, generations, package))
-        plan = Plan(program, generations, rows, [], package)
+        plan = Plan(program, generations, rows, [], package, failed=failures)
         plan.segments = list(_placed(program, rows, plan))
         where = {row.op: row.function for row in rows}
         for rule in rules:
             if isinstance(rule, PlanRule) and applies(rule.targets, target):
                 rule._generations = generations
-                with blamed(type(rule)):
-                    found += [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
+                found += _of_plan(rule, plan, where)
         _mark(rows, found)
         return plan, found
 
 
-def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Found]:
+def _of_plan(rule: PlanRule, plan: Plan, where: Mapping[Operation, str]) -> list[Found]:
+    """What `rule` finds in the plan; nothing where it fails, which the plan notes."""
+    try:
+        with blamed(type(rule)):
+            return [Found(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
+    except RuleError as error:
+        plan.failed.append(error.failure)
+        return []
+
+
+def _asked(
+    rules: Iterable[Rule], program: Program, target: str, failures: list[RuleFailure],
+) -> Iterator[Found]:
     """What rules find in ops, blocks and programs, and what they nearly find."""
     census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
     blocks = list(all_blocks(program))
@@ -76,7 +89,8 @@ def _asked(rules: Iterable[Rule], program: Program, target: str) -> Iterator[Fou
         for op in block.operations:
             census[op.op_type].append((function, op))
     for rule in rules:
-        for function, answer in answers(rule, program, target=target, census=census, blocks=blocks):
+        for function, answer in answers(rule, program, target=target, census=census, blocks=blocks,
+                                        failures=failures):
             if isinstance(answer, Hit) or answer.near:
                 yield Found(rule, answer, function)
 

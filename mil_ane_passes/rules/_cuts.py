@@ -1,31 +1,41 @@
-"""Where a model is cut so that an op that leaves the ANE stands in a part of its own."""
+"""Where a model is cut so that an op that is unsupported on the ANE stands in a part of its own."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Function, Operation, Var
 
 from ..core.query import flat_inputs, used
 
-__all__ = ["COMMAND", "cuts"]
+__all__ = ["cuts", "describe_cuts"]
 
-COMMAND = "`mil-ane-passes edit IN -o OUT --split-at VALUE`"
-"Makes two packages of one, cut behind VALUE."
+Cuts = Sequence[Sequence[str]]
 
 
-def cuts(op: Operation) -> str:
-    """The values to cut at before and behind `op`, for a note; empty where nothing can be cut there.
+def cuts(op: Operation) -> Cuts:
+    """The values to cut at behind and before `op`, in the order in which the cuts are made; see `Hit.split_at`.
 
-    Both take two cuts, the one behind it first: the part that is cut off before it still has the value.
+    The cut behind `op` comes first: its first part still has the value to cut at before `op`. Empty where nothing can
+    be cut there.
     """
     if not isinstance(op.enclosing_block, Function):
-        return ""
-    before = [var.name for var in dict.fromkeys(flat_inputs(op)) if _computed(var)][:1]
+        return ()
     behind = [var.name for var in op.outputs if used(var) and not var.consuming_blocks][:1]
-    named = [f"{where} at '{name}'" for where, names in (("before it", before), ("behind it", behind))
-             for name in names]
+    return tuple((name,) for name in (*behind, *_before(op)))
+
+
+def describe_cuts(op: Operation) -> str:
+    """The cuts of `cuts(op)` for a note, or an empty string."""
+    before = _before(op)
+    named = [f"{'before' if [name] == before else 'behind'} it at '{name}'" for (name,) in reversed(cuts(op))]
     return f"; to cut it out with --split-at: {', '.join(named)}" if named else ""
 
 
-def _computed(var: Var) -> bool:
-    """Whether `var` depends on the model's inputs, and is none of them."""
+def _before(op: Operation) -> list[str]:
+    return [var.name for var in dict.fromkeys(flat_inputs(op)) if _is_computed(var)][:1]
+
+
+def _is_computed(var: Var) -> bool:
+    """Whether `var` depends on the model's inputs and is not one of them."""
     return var.op is not None and not var.is_descendant_of_const and isinstance(var.op.enclosing_block, Function)

@@ -13,18 +13,11 @@ from ..core.plan import Row
 from ..core.query import consumers
 from ..core.words import counted
 
-__all__ = ["COST_MODEL", "chain", "inputs_at", "kinds", "listed", "ms", "name", "rows_text"]
+__all__ = ["COST_MODEL", "chain", "inputs_at", "kinds", "listed", "name", "rows_text"]
 
 COST_MODEL = on_m4("the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, "
                    "0.125 ms for each change of backend, 0.125 ms for an output on the ANE; that model gives 440 of "
                    "482 measured placements exactly, 41 more at equal cost")
-
-
-def ms(milliseconds: float) -> str:
-    """`0.375 ms`, `12.3 ms`, `250 ms`: three digits that count; `less than 0.001 ms`."""
-    if 0 <= milliseconds < 0.001:
-        return "less than 0.001 ms" if milliseconds else "0 ms"
-    return f"{milliseconds:.3g} ms" if abs(milliseconds) < 100 else f"{milliseconds:.0f} ms"
 
 
 def name(op: Operation) -> str:

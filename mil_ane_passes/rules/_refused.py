@@ -21,16 +21,18 @@ M1_TO_M5 = Gate(first="m1", last="m5")
 
 def refusal(
     rule: Rule, op: Operation, note: str, *, seen: Gate = ALL, message: str | None = None,
-    covers: Sequence[Operation] = (),
+    covers: Sequence[Operation] = (), split_at: Sequence[Sequence[str]] = (),
 ) -> Hit:
     """The ANE does not take `op`: that is known for the generations `seen`, and for the others it is not.
 
-    `message` is Core ML's own, as it was measured on an M4.
+    `message` is Core ML's own, as it was measured on an M4; `split_at` as in `Hit`.
     """
     looked_at = tuple(rule.generations)
     if admits(seen, looked_at):
-        return Hit(op, note=note, message=message if admits(M4, looked_at) else None, covers=covers)
-    return Hit(op, note=f"{note}: refused elsewhere, not measured on {chips(looked_at)}", sure=False, covers=covers)
+        return Hit(op, note=note, message=message if admits(M4, looked_at) else None, covers=covers,
+                   split_at=split_at)
+    return Hit(op, note=f"{note}: refused elsewhere, not measured on {chips(looked_at)}", sure=False, covers=covers,
+               split_at=split_at)
 
 
 @functools.cache

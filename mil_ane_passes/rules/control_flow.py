@@ -12,7 +12,7 @@ from ..core.evidence import on_m1, private
 from ..core.examples import program
 from ..core.query import is_const
 from ..core.words import counted
-from ._cuts import COMMAND, cuts
+from ._cuts import cuts, describe_cuts
 from ._refused import M1_TO_M5, refusal
 
 _LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
@@ -35,7 +35,7 @@ class ControlFlow(Rule):
     refuses, confidence = True, "high"
     mended_by = ("unroll_while_loop", "inline_constant_branch", "lists_as_stack")
     advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
-              f"cut it out: {COMMAND}.")
+              "cut it out (edit --split-at).")
     evidence = (
         on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
         private("cond and while_loop have no form of their own, the list ops none on any generation"),
@@ -45,8 +45,10 @@ class ControlFlow(Rule):
         inside = sum(_size(block.operations) for block in op.blocks)
         what = f" with {counted(inside, 'op')} inside" if op.blocks else ""
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
-        where = cuts(op) if op.blocks and not known else ""
-        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5)
+        alone = bool(op.blocks) and not known
+        where = describe_cuts(op) if alone else ""
+        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5,
+                       split_at=cuts(op) if alone else ())
 
     def examples(self) -> Iterable[Example]:
         yield Example("branch", lambda: program(_branched, x=(2, 3)))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.islands import by_function, stretches_of
 from ..core.plan import Plan, Row
-from ..core.words import counted
-from ._plans import COST_MODEL, chain, kinds, ms, rows_text
+from ..core.words import counted, duration_text
+from ._plans import COST_MODEL, chain, kinds, rows_text
 
 
 class CpuShare(PlanRule):
@@ -45,8 +45,8 @@ class CpuShare(PlanRule):
             best = max(stretches_of(rows, ends), key=lambda stretch: stretch.saves - stretch.needs)
             yield Hit(best.rows[0].op, covers=[row.op for row in rows],
                       note=f"the ANE takes {len(taken)} of {len(rows)} ops, and all are predicted on the CPU: the best "
-                           f"stretch, {rows_text(best.rows)}, would save {ms(best.saves)} and cost {ms(best.needs)} to "
-                           f"get there and back{_refused(rows)}")
+                           f"stretch, {rows_text(best.rows)}, would save {duration_text(best.saves)} and cost "
+                           f"{duration_text(best.needs)} to get there and back{_refused(rows)}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("small", chain("ttt", 1, 8))

@@ -11,7 +11,7 @@ from ..core.contract import BlockRule, Example, Hit, Miss
 from ..core.evidence import in_2020
 from ..core.examples import program
 from ..core.query import is_opaque
-from ._cuts import COMMAND, cuts
+from ._cuts import cuts, describe_cuts
 from ._refused import refusal
 
 
@@ -30,8 +30,8 @@ class CustomLayer(BlockRule):
 
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
-    advice = (f"Write it with ops that Core ML has, or cut the model before and behind it: {COMMAND}; of a classifier, "
-              "return the probabilities.")
+    advice = ("Write it with ops that Core ML has, or cut the model before and behind it (edit --split-at); of a "
+              "classifier, return the probabilities.")
     no_rewrite = "What the layer computes is code of the app's own, which is not in the package."
     evidence = (
         in_2020("custom layers do not run on the ANE"),
@@ -41,7 +41,8 @@ class CustomLayer(BlockRule):
         for op in block.operations:
             if op.op_type == "custom_layer" or op.op_type in SSAOpRegistry.custom_ops:
                 name = (getattr(op, "bindings", None) or {}).get("class_name")
-                yield refusal(self, op, f"the custom layer {name or op.name} is code of the app's{cuts(op)}")
+                yield refusal(self, op, split_at=cuts(op),
+                              note=f"the custom layer {name or op.name} is code of the app's{describe_cuts(op)}")
             elif op.op_type == "classify":
                 yield refusal(self, op, "classify returns a label and a dictionary, which are no tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.contract import Example, Hit, Miss, Rule
 from ..core.evidence import on_m4, private, surgery_tip
 from ..core.examples import program
-from ._cuts import COMMAND, cuts
+from ._cuts import cuts, describe_cuts
 from ._refused import at_run_time, refusal
 
 _SHAPES = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
@@ -33,7 +33,7 @@ class DataDependentShape(Rule):
     refuses, confidence = True, "high"
     mended_by = ("fold_constants",)
     advice = ("Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements, or cut "
-              f"the model there: {COMMAND}.")
+              "the model there (edit --split-at).")
     no_rewrite = "The ANE runs fixed shapes only, and here the data say how large a result is."
     evidence = (
         on_m4("non_zero is refused, and runs on no GPU either"),
@@ -44,7 +44,7 @@ class DataDependentShape(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "non_zero":
             note = "non_zero makes as many rows as there are elements that are not zero"
-            hit = refusal(self, op, f"{note}{cuts(op)}")
+            hit = refusal(self, op, f"{note}{describe_cuts(op)}", split_at=cuts(op))
             hit.mended_by = "static_non_zero" if op.x.val is not None else ""
             return hit
         given = _SHAPES[op.op_type]

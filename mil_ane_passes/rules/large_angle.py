@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
+from ..core.bounds import largest, seen
 from ..core.contract import Community, Example, Hit, Miss, Rule
 from ..core.evidence import on_m4, private, surgery_tip
 from ..core.examples import program
-from ._bounds import largest, seen
 
 
 class LargeAngle(Rule):

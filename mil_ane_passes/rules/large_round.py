@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
+from ..core.bounds import largest, seen
 from ..core.contract import FP32, Community, Example, Hit, Miss, Rule
 from ..core.evidence import private
 from ..core.examples import program
-from ._bounds import largest, seen
 
 _LIMIT = 1024.0
 "From here on every fp16 number is whole, or was a half that is gone."

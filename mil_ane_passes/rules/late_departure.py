@@ -11,20 +11,23 @@ from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import Plan, Row
 from ..core.query import flat_inputs
-from ..core.words import counted
-from ._plans import COST_MODEL, chain, kinds, listed, ms
+from ..core.words import counted, duration_text
+from ..residency.segments import partition
+from ._plans import COST_MODEL, chain, kinds, listed
 
 
 class LateDeparture(PlanRule):
     """An op that the ANE refuses stands near the end, and all that follows is predicted on the CPU.
 
     why     Core ML runs the first part of such a model on the ANE and leaves it for the rest. Split in two, the first
-            part is wholly on the ANE, and you choose how the second is run: by a model of its own, or by code that
+            part stays on the ANE, and you choose how the second is run: by a model of its own, or by code that
             Core ML need not plan for. Where the ANE is left is predicted by a published cost model; nobody ran it.
-    when    The last ops of a function are predicted on the CPU, some of them since the ANE refuses them, and at least
-            `share` of its ops stand before them. The note names the values to cut at.
-    cure    Cut the model at the values named: convert the part before and the part after each on its own. A single
-            refused op at the very end costs little; several, or one that drags others along, are worth it.
+    when    The last ops of a function are predicted on the CPU, some of them since they are unsupported on the ANE, and
+            at least `share` of its ops come before them. The first part is predicted on its own, each value that it
+            passes on being an output that costs time on the ANE; where fewer of its ops would stay there than now, the
+            cut is not advised.
+    cure    Cut the model at the values named (edit --split-at). A single unsupported op at the very end costs little;
+            several, or one that takes supported ops to the CPU with it, are worth it.
     """
 
     code, slug = "ANE508", "late-departure"
@@ -49,7 +52,17 @@ class LateDeparture(PlanRule):
                 yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops stand before the last departure, less than "
                                             f"{self.share:.0%}")
                 continue
-            yield Hit(last.refused[0].op, note=_note(rows, last), covers=[row.op for row in last.rows])
+            crossing = _crossing(rows, last)
+            now = sum(row.backend == "ane" for row in rows[:before])
+            then = _count_on_ane(rows[:before], {*crossing, *plan.program.functions[rows[0].function].outputs})
+            if then < now:
+                yield Miss(last.rows[0].op, f"of the {before} ops before the last departure {now} are predicted on the "
+                                            f"ANE, and {then} in a model of their own")
+                continue
+            note = f"{_note(rows, last, crossing)}: {before} ops before, {then} of them predicted on the ANE, " \
+                   f"{len(last.rows)} after"
+            yield Hit(last.refused[0].op, note=note, covers=[row.op for row in last.rows],
+                      split_at=[[var.name for var in crossing]])
 
     def examples(self) -> Iterable[Example]:
         yield Example("one refused op, another behind it", chain("ttttct"))
@@ -59,14 +72,20 @@ class LateDeparture(PlanRule):
         yield Example("nowhere on the ANE", chain("tct", 1, 8), reason="")
 
 
-def _note(rows: list[Row], tail: Island) -> str:
-    before, after = len(rows) - len(tail.rows), len(tail.rows)
+def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
+    """How many of `rows` are predicted on the ANE in a model of their own that returns `outputs`."""
+    made = [sum(var in outputs for var in row.op.outputs) for row in rows]
+    engines, _ = partition([row.cost for row in rows], made)
+    return sum(engine == "ane" for engine in engines)
+
+
+def _note(rows: list[Row], tail: Island, crossing: list[Var]) -> str:
+    after = len(tail.rows)
     dragged = f", {counted(len(tail.dragged), 'op')} that the ANE takes among them" if tail.dragged else ""
-    cut = [f"%{var.name}" for var in _crossing(rows, tail)]
+    cut = [f"%{var.name}" for var in crossing]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
-    return (f"{last} predicted on the CPU ({ms(tail.milliseconds)}), because of "
-            f"{kinds(row.op for row in tail.refused)}{dragged}; cut at {listed(cut, 3, 'value')}: {before} ops before "
-            f"({before / len(rows):.0%}), {after} after")
+    return (f"{last} predicted on the CPU ({duration_text(tail.milliseconds)}), because of "
+            f"{kinds(row.op for row in tail.refused)}{dragged}; cut at {listed(cut, 3, 'value')}")
 
 
 def _crossing(rows: list[Row], tail: Island) -> list[Var]:

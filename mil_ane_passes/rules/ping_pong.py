@@ -9,8 +9,8 @@ from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.evidence import in_2020
 from ..core.islands import Island, by_function, islands_of
 from ..core.plan import CHANGE, ENTER, Plan, Row
-from ..core.words import counted
-from ._plans import COST_MODEL, chain, kinds, listed, ms, name
+from ..core.words import counted, duration_text
+from ._plans import COST_MODEL, chain, kinds, listed, name
 
 _SHOWN = 4
 "CPU islands a note names."
@@ -68,8 +68,8 @@ def _note(rows: list[Row], changes: int, inner: list[Island]) -> str:
     entries = sum(row.backend == "ane" and (not at or rows[at - 1].backend == "cpu") for at, row in enumerate(rows))
     spent = changes * CHANGE + entries * ENTER
     each = [f"{kinds(row.op for row in island.refused) or 'none refused'} at {name(island.rows[0].op)} "
-            f"({_dragged(island)}{ms(_cost(island))})" for island in inner]
-    return (f"{changes} changes of backend and {entries} entries into the ANE cost {ms(spent)}; "
+            f"({_dragged(island)}{duration_text(_cost(island))})" for island in inner]
+    return (f"{changes} changes of backend and {entries} entries into the ANE cost {duration_text(spent)}; "
             f"{counted(len(inner), 'CPU island')}: {listed(each, _SHOWN)}")
 
 

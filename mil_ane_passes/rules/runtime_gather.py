@@ -7,12 +7,12 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..core.evidence import in_2020, on_m1, on_m4, private
 from ..core.examples import program, weight
-from ..core.query import is_compressed, is_const
+from ..core.query import is_compressed, is_const, used
 from ._refused import BEFORE_M4, admits, at_run_time, chips, refusal
 
 _BESIDE = ("gather_nd", "gather_along_axis")
@@ -36,8 +36,8 @@ class RuntimeGather(Rule):
     code, slug = "ANE214", "runtime-gather"
     roots = ("gather", *_BESIDE)
     refuses, confidence = True, "high"
-    advice = ("Make the lookup a model of its own, `mil-ane-passes edit IN -o OUT --split-at VALUE` with VALUE what it "
-              "gives; or multiply a one-hot row by a small table.")
+    advice = ("Make the lookup a model of its own (edit --split-at, behind the value that it gives); or multiply a "
+              "one-hot row by a small table.")
     no_rewrite = ("Which rows are taken is known only when the model runs, and no op that the ANE takes goes by that; "
                   "without the lookup the model has other inputs.")
     evidence = (
@@ -60,7 +60,8 @@ class RuntimeGather(Rule):
         if op.op_type == "gather":
             what = "embedding lookup" if is_const(op.x) or is_compressed(op.x) else "gather"
             message = "Unsupported gather index type" if kind == "int16" else None
-            return refusal(self, op, f"{what} at computed indices ({kind})", message=message)
+            behind = [(var.name,) for var in op.outputs if used(var) and isinstance(op.enclosing_block, Function)]
+            return refusal(self, op, f"{what} at computed indices ({kind})", message=message, split_at=behind)
         if kind == "int32":
             return refusal(self, op, f"{op.op_type} reads int32 indices; those of 16 bits (target iOS17) pass on M4")
         if not admits(BEFORE_M4, tuple(self.generations)):

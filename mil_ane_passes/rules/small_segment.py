@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
 from ..core.islands import Stretch, by_function, stretches_of
 from ..core.plan import Plan
-from ._plans import COST_MODEL, chain, listed, ms, rows_text
+from ..core.words import duration_text
+from ._plans import COST_MODEL, chain, listed, rows_text
 
 _SHOWN = 3
 "Stretches a note names."
@@ -59,6 +60,7 @@ class SmallSegment(PlanRule):
 
 
 def _note(stretches: list[Stretch]) -> str:
-    each = [f"{rows_text(one.rows)}, which would save {ms(one.saves)} there and cost {ms(one.needs)} for the way"
+    each = [f"{rows_text(one.rows)}, which would save {duration_text(one.saves)} there and cost "
+            f"{duration_text(one.needs)} for the way"
             for one in stretches]
     return f"predicted on the CPU although the ANE takes it: {listed(each, _SHOWN, 'stretch')}"

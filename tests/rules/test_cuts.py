@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import coremltools as ct
 import numpy as np
@@ -15,7 +16,6 @@ from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.engine import find
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.rules._cuts import COMMAND
 from mil_ane_passes.runtime import Runtime
 
 
@@ -72,6 +72,18 @@ def test_what_stands_at_the_edge_is_cut_on_one_side():
     assert alone.fired[0].note.endswith("that are not zero")
 
 
-@pytest.mark.parametrize("rule", ["custom_layer", "control_flow", "data_dependent_shape"])
-def test_the_advice_has_the_command(rule):
-    assert COMMAND in all_rules()[rule].advice
+def test_lint_prints_the_commands_that_cut_a_loop_out(looped, tmp_path, monkeypatch, capsys):
+    text = str(ane.lint(looped, target="m4"))
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall("(?:fix|or): (mil-ane-passes edit .*)", text)
+    for step in command.split(" && "):
+        assert main(shlex.split(step)[1:]) == 0
+    capsys.readouterr()
+    kinds = [{op.op_type for op in ane.load(name).program.functions["main"].operations}
+             for name in ("OUT_1_1.mlpackage", "OUT_1_2.mlpackage", "OUT_2.mlpackage")]
+    assert ["while_loop" in kind for kind in kinds] == [False, True, False]
+
+
+@pytest.mark.parametrize("rule", ["custom_layer", "control_flow", "data_dependent_shape", "runtime_gather"])
+def test_the_advice_names_the_option(rule):
+    assert "edit --split-at" in all_rules()[rule].advice

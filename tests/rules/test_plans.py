@@ -92,7 +92,23 @@ def test_a_late_departure_names_where_to_cut():
     (hit,) = found("late_departure", planned(1, 1, 1, 1, NO, 0.1, 0.1, NO))
     assert hit.op.name == "op4" and len(hit.covers) == 4
     assert hit.note == ("the last 4 of 8 ops are predicted on the CPU (40 ms), because of 2 tanh, 2 ops that the ANE "
-                        "takes among them; cut at %op3: 4 ops before (50%), 4 after")
+                        "takes among them; cut at %op3: 4 ops before, 4 of them predicted on the ANE, 4 after")
+    assert hit.split_at == (("op3",),)
+
+
+def test_a_cut_that_takes_ops_off_the_ane_is_not_advised():
+    """Two values cross, and each is an output that costs 0.125 ms on the ANE, more than the ops save there."""
+    def body(x):
+        one = Builder.tanh(x=x, name="one")
+        two = Builder.exp(x=one, name="two")
+        return Builder.mul(x=Builder.cumsum(x=two, axis=1, name="sum"), y=one, name="y")
+
+    plan = planned(0.15, 0.15, NO, 0.01, built=program(body, x=(1, 8)))
+    assert places(plan) == "AACC"
+    (miss,) = all_rules()["late_departure"]().match_plan(plan)
+    assert miss.near and miss.reason == ("of the 2 ops before the last departure 2 are predicted on the ANE, and 0 in a "
+                                         "model of their own")
+
 
 
 def test_a_cut_through_several_values_names_each():
