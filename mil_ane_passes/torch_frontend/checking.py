@@ -1,7 +1,8 @@
 """Does a converted model compute what its torch model does? Asked of what the frontend made and of the result.
 
 The frontend's program is all in fp32 and has to agree closely, so that what it got wrong is not taken for rounding;
-the result, after all passes, may be off by what fp16 and compression explain.
+the result, after all passes, may be off by what fp16 and compression explain. It runs with fp32 arithmetic: where
+values are such that fp16 arithmetic loses them is found by lint's rules that measure.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
+from ..core.contract import Hit, Miss, Rewrite
+from ..core.engine import answers
 from ..core.errors import InputError
+from ..core.query import all_ops
+from ..core.registry import all_rules
 from ..proof.compare import OutputDifference
 from ..proof.execute import Plan, fresh_state, plans
+from ..proof.given import Given
+from ..proof.measure import measurer
 from ..proof.outside import default_tolerance, within
 from .errors import NotEqual
 from .images import Preprocessing
@@ -43,8 +50,11 @@ def refuse_unfit(given: Mapping[str, Any], from_torch: bool, neural_network: boo
         raise InputError("check=True runs the ML Program that the conversion makes; expected convert_to='mlprogram'")
 
 
-def converted_and_checked(given: inspect.BoundArguments) -> Any:
-    """The result of `ct.convert`, which has been compared with the torch model. Raises NotEqual."""
+def converted_and_checked(given: inspect.BoundArguments, samples: Given) -> Any:
+    """The result of `ct.convert`, which has been compared with the torch model on seeded inputs and on `samples`.
+
+    Raises NotEqual, and InputError for samples that do not fit.
+    """
     asked = {name: copy.deepcopy(given.arguments.get(name)) for name in ("inputs", "outputs", "states")}
     mlmodel = ct.convert(*given.args, **given.kwargs)
     model = given.arguments["model"]
@@ -54,7 +64,7 @@ def converted_and_checked(given: inspect.BoundArguments) -> Any:
         model = torch.jit.load(model)
     classifier = given.arguments.get("classifier_config") is not None
     program = _frontend(model, asked, given.arguments.get("minimum_deployment_target"))
-    _Check(model, mlmodel, program, Preprocessing(asked["inputs"]), classifier).all_sizes()
+    _Check(model, mlmodel, program, Preprocessing(asked["inputs"]), classifier).run(samples)
     return mlmodel
 
 
@@ -80,23 +90,37 @@ class _Check:
         self._before = Compiled(frontend)
         self._after = None if classifier else Compiled(mlmodel._mil_program)
         self._program: Program = mlmodel._mil_program
+        self._findings: list[str] = []
         self._module = Module(model, self._before)
         self._tolerance = max(self._module.tolerance, default_tolerance(self._program))
 
-    def all_sizes(self) -> None:
-        """Compare at the default size, each enumerated one and both ends of each range; raises NotEqual."""
+    def run(self, samples: Given) -> None:
+        """Compare on the samples and at the default size, each enumerated one and both ends of each range.
+
+        Raises NotEqual. Logs what lint's rules find that measure.
+        """
         description = self._mlmodel.get_spec().description
-        for number, plan in enumerate(plans(self._program, _SEEDS, lambda name: description)):
+        made = [*map(self._in_order, samples.plans(self._program, lambda name: description)),
+                *plans(self._program, _SEEDS, lambda name: description)]
+        self._findings = _numeric_findings(self._program, made, bool(samples))
+        for finding in self._findings:
+            _log.warning("check: %s", finding)
+        for number, plan in enumerate(made):
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
-            self._at_one_size(replace(plan, state=state), first=number == 0)
+            self._at_one_size(replace(plan, state=state), required=plan.asked or number == 0)
 
-    def _at_one_size(self, plan: Plan, first: bool) -> None:
+    def _in_order(self, plan: Plan) -> Plan:
+        """The plan with its feeds in the order of the program's inputs."""
+        inputs = self._program.functions[plan.function].inputs
+        return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
+
+    def _at_one_size(self, plan: Plan, required: bool) -> None:
         feeds = self._images(plan.feeds)
         try:
             expected = self._module(feeds, plan.state)
         except InputError as error:
-            if first:
+            if required:
                 raise
             _log.warning("not checked at %s, which the torch model does not take: %s", _at(plan), error)
             return
@@ -106,12 +130,33 @@ class _Check:
             return
         if found := _apart(expected, self._after, plan.feeds, plan, self._tolerance):
             raise NotEqual(f"the torch frontend is right, and a pass after it is not: {found[0]}; at {_at(plan)}; "
-                           "try compute_precision=coremltools.precision.FLOAT32, or fewer passes", self._mlmodel)
+                           "try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
+                           + "".join(f"; {finding}" for finding in self._findings), self._mlmodel)
 
     def _located(self, part: Part | None, found: OutputDifference, plan: Plan) -> NotEqual:
         if part is None:
             return NotEqual(f"{found}; at {_at(plan)}", self._mlmodel)
         return NotEqual(f"{part}; at {_at(plan)}", self._mlmodel, part.module)
+
+
+def _numeric_findings(program: Program, made: Sequence[Plan], user_supplied: bool) -> list[str]:
+    """What lint's rules that measure find in these runs, and what they cannot decide by sampled inputs alone."""
+    measure, census = measurer(lambda program: made), {op.op_type for _, op in all_ops(program)}
+    found: list[str] = []
+    for rule in (rule() for rule in all_rules().values() if rule.measures and not issubclass(rule, Rewrite)):
+        if census.isdisjoint(rule.roots):
+            continue
+        measured = list(answers(rule, program, measure=measure))
+        found += [f"{rule.code} at op '{answer.op.name}' ({answer.op.op_type}): {answer.note}; {rule.advice}"
+                  for _, answer in measured if isinstance(answer, Hit)]
+        # a finding that only the sampled inputs speak against
+        possible = [answer.op for _, answer in answers(rule, program) if isinstance(answer, Hit)]
+        open_ops = {answer.op for _, answer in measured if isinstance(answer, Miss)} & set(possible)
+        if open_ops and not user_supplied:
+            names = ", ".join(sorted(f"'{op.name}' ({op.op_type})" for op in open_ops))
+            found.append(f"{rule.code} not decided at {names}: sampled inputs are normal numbers; pass feeds= or "
+                         "ranges= that hold what the model gets")
+    return found
 
 
 def _apart(expected: Mapping[str, Array], compiled: Compiled, feeds: Mapping[str, Array], plan: Plan, tolerance: float

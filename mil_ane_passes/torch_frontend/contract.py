@@ -36,6 +36,7 @@ class Patch:
         upstream: links to the issues and pull requests of coremltools, or "none known".
         ops: lowerings by torch op kind as coremltools names them (lower case, without namespace and trailing `_`).
         replacements: host functions exchanged.
+        wrapper: called in place of every lowering with `(lowering, context, node)`, or None.
         name: the file's name, set when it is found.
         text: what the file says of it, set when it is found.
         code: ANE9xx, its own for good: a new patch takes the next that is free.
@@ -48,6 +49,7 @@ class Patch:
     name: str = ""
     text: str = ""
     code: str = ""
+    wrapper: Callable[[Lowering, Any, Any], None] | None = None
     _probe: Callable[[], str | None] | None = None
 
     def op(self, *kinds: str) -> Callable[[_Function], _Function]:
@@ -57,8 +59,16 @@ class Patch:
             return lowering
         return register
 
+    def wraps_lowerings(self, function: Callable[[Lowering, Any, Any], None]) -> Callable[[Lowering, Any, Any], None]:
+        """Register a function that is called in place of every lowering but those that the user registered."""
+        self.wrapper = function
+        return function
+
     def replaces(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
-        """Exchange a function of the host: `PATCH.replaces("coremltools....ops", "_cast")`."""
+        """Exchange a function of the host: `PATCH.replaces("coremltools....ops", "_cast")`.
+
+        Several patches may exchange one: each gets the function of the patch before it, by name, as the host's.
+        """
         def register(function: _Function) -> _Function:
             self.replacements.append(Replacement(module, attribute, function))
             return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from contextlib import nullcontext
@@ -11,16 +12,23 @@ import coremltools as ct
 from coremltools import _deps
 
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..core.pipeline import NAMESPACE, pipeline
+from ..proof.given import Feeds, Given, Ranges
+from .failures import named_failures
 from .switch import patched
 
 __all__ = ["convert", "is_from_torch"]
 
 _HOST = inspect.signature(ct.convert)
 _TORCH_FILES = (".pt", ".pth")
+_LOWER_RANK = f"{NAMESPACE}::lower_rank"
 
 
-def convert(*arguments: Any, check: bool = False, **named: Any) -> Any:
+@synchronized
+def convert(
+    *arguments: Any, check: bool = False, feeds: Feeds | None = None, ranges: Ranges | None = None, **named: Any
+) -> Any:
     """`coremltools.convert` with the patched torch frontend and our pipeline; same arguments, same result.
 
     What is not from torch is converted without the patches, and without torch. Our passes are put on top of
@@ -31,8 +39,16 @@ def convert(*arguments: Any, check: bool = False, **named: Any) -> Any:
     shape, both ends of a range. Raises NotEqual, which names the first part of the module that differs and has the
     model as `mlmodel`, and InputError for a check of what is not from torch or is not an ML Program. What torch.export
     made needs torch 2.5 or newer, else InputError.
+
+    Seeded inputs are normal numbers: what only larger or rarer values reach (a threshold, a class) they do not check.
+    `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are checked
+    besides, as in `rewrite`. What lint's rules find in these runs that fp16 cannot hold (an angle of thousands) is
+    logged as a warning, and named in NotEqual.
     """
     given = _HOST.bind(*arguments, **named)
+    samples = Given.of(feeds, ranges)
+    if samples and not check:
+        raise InputError("convert: feeds and ranges say what the check runs on; pass check=True with them")
     from_torch = is_from_torch(given.arguments["model"], given.arguments.get("source", "auto"))
     if from_torch:
         _refuse_unread(given.arguments["model"])
@@ -41,13 +57,13 @@ def convert(*arguments: Any, check: bool = False, **named: Any) -> Any:
 
         refuse_unfit(given.arguments, from_torch, _is_neural_network(given.arguments))
     if not _is_neural_network(given.arguments):
-        given.arguments["pass_pipeline"] = _with_ours(given.arguments.get("pass_pipeline"))
-    with patched() if from_torch else nullcontext():
+        given.arguments["pass_pipeline"] = _with_ranks_lowered(_with_ours(given.arguments.get("pass_pipeline")))
+    with patched() if from_torch else nullcontext(), named_failures() if from_torch else nullcontext():
         if not check:
             return ct.convert(*given.args, **given.kwargs)
         from .checking import converted_and_checked
 
-        return converted_and_checked(given)
+        return converted_and_checked(given, samples)
 
 
 def is_from_torch(model: Any, source: str = "auto") -> bool:
@@ -73,6 +89,20 @@ def _with_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
     return base if ours else pipeline(base)
 
 
+def _with_ranks_lowered(pipeline: ct.PassPipeline) -> ct.PassPipeline:
+    """A copy of `pipeline` in which `lower_rank` runs before all our other passes, of any preset and precision.
+
+    Core ML loads no program with a tensor of rank 6, so this is outside of what a guard may undo.
+    """
+    result = copy.deepcopy(pipeline)
+    first = next((place for place, name in enumerate(result.passes) if name.startswith(f"{NAMESPACE}::")),
+                 len(result.passes))
+    result.insert_pass(first, _LOWER_RANK)
+    given = {option.option_name: option.option_val for option in result.get_all_options().pop(_LOWER_RANK, ())}
+    result.set_options(_LOWER_RANK, {"any_extent": "True", **given})
+    return result
+
+
 def _is_neural_network(given: dict[str, Any]) -> bool:
     """Whether the older format is what coremltools will make."""
     target, wanted = given.get("minimum_deployment_target"), given.get("convert_to")
@@ -81,8 +111,9 @@ def _is_neural_network(given: dict[str, Any]) -> bool:
 
 
 def _signature() -> inspect.Signature:
-    check = inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
-    return _HOST.replace(parameters=[*_HOST.parameters.values(), check])
+    own = [parameter for parameter in inspect.signature(convert).parameters.values()
+           if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return _HOST.replace(parameters=[*_HOST.parameters.values(), *own])
 
 
 vars(convert)["__signature__"] = _signature()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import AnePassesError
@@ -35,10 +36,16 @@ def place_of(node: Any) -> str:
         kind, module, source = node.kind(), node.getModuleHierarchy(), node.sourceRange()
     else:
         meta = getattr(node, "meta", None) or {}
-        kind, module = node.kind, getattr(node, "model_hierarchy", None) or ""
+        kind, module = node.kind, getattr(node, "model_hierarchy", None) or _exported_module(meta)
         source = meta.get("source") or meta.get("stack_trace") or ""
     names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in _NO_NAMES)
     return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := source_line(source)) else "")
+
+
+def _exported_module(meta: Mapping[str, Any]) -> str:
+    """The path of the module that torch.export notes for a node, "" for the outermost."""
+    stack = list((meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
 
 
 _NO_NAMES = ("", "UNKNOWN_INSTANCE")

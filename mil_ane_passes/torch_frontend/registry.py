@@ -7,10 +7,10 @@ import importlib
 import inspect
 import pkgutil
 import re
-import threading
 from dataclasses import dataclass
 
 from ..core.errors import InputError, RuleError
+from ..core.locking import synchronized
 from .contract import Patch
 
 __all__ = ["Finding", "all_patches", "finding", "findings"]
@@ -18,7 +18,6 @@ __all__ = ["Finding", "all_patches", "finding", "findings"]
 _FOLDER = "mil_ane_passes.torch_frontend.patches"
 _CODES = "ANE9"
 "How the codes of patches begin: 9xx is what is right before the ANE is in question."
-_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,10 @@ def finding(key: str) -> Finding | None:
     return next(each for each in findings() if each.patch is patch)
 
 
+@synchronized
 def findings() -> tuple[Finding, ...]:
     """Which patches the installed coremltools needs; probed once a process, with the host's own functions."""
-    with _lock:
-        return _probed()
+    return _probed()
 
 
 @functools.cache
@@ -91,8 +90,7 @@ def _check_distinct(patches: list[Patch]) -> None:
     for patch in patches:
         if not re.fullmatch(rf"{_CODES}\d\d", patch.code):
             raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODES}xx")
-        replaced = [(each.module, each.attribute) for each in patch.replacements]
-        for key in [patch.code, *patch.ops, *replaced]:
+        for key in [patch.code, *patch.ops]:
             if key in owner:
                 raise RuleError(f"{key} is claimed by the patches '{owner[key]}' and '{patch.name}'; expected one")
             owner[key] = patch.name

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from ..core.locking import synchronized
 from .contract import Lowering, Replacement
 
 __all__ = ["active", "install", "patched", "suspended", "uninstall"]
@@ -27,6 +28,7 @@ _installed = False
 _holders = 0
 _originals: list[tuple[Any, str, Any]] = []
 _lowerings: dict[str, Lowering] = {}
+_wrappers: list[Callable[[Lowering, Any, Any], None]] = []
 
 
 def active() -> bool:
@@ -38,6 +40,9 @@ def active() -> bool:
 @contextmanager
 def patched() -> Iterator[None]:
     """Convert with the patches inside the `with`, in this thread. May be nested; other threads are not touched.
+
+    Entering it waits for other threads that use the API. Inside, `ct.convert` is coremltools' own and takes no lock:
+    where other threads work, call `ane.convert`, or convert within `ane.exclusive()`.
 
     Raises InputError when torch is not installed.
     """
@@ -60,6 +65,7 @@ def suspended() -> Iterator[None]:
         _depth.reset(token)
 
 
+@synchronized
 def install() -> None:
     """Patch the frontend for the whole process until `uninstall()`; a second call does nothing.
 
@@ -81,6 +87,7 @@ def uninstall() -> None:
             _release()
 
 
+@synchronized
 def _hold() -> None:
     from .registry import findings
 
@@ -90,6 +97,7 @@ def _hold() -> None:
         if _holders == 0:
             for patch in needed:
                 _lowerings.update(patch.ops)
+                _wrappers.extend([] if patch.wrapper is None else [patch.wrapper])
                 for replacement in patch.replacements:
                     _exchange(replacement)
             _exchange(Replacement(_OPS, "TorchOpsRegistry.get_func", _get_func))
@@ -106,6 +114,7 @@ def _release() -> None:
                 owner, name, original = _originals.pop()
                 setattr(owner, name, original)
             _lowerings.clear()
+            _wrappers.clear()
 
 
 def _exchange(replacement: Replacement) -> None:
@@ -136,7 +145,10 @@ def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
     theirs = host(registry, kind)
     ours = _ours(kind)
     of_user = theirs is not None and not theirs.__module__.startswith("coremltools.")
-    return theirs if ours is None or of_user else ours
+    lowering = theirs if ours is None or of_user else ours
+    for wrapper in [] if lowering is None or of_user else _wrappers:
+        lowering = functools.partial(wrapper, lowering)
+    return lowering
 
 
 def _contains(host: Callable[..., Any], registry: Any, kind: str) -> bool:

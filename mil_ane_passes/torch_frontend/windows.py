@@ -9,6 +9,7 @@ what is replaced leave no trace.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from coremltools.converters.mil.mil.block import is_current_opset_version_compat
 
 from .lowering import cast, dims, numbers_up_to, tensor, vector
 
-__all__ = ["assign_at", "assign_slice", "cut", "lowest", "wrapped"]
+__all__ = ["assign_at", "assign_slice", "cut", "lowest", "running", "wrapped"]
 
 _OPEN = 2**31 - 1
 """torch's "to the end": anything from here on."""
@@ -197,3 +198,21 @@ def _arithmetic(op: Any, x: Any, y: Any) -> Any:
 _INTS = {mb.add: operator.add, mb.sub: operator.sub, mb.mul: operator.mul}
 
 
+def running(x: Var, axis: int, combine: Callable[..., Var]) -> Var:
+    """The running result of an associative `combine(x=..., y=...)` along an axis of known size, in log2(n) steps.
+
+    After a step of length s each position holds the result of up to 2s elements.
+    """
+    length, step = int(x.shape[axis]), 1
+    while step < length:
+        spans = (0, step), (0, length - step), (step, length)
+        head, early, late = (_span(x, axis, begin, end) for begin, end in spans)
+        x = mb.concat(values=[head, combine(x=late, y=early)], axis=axis)
+        step *= 2
+    return x
+
+
+def _span(x: Var, axis: int, begin: int, end: int) -> Var:
+    others = [place != axis for place in range(x.rank)]
+    return mb.slice_by_index(x=x, begin=[0 if other else begin for other in others], begin_mask=others,
+                             end=[0 if other else end for other in others], end_mask=others)

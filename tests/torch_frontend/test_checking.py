@@ -321,3 +321,55 @@ def test_a_value_whose_readers_all_agree_is_not_blamed():
 def first_of(parts: list[Part], mine: dict[str, Any]) -> str | None:
     found = first_among(parts, mine)
     return None if found is None else found.name
+
+
+class Oscillator(torch.nn.Module):
+    """Sounds only where the frequency is above 10: no normal number is."""
+
+    def forward(self, level: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
+        phase = torch.cumsum(torch.where(frequency > 10, frequency, 0.0), 1) * 3.0
+        return torch.tanh(level) * 0.01 + torch.sin(phase)
+
+
+VOICED = {"frequency": np.full((1, 16), 100.3, np.float32), "level": np.zeros((1, 16), np.float32)}
+
+
+def oscillator(**how: Any) -> Any:
+    example = torch.zeros(1, 16), torch.full((1, 16), 100.3)
+    inputs = [ct.TensorType(name=name, shape=(1, 16)) for name in ("level", "frequency")]
+    return ane.convert(captured(Oscillator().eval(), example, "trace"), check=True, skip_model_load=True, inputs=inputs,
+                       minimum_deployment_target=ct.target.iOS16, **how)
+
+
+def test_what_sampled_inputs_do_not_reach_is_said(caplog):
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        oscillator()
+    assert "ANE317 not decided at" in caplog.text and "pass feeds= or ranges=" in caplog.text
+
+
+@pytest.mark.parametrize("how", [
+    {"feeds": VOICED}, {"feeds": [VOICED, VOICED]}, {"ranges": {"frequency": (50, 100.3)}},
+], ids=["feeds", "several", "ranges"])
+def test_feeds_and_ranges_of_the_user_reach_it(how, caplog):
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        try:
+            oscillator(**how)
+        except NotEqual as error:
+            assert "a pass after it is not" in str(error) and "ANE317 at op" in str(error)
+    assert "ANE317 at op" in caplog.text and "not decided" not in caplog.text
+
+
+def test_a_result_that_is_wrong_on_the_feeds_alone_is_found(lowered):
+    lowered("where", lambda condition: mb.cast(x=condition, dtype="fp32"))
+    assert oscillator(compute_precision=ct.precision.FLOAT32)
+    with pytest.raises(NotEqual, match=r"op 'aten::where'.* differs: .*; at given feeds"):
+        oscillator(compute_precision=ct.precision.FLOAT32, feeds=VOICED)
+
+
+def test_feeds_that_do_not_fit_are_refused():
+    with pytest.raises(ane.InputError, match="frequency"):
+        oscillator(feeds={"level": VOICED["level"]})
+    with pytest.raises(ane.InputError, match="no input 'frequenzy'.*frequency"):
+        oscillator(ranges={"frequenzy": (0, 1)})
+    with pytest.raises(ane.InputError, match="check=True"):
+        ane.convert(captured(stack(), [X], "trace"), feeds=VOICED, inputs=input_types([X]))

@@ -41,11 +41,13 @@ def small(**how):
     return {"inputs": input_types([X]), "skip_model_load": True, "minimum_deployment_target": ct.target.iOS16} | how
 
 
-def test_it_has_the_hosts_signature_and_one_more():
+def test_it_has_the_hosts_signature_and_three_more():
     ours, host = inspect.signature(ane.convert), inspect.signature(ct.convert)
-    *given, check = ours.parameters.values()
+    *given, check, feeds, ranges = ours.parameters.values()
     assert given == list(host.parameters.values())
-    assert (check.name, check.kind, check.default) == ("check", inspect.Parameter.KEYWORD_ONLY, False)
+    assert [(each.name, each.kind, each.default) for each in (check, feeds, ranges)] == [
+        (name, inspect.Parameter.KEYWORD_ONLY, default)
+        for name, default in (("check", False), ("feeds", None), ("ranges", None))]
 
 
 def test_what_it_does_not_know_is_a_type_error():

@@ -147,6 +147,75 @@ def test_lists_out_arguments_and_views_in_place(function: Callable[..., Any], fr
     same(function, torch.arange(12.).reshape(3, 4), frontend=frontend)
 
 
+def split_beside_a_write(x: torch.Tensor) -> torch.Tensor:
+    parts = x.split([x.shape[1] // 4, x.shape[1] - x.shape[1] // 4], 1)
+    y = torch.cat([parts[1] * 2, parts[0]], 1)
+    y += 1
+    return y
+
+
+def split_written(x: torch.Tensor) -> torch.Tensor:
+    parts = x.split([x.shape[1] // 4, x.shape[1] - x.shape[1] // 4], 1)
+    parts[1].mul_(2)
+    x[:, 0] -= 1
+    return x + parts[0].sum() + parts[1].sum()
+
+
+def equal_split_written(x: torch.Tensor) -> torch.Tensor:
+    parts = x.split(x.shape[1] // 4, 1)
+    parts[1].add_(3)
+    x.mul_(2)
+    return parts[3] * 2 + x[:, :1]
+
+
+def tensor_split_written(x: torch.Tensor) -> torch.Tensor:
+    parts = x.tensor_split([x.shape[1] // 4, x.shape[1] // 2], 1)
+    parts[1].add_(3)
+    return x * 1
+
+
+def chunk_written(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(x.shape[1] // 2, 1)
+    parts[1].add_(3)
+    return x * 1
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+@pytest.mark.parametrize("function", [
+    split_beside_a_write, split_written, equal_split_written, tensor_split_written, chunk_written])
+def test_parts_of_computed_sizes(function: Callable[..., Any], frontend: str) -> None:
+    same(function, torch.arange(12.).reshape(3, 4), frontend=frontend)
+
+
+@pytest.mark.parametrize("function", [split_beside_a_write, split_written, equal_split_written, tensor_split_written])
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+def test_parts_of_computed_sizes_convert(function: Callable[..., Any], frontend: str) -> None:
+    check(function, torch.arange(12.).reshape(3, 4), frontend=frontend)
+
+
+def grown_sizes_read(x: torch.Tensor) -> torch.Tensor:
+    sizes = [1]
+    sizes.append(x.shape[1] - 1)
+    parts = torch.split(x, sizes, 1)
+    x *= 2
+    return parts[1] * 1
+
+
+def grown_sizes_written(x: torch.Tensor) -> torch.Tensor:
+    sizes = [1]
+    sizes.append(x.shape[1] - 1)
+    torch.split(x, sizes, 1)[1].mul_(2)
+    return x * 1
+
+
+def test_a_split_by_a_list_that_grows_is_refused_only_where_a_part_is_written() -> None:
+    x = torch.arange(12.).reshape(3, 4)
+    same(grown_sizes_read, x, frontend="script")
+    with pytest.raises(NotConverted, match=r"'aten::split' .*part 1 is written, and the list of sizes is computed; "
+                                           "give the sizes as a list literal"):
+        ran(captured(grown_sizes_written, (x,), "script"), x)
+
+
 def test_dtype_of_the_written_tensor_stays() -> None:
     def write(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         half = x.to(torch.float16)

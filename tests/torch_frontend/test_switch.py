@@ -285,16 +285,34 @@ def test_a_lowering_that_the_user_registered_wins(monkeypatch):
 CODES = (("one", "ANE998"), ("other", "ANE999"))
 
 
-def test_two_patches_that_change_one_thing_are_refused():
+def test_two_patches_that_lower_one_op_are_refused():
     one, other = (Patch("a", ("none known",), name=name, code=code) for name, code in CODES)
     one.op("sum_of_all", "relu")(own_fmod)
     other.op("relu")(own_fmod)
     with pytest.raises(RuleError, match="relu is claimed by the patches 'one' and 'other'; expected one"):
         registry._check_distinct([one, other])
+
+
+def test_two_patches_of_one_function_are_chained(pretended):
+    order: list[str] = []
+
+    def noting(name: str) -> Any:
+        def _get_inputs(host: Any, *arguments: Any, **named: Any) -> Any:
+            order.append(name)
+            return host(*arguments, **named)
+        return _get_inputs
+
     one, other = (Patch("a", ("none known",), name=name, code=code,
-                        replacements=[Replacement(OPS, "_cast", own_fmod)]) for name, code in CODES)
-    with pytest.raises(RuleError, match=r"'_cast'.* is claimed by the patches 'one' and 'other'; expected one"):
-        registry._check_distinct([one, other])
+                        replacements=[Replacement(OPS, "_get_inputs", noting(name))]) for name, code in CODES)
+    registry._check_distinct([one, other])
+    for patch in (one, other):
+        patch.probe(lambda: "wrong, says the test")
+    original = vars(importlib.import_module(OPS))["_get_inputs"]
+    pretended(one, other)
+    with patched():
+        found = outputs(convert(torch.tanh, [EXAMPLE], patched=False), [EXAMPLE])[0]
+    assert found == pytest.approx(torch.tanh(EXAMPLE).numpy()) and order[:2] == ["other", "one"]
+    assert vars(importlib.import_module(OPS))["_get_inputs"] is original
 
 
 def test_probes_run_with_the_hosts_functions_though_patches_are_installed():

@@ -9,7 +9,7 @@ dropped write.
 
 from __future__ import annotations
 
-from .attributes import hoist_attributes, name_attributes_once
+from .attributes import COMPLEX_CONSTANT, hoist_attributes, name_attributes_once, write_complex_constants
 from .graph import functionalise
 
-__all__ = ["functionalise", "hoist_attributes", "name_attributes_once"]
+__all__ = ["COMPLEX_CONSTANT", "functionalise", "hoist_attributes", "name_attributes_once", "write_complex_constants"]

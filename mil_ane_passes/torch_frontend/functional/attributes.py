@@ -1,11 +1,16 @@
-"""The tensors of the module itself: one value each in the graph, of known dtype and strides."""
+"""The tensors of the module itself: one value each in the graph, of known dtype and strides; complex numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["attribute_path", "hoist_attributes", "name_attributes_once"]
+from ..errors import NotConverted
+
+__all__ = ["COMPLEX_CONSTANT", "attribute_path", "hoist_attributes", "name_attributes_once", "write_complex_constants"]
+
+COMPLEX_CONSTANT = "mil_ane::complex_constant"
+"""The node of a complex number, such as 1j: float attributes `real` and `imag`."""
 
 
 def attribute_path(value: Any) -> tuple[str, ...]:
@@ -41,3 +46,26 @@ def name_attributes_once(graph: Any, tensors: Mapping[str, Any]) -> None:
         memory = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
         if tensor.numel() and first.setdefault(memory, value).unique() != value.unique():
             value.replaceAllUsesWith(first[memory])
+
+
+def write_complex_constants(graph: Any) -> None:
+    """Replace the constants that are complex numbers, whose attribute coremltools cannot read, by nodes that it can.
+
+    Raises NotConverted for a traced model that takes complex numbers, which would be read as real ones.
+    """
+    for value in graph.inputs():
+        dtype = value.type().dtype() if value.type().kind() == "TensorType" else None
+        if dtype is not None and dtype.is_complex:
+            raise NotConverted(f"the input '{value.debugName()}' of the model is complex, which Core ML does not have; "
+                               "take torch.view_as_real(...) of it as input and use torch.view_as_complex in the model")
+    for node in graph.findAllNodes("prim::Constant", True):
+        number = node.output().toIValue() if node.hasAttribute("value") else None
+        if isinstance(number, complex):
+            written = graph.create(COMPLEX_CONSTANT, [], 1)
+            written.f_("real", number.real)
+            written.f_("imag", number.imag)
+            written.insertBefore(node)
+            written.copyMetadata(node)
+            written.output().setType(node.output().type())
+            node.output().replaceAllUsesWith(written.output())
+            node.destroy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ from ..errors import NotConverted
 from .aliases import Step
 from .emit import Emitter, constant
 from .views import Sliced
+from .writes import written_arguments
 
 __all__ = ["CONSTANT_CHUNK", "PARTS", "part"]
 
@@ -37,51 +40,100 @@ def _unbind(emit: Emitter, node: Any, index: int) -> Step:
     return _Picked(emit, list(node.inputs())[1], index)
 
 
+class _Part(Sliced):
+    """One part of a list of slices; sizes that the graph computes are read where the part is written or made again."""
+
+    def __init__(self, emit: Emitter, node: Any, index: int, bounds: Callable[[Any], tuple[Any, Any, Any] | None]
+                 ) -> None:
+        super().__init__(emit, node, self._bounds_or_refusal)
+        self.index, self._bounds_of = index, bounds
+
+    def replay(self, parent: Any) -> Any:
+        if self._bounds_of(parent) is None:
+            return self.emit.op("aten::__getitem__", self.emit.copy_of(self.node, parent), self.index)
+        return super().replay(parent)
+
+    def _bounds_or_refusal(self, parent: Any) -> tuple[Any, Any, Any]:
+        bounds = self._bounds_of(parent)
+        if bounds is None:
+            raise NotConverted.at(self.node, f"part {self.index} is written, and the list of sizes is computed",
+                                  "give the sizes as a list literal, such as [n, x.shape[1] - n], or use narrow()")
+        return bounds
+
+
 def _chunk(emit: Emitter, node: Any, index: int) -> Step:
     """chunk(self, chunks, dim): parts of ceil(size / chunks), the last one shorter.
 
-    The host's own preparation of the graph makes prim::ConstantChunk of it, with attributes and several outputs.
+    coremltools' own preparation of the graph makes prim::ConstantChunk of it, with attributes and several outputs.
     """
     if node.kind() == CONSTANT_CHUNK:
         chunks, dim = node.i("chunks"), node.i("dim")
     else:
-        chunks, dim = (_known(value, node) for value in list(node.inputs())[1:])
+        chunks, dim = map(_element, list(node.inputs())[1:])
 
     def bounds(parent: Any) -> tuple[Any, Any, Any]:
         size = emit.size(parent, dim)
-        part_size = emit.arithmetic("aten::floordiv", emit.arithmetic("aten::add", size, chunks - 1), chunks)
+        rounded_up = emit.arithmetic("aten::sub", emit.arithmetic("aten::add", size, chunks), 1)
+        part_size = emit.arithmetic("aten::floordiv", rounded_up, chunks)
         begin = emit.arithmetic("aten::mul", part_size, index) if index else 0
         return dim, begin, emit.arithmetic("aten::mul", part_size, index + 1)
 
-    return Sliced(emit, node, bounds)
+    return _Part(emit, node, index, bounds)
 
 
 def _split(emit: Emitter, node: Any, index: int) -> Step:
     """split(self, size or sizes, dim)"""
-    sizes, dim = (_known(value, node) for value in list(node.inputs())[1:])
-    sizes = [sizes] * (index + 1) if isinstance(sizes, int) else sizes
-    begin = sum(sizes[:index])
-    return Sliced(emit, node, lambda parent: (dim, begin, begin + sizes[index]))
+    given, dim = list(node.inputs())[1:]
+    sizes = [_element(given)] * (index + 1) if given.type().kind() == "IntType" else _elements(given)
+
+    def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
+        if sizes is None:
+            return None
+        edges = list(itertools.accumulate(sizes[:index + 1], functools.partial(emit.arithmetic, "aten::add"),
+                                          initial=0))
+        return _element(dim), edges[index], edges[index + 1]
+
+    return _Part(emit, node, index, bounds)
 
 
 def _tensor_split(emit: Emitter, node: Any, index: int) -> Step:
     """tensor_split(self, indices or sections, dim): the first `size % sections` parts are one longer."""
-    where, dim = (_known(value, node) for value in list(node.inputs())[1:])
-    if isinstance(where, int):
-        sizes = next(node.inputs()).type().sizes()
-        if sizes is None:
-            raise NotConverted.at(node, "writes to a part of tensor_split(sections) of an unknown size", "use split")
-        each, more = divmod(sizes[dim], where)
-        where = [place * each + min(place, more) for place in range(1, where)]
-    edges: list[Any] = [0, *where, None]
-    return Sliced(emit, node, lambda parent: (dim, edges[index], edges[index + 1]))
+    given, dim = list(node.inputs())[1:]
+
+    def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
+        where = _equal_sections(node, constant(given), _element(dim)) if given.type().kind() == "IntType" \
+            else _elements(given)
+        if where is None:
+            return None
+        edges: list[Any] = [0, *where, None]
+        return _element(dim), edges[index], edges[index + 1]
+
+    return _Part(emit, node, index, bounds)
 
 
-def _known(value: Any, node: Any) -> Any:
+def _equal_sections(node: Any, sections: int | None, dim: Any) -> list[int] | None:
+    """Where tensor_split(sections) cuts; None where that is not a compile-time constant."""
+    sizes = next(node.inputs()).type().sizes()
+    if sizes is None or sections is None or not isinstance(dim, int):
+        return None
+    each, more = divmod(sizes[dim], sections)
+    return [place * each + min(place, more) for place in range(1, sections)]
+
+
+def _element(value: Any) -> Any:
+    """A constant as a Python number, anything else as the graph's value."""
     known = constant(value)
-    if known is None or (isinstance(known, list) and None in known):
-        raise NotConverted.at(node, "writes to a part of a split whose sizes are computed")
-    return known
+    return value if known is None else known
+
+
+def _elements(value: Any) -> list[Any] | None:
+    """The elements of a list that the graph makes and never changes, each as `_element` gives it; else None."""
+    if value.node().kind() == "prim::ListConstruct":
+        if any(written_arguments(use.user) for use in value.uses()):
+            return None
+        return [_element(item) for item in value.node().inputs()]
+    known = constant(value)
+    return known if isinstance(known, list) else None
 
 
 PARTS: dict[str, Callable[[Emitter, Any, int], Step]] = {

@@ -17,7 +17,7 @@ PATCH = Patch(code="ANE902",
               title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
               upstream=("none known",))
 
-_MEANT = {
+SYNONYMS = {
     "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
     "arctan2": "atan2", "arctanh": "atanh", "concatenate": "cat", "divide": "div", "fix": "trunc", "ger": "outer",
     "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg",
@@ -37,14 +37,14 @@ def delegate(context: Any, node: Any) -> None:
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind))
-    meant = _MEANT[kind]
+    meant = SYNONYMS[kind]
     lowering = _TORCH_OPS_REGISTRY.get_func(meant)
     if lowering is None:
         raise NotConverted.at(node, f"'{meant}' is not implemented")
     lowering(context, node)
 
 
-PATCH.op(*_MEANT)(delegate)
+PATCH.op(*SYNONYMS)(delegate)
 
 
 @PATCH.op("alias", "positive")

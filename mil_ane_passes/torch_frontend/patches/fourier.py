@@ -1,28 +1,34 @@
-"""`torch.fft` with default arguments, its two-dimensional forms, and the conjugate.
+"""`torch.fft` as products with constant matrices; coremltools fails with its default arguments and for `fft2`.
 
-The host's lowerings want all four arguments, which only TorchScript writes; torch.export leaves out what is default.
-Its inverse transforms take no real numbers, which have an imaginary part of zero.
+A transform along an axis is a matrix product: `rfft` makes only the half that it returns, `irfft` reads only the half
+that it gets, `n` cuts the matrix instead of padding the tensor, and `norm` is a factor of the matrix. coremltools makes
+the matrices of fp32 angles up to 2π n, which fp32 rounds to 5e-4 for n = 2048; here the angles are exact to fp64.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ..complex_values import is_complex, join_parts, parts_of
 from ..contract import Patch
-from ..lowering import add, bind, cast, python
+from ..errors import NotConverted
+from ..lowering import add, axis_of, bind, cast, python
 from ..probing import lowered_by_host, wrong
 
 PATCH = Patch(
     code="ANE920",
-    title="`torch.fft` fails with default arguments (torch.export); `fft2` and `conj` are not implemented",
+    title="`torch.fft` fails with default arguments (torch.export); `fft2` is not implemented",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )
 _ONE = ("fft_fft", "fft_rfft", "fft_ifft", "fft_irfft")
 _TWO = ("fft_fft2", "fft_rfft2", "fft_ifft2", "fft_irfft2")
 _MANY = ("fft_fftn", "fft_rfftn", "fft_ifftn", "fft_irfftn")
+Pair = tuple[Var, Var | None]
+"""The real and the imaginary part; None for zeros."""
 
 
 @PATCH.probe
@@ -32,47 +38,97 @@ def probe() -> str | None:
     missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
     if missing:
         return f"not implemented: {', '.join(missing)}"
-    return wrong(lambda x: torch.fft.rfft(x).real, torch.arange(4.), exporting=True) \
-        or wrong(lambda x: torch.fft.fft2(x).conj().imag, torch.arange(4.).reshape(2, 2))
+    return wrong(lambda x: torch.fft.rfft(x).real, torch.arange(4.), exporting=True)
 
 
 @PATCH.op(*_ONE)
 def along_one_axis(context: Any, node: Any) -> None:
     """fft_rfft(self, n=None, dim=-1, norm=None)."""
     given = bind(context, node, "self n=None dim=-1 norm=None")
-    arguments = {"n": python(given.n, node, "n"), "dim": python(given.dim, node, "dim"),
-                 "norm": python(given.norm, node, "norm")}
-    _transform(context, node, given.self, arguments)
+    _transform(context, node, given.self, [python(given.n, node, "n")], [python(given.dim, node, "dim")], given.norm)
 
 
 @PATCH.op(*_TWO, *_MANY)
 def along_axes(context: Any, node: Any) -> None:
     """fft_rfftn(self, s=None, dim=None, norm=None), fft_rfft2(self, s=None, dim=[-2, -1], norm=None)."""
     given = bind(context, node, f"self s=None dim={'None' if node.kind.endswith('n') else '[-2,-1]'} norm=None")
-    sizes, axes = python(given.s, node, "s"), python(given.dim, node, "dim")
-    if sizes is not None and axes is None:
-        axes = list(range(-len(sizes), 0))
-    _transform(context, node, given.self, {"shapes": sizes, "dims": axes, "norm": python(given.norm, node, "norm")})
+    lengths, axes = python(given.s, node, "s"), python(given.dim, node, "dim")
+    if axes is None:
+        axes = list(range(given.self.rank)) if lengths is None else list(range(-len(lengths), 0))
+    _transform(context, node, given.self, [None] * len(axes) if lengths is None else lengths, axes, given.norm)
 
 
-def _transform(context: Any, node: Any, x: Var, arguments: dict[str, Any]) -> None:
+def _transform(context: Any, node: Any, x: Any, lengths: list[int | None], axes: list[int], norm: Any) -> None:
+    """Transform along every axis: the last one first for real numbers, last for a result of real numbers."""
     kind = node.kind.partition(".")[0].removeprefix("fft_")
-    if "i" in kind and not types.is_complex(x.dtype):
-        x = cast(x, types.fp32)
-        x = mb.complex(real_data=x, imag_data=mb.fill_like(ref_tensor=x, value=0.0))
-    builder = getattr(mb, "complex_" + (kind[:-1] + "n" if kind.endswith("2") else kind))
-    context.add(builder(data=x, **{name: value for name, value in arguments.items() if value is not None}), node.name)
+    inverse, real = kind.startswith("i"), "rfft" in kind
+    steps = [(None if length in (None, -1) else int(length), axis_of(axis, x.rank))
+             for length, axis in zip(lengths, axes, strict=True)]
+    pair: Pair = parts_of(x) if is_complex(x) else (cast(x, types.fp32), None)
+    for number, (length, axis) in enumerate(steps if inverse or not real else steps[::-1]):
+        halved = real and number == (len(steps) - 1 if inverse else 0)
+        pair = _along(node, pair, length, axis, inverse, halved, python(norm, node, "norm"))
+    if inverse and real:
+        add(context, node, mb.identity(x=pair[0], name=node.name))
+    else:
+        first, second = pair
+        context.add(join_parts(first, mb.mul(x=first, y=np.float32(0)) if second is None else second), node.name)
 
 
-@PATCH.op("_conj", "conj", "conj_physical", "_conj_physical", "resolve_conj", "resolve_neg")
-def conjugate(context: Any, node: Any) -> None:
-    """conj(self): the imaginary part with the other sign; a real tensor as it is."""
-    x = bind(context, node, "self").self
-    if types.is_complex(x.dtype) and "conj" in node.kind and "resolve" not in node.kind:
-        x = mb.complex(real_data=mb.complex_real(data=x), imag_data=mb.mul(x=mb.complex_imag(data=x), y=-1.0))
-        context.add(x, node.name)
-        return
-    if types.is_complex(x.dtype):
-        context.add(x, node.name)
-        return
-    add(context, node, mb.identity(x=x, name=node.name))
+def _along(node: Any, pair: Pair, length: int | None, axis: int, inverse: bool, halved: bool, norm: str | None) -> Pair:
+    """Transform along one axis; `halved` is rfft and irfft."""
+    size = pair[0].shape[axis]
+    if not isinstance(size, int | np.integer):
+        raise NotConverted.at(node, f"transforms axis {axis}, which has a flexible size", "fix that size")
+    count = int(length or (2 * (size - 1) if inverse and halved else size))
+    kept = min(int(size), count // 2 + 1 if inverse and halved else count)
+    cosine, sine = fourier_matrices(count, kept, inverse, halved, norm)
+    real, imag = (None if part is None else _first(part, kept, axis) for part in pair)
+    first, second = _product(real, cosine, axis), _product(real, sine, axis)
+    if imag is None:
+        return first, second
+    return (mb.sub(x=first, y=_product(imag, sine, axis)),
+            None if inverse and halved else mb.add(x=second, y=_product(imag, cosine, axis)))
+
+
+def fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, norm: str | None
+                     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The real and the imaginary part of the matrix [input, output] of a transform of `count` elements.
+
+    Of an inverse one from the half (`halved`), every element but the first and the middle one stands for two.
+    """
+    outputs = count // 2 + 1 if halved and not inverse else count
+    turns = np.outer(np.arange(kept), np.arange(outputs)) % count / count
+    scale = {"ortho": count**-0.5, "forward": 1.0 if inverse else 1 / count}.get(norm or "backward",
+                                                                               1 / count if inverse else 1.0)
+    weight = np.full((kept, 1), scale)
+    if inverse and halved:
+        doubled = np.arange(kept)
+        weight[(doubled > 0) & (2 * doubled != count)] *= 2
+    angles = 2 * np.pi * turns
+    # exact zeros where sin and cos of multiples of a quarter turn have them, so that real inputs stay real
+    cosine = np.where(turns * 4 % 2 == 1, 0, np.cos(angles)) * weight
+    sine = np.where(turns * 2 % 1 == 0, 0, np.sin(angles)) * weight
+    return cosine, sine if inverse else -sine
+
+
+def _first(x: Var, count: int, axis: int) -> Var:
+    if x.shape[axis] == count:
+        return x
+    ends = [0] * x.rank
+    ends[axis] = count
+    return mb.slice_by_index(x=x, begin=[0] * x.rank, end=ends, end_mask=[place != axis for place in range(x.rank)])
+
+
+def _product(x: Var | None, matrix: np.ndarray[Any, Any], axis: int) -> Any:
+    """`x` times the matrix along the axis."""
+    matrix = matrix.astype(np.float32)
+    if x is None:
+        return None
+    if x.rank == 1:
+        return mb.squeeze(x=mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=matrix), axes=[0])
+    if axis == x.rank - 1:
+        return mb.matmul(x=x, y=matrix)
+    order = list(range(x.rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    return mb.transpose(x=mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix), perm=order)

@@ -47,7 +47,7 @@ def pad(context: Any, node: Any) -> None:
     given = bind(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
     mode = "constant" if constant else python(given.mode, node, "mode")
     x = given.self
-    if not is_known(given.pad) or types.is_complex(x.dtype):
+    if not is_known(given.pad):
         _by_host(context, node)
         return
     flat = [int(width) for width in np.ravel(python(given.pad, node, "pad"))]

@@ -1,7 +1,8 @@
-"""Max pools with dilation, and average pools with a divisor of their own.
+"""Max pools with dilation, average pools with a divisor of their own, and windows that PyTorch drops.
 
 A maximum over a window is one along each axis in turn, and along an axis it is the largest of as many strided slices as
 the kernel is long, of the tensor padded with -inf. A sum over a window is the average, padding counted, times its size.
+With ceil_mode and a stride above the kernel the last window may lie behind the input: PyTorch drops it, MIL counts it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..lowering import add, bind, named, python
 from ..probing import wrong
 
 PATCH = Patch(code="ANE928",
-              title="max pools with dilation and average pools with `divisor_override` are refused",
+              title="max pools with dilation and average pools with `divisor_override` are refused; with ceil_mode a "
+                    "window behind the input is counted",
               upstream=("none known",))
 
 
@@ -28,7 +30,8 @@ def probe() -> str | None:
 
     pools = torch.nn.functional
     return wrong(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.).reshape(1, 1, 5)) \
-        or wrong(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2))
+        or wrong(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2)) \
+        or wrong(lambda x: pools.max_pool1d(x, 1, 2, ceil_mode=True), torch.arange(4.).reshape(1, 1, 4))
 
 
 @PATCH.op("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
@@ -39,7 +42,7 @@ def max_pool(context: Any, node: Any) -> None:
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _each(given.dilation, node, "dilation", count)
     if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
-        _by_host(context, node)
+        _convert_as_coremltools(context, node, given, count)
         return
     x, kernel = given.self, _each(given.kernel_size, node, "kernel_size", count)
     stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
@@ -82,18 +85,18 @@ def _largest(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation
     return found
 
 
-@PATCH.op("avg_pool2d", "avg_pool3d")
+@PATCH.op("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(context: Any, node: Any) -> None:
     """avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True, divisor_override)."""
     given = bind(context, node, "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True "
                                 "divisor_override=None")
+    count = int(node.kind.removeprefix("avg_pool")[0])
     divisor = python(given.divisor_override, node, "divisor_override")
     if divisor is None:
-        _by_host(context, node)
+        _convert_as_coremltools(context, node, given, count)
         return
     if python(given.ceil_mode, node, "ceil_mode"):
         raise NotConverted.at(node, "divisor_override with ceil_mode is not expressed", "pad the input instead")
-    count = int(node.kind.removeprefix("avg_pool")[0])
     kernel = _each(given.kernel_size, node, "kernel_size", count)
     stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
     padding = np.repeat(_each(given.padding, node, "padding", count), 2)
@@ -102,10 +105,37 @@ def avg_pool(context: Any, node: Any) -> None:
     add(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
 
 
-def _by_host(context: Any, node: Any) -> None:
+def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
+    """Convert by coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
+    behind = _windows_behind(given, node, count)
     _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+    if not any(behind):
+        return
+    name = node.outputs[0]
+    y = context[name]
+    kept = [size - extra for size, extra in zip(y.shape, [0] * (y.rank - count) + behind)]
+    context.add(mb.slice_by_size(x=y, begin=[0] * y.rank, size=kept), torch_name=name, override=True)
+
+
+def _windows_behind(given: Any, node: Any, count: int) -> list[int]:
+    """How many windows (0 or 1) MIL counts behind the input on each spatial axis, where PyTorch has none."""
+    kernel = _each(given.kernel_size, node, "kernel_size", count)
+    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
+    padding = _each(given.padding, node, "padding", count) if given.padding is not None else [0] * count
+    if not python(given.ceil_mode, node, "ceil_mode"):
+        return [0] * count
+    found = []
+    for size, reach, step, pad in zip(given.self.shape[-count:], kernel, stride, padding):
+        if pad or step <= reach:  # with padding MIL drops it as well; a window within reach begins inside
+            found.append(0)
+            continue
+        if not isinstance(size, int | np.integer):
+            raise NotConverted.at(node, f"ceil_mode with a stride of {step} above the kernel of {reach}, on a flexible "
+                                        "size", "fix the size, or pad the input and leave ceil_mode out")
+        found.append(int(-(-(int(size) - reach) // step) * step >= size))
+    return found
 
 
 def _given(value: Any, node: Any) -> bool:

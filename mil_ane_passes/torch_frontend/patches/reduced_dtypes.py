@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import NUM_TO_DTYPE_STRING
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
@@ -38,9 +37,6 @@ def reduce_numbers(context: Any, node: Any) -> None:
     """mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
     given = _bound(context, node, "dtype=None")
     x = tensor(given.self)
-    if types.is_complex(x.dtype):
-        ops.mean(context, node)
-        return
     dtype = _dtype(python(given.dtype, node, "dtype"), node)
     if dtype is None:
         dtype = x.dtype if types.is_float(x.dtype) else types.int32

@@ -6,16 +6,16 @@ running maximum is the number itself, which is a running maximum too. NaN is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_all, axis_of, bind, cast, python
+from ..windows import running
 
 PATCH = Patch(code="ANE937",
               title="`cummax` and `cummin` are not implemented", upstream=("none known",))
@@ -32,24 +32,8 @@ def extremes(context: Any, node: Any) -> None:
     axis = axis_of(python(given.dim, node, "dim"), x.rank)
     if not isinstance(x.shape[axis], int | np.integer):
         raise NotConverted.at(node, "takes a dimension of known size", "fix the size")
-    values = _running(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
+    values = running(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
     own = cast(mb.equal(x=values, y=x), types.int32)
     places = np.arange(x.shape[axis], dtype=np.int32).reshape([-1] + [1] * (x.rank - 1 - axis))
-    indices = _running(mb.mul(x=own, y=places), axis, mb.maximum)
+    indices = running(mb.mul(x=own, y=places), axis, mb.maximum)
     add_all(context, node, [cast(values, given.self.dtype), indices])
-
-
-def _running(x: Var, axis: int, larger: Callable[..., Var]) -> Var:
-    length, step = int(x.shape[axis]), 1
-    while step < length:
-        spans = (0, step), (0, length - step), (step, length)
-        head, early, late = (_part(x, axis, begin, end) for begin, end in spans)
-        x = mb.concat(values=[head, larger(x=late, y=early)], axis=axis)
-        step *= 2
-    return x
-
-
-def _part(x: Var, axis: int, begin: int, end: int) -> Var:
-    others = [place != axis for place in range(x.rank)]
-    return mb.slice_by_index(x=x, begin=[0 if other else begin for other in others], begin_mask=others,
-                             end=[0 if other else end for other in others], end_mask=others)

@@ -36,9 +36,7 @@ def add(context: Any, node: Any) -> None:
     """add(self, other, *, alpha=1)."""
     given = bind(context, node, "self other alpha=1")
     x, y = tensor(given.self), tensor(given.other)
-    if types.is_complex(x.dtype) or types.is_complex(y.dtype):
-        ops.add(context, node)
-    elif x.dtype == types.bool and y.dtype == types.bool:
+    if x.dtype == types.bool and y.dtype == types.bool:
         give(context, node, mb.logical_or(x=x, y=y, name=node.name))
     else:
         _combine(context, node, mb.add, x, y, python(given.alpha, node, "alpha"))

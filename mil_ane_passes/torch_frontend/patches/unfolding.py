@@ -1,7 +1,8 @@
 """`Tensor.unfold(dim, size, step)`: the windows of one dimension, the inside of a window as a last dimension.
 
 Of a known size, the windows are slices put together: whole windows, or every step-th element where that makes fewer
-slices. Of a flexible size, or of very many windows, they are `sliding_windows`.
+slices. Of a flexible size, or of very many windows, they are `sliding_windows`. Windows of a tensor of rank 5 have rank
+6, which `ane.convert` does in fewer axes where what reads them allows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, named, python
 
 PATCH = Patch(code="ANE949",
@@ -28,8 +28,9 @@ def unfold(context: Any, node: Any) -> None:
     given = bind(context, node, "self dimension size step")
     x = given.self
     size, step = python(given.size, node, "size"), python(given.step, node, "step")
-    if x.rank > 4 or x.rank == 0:
-        raise NotConverted.at(node, f"unfolds a tensor of rank {x.rank}, expected 1 to 4", "reshape it first")
+    if x.rank == 0:
+        add(context, node, mb.expand_dims(x=x, axes=[0], name=node.name))
+        return
     axis = axis_of(python(given.dimension, node, "dimension"), x.rank)
     to_last = [place for place in range(x.rank + 1) if place != axis + 1] + [axis + 1]
     length = x.shape[axis]

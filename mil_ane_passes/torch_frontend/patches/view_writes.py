@@ -17,8 +17,9 @@ from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
 from ..errors import NotConverted, place_of
-from ..functional import functionalise, hoist_attributes, name_attributes_once
+from ..functional import functionalise, hoist_attributes, name_attributes_once, write_complex_constants
 from ..functional.graph import LOST, UPDATE
+from ..functional.specialize import specialize
 from ..probing import wrong
 
 PATCH = Patch(
@@ -49,8 +50,10 @@ def probe() -> str | None:
 
 @PATCH.replaces(_GRAPH, "_expand_and_optimize_ir")
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
-    """The host's inlined graph without in-place writes."""
+    """The host's inlined graph, made for the module and its inputs, without in-place writes."""
     graph, parameters, buffers = host(torchscript)
+    specialize(graph, torchscript, parameters)
+    write_complex_constants(graph)
     hoist_attributes(graph)
     name_attributes_once(graph, parameters)
     functionalise(graph)
@@ -61,9 +64,10 @@ def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
 
 @PATCH.replaces(_GRAPH, "InternalTorchIRNode.from_torchscript_node")
 def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent: Any) -> Any:
-    """Keeps the source line beside each node, for what errors say."""
+    """Keeps the source line beside each node, for what errors say; a literal's is that of what is in it."""
     made = host(cls, node, parent)
-    made.meta = {**(made.meta or {}), "source": node.sourceRange()}
+    sources = (each.sourceRange() for each in (node, *(value.node() for value in node.inputs())))
+    made.meta = {**(made.meta or {}), "source": next(filter(None, sources), "")}
     return made
 
 

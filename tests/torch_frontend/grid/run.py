@@ -30,6 +30,14 @@ def judged(place: int) -> tuple[str, str, list[tuple[str, str]]]:
     return case.frontend, str(case), [(one.verdict, one.reason) for one in outcomes]
 
 
+def judged_module(name: str) -> tuple[str, list[tuple[str, str]]]:
+    """As `judged`, of a whole scripted module."""
+    from .modules import module_outcome
+
+    outcomes = [module_outcome(name, patched) for patched in (False, True)]
+    return name, [(one.verdict, one.reason) for one in outcomes]
+
+
 def _prepare() -> None:
     """Each conversion ends in a full garbage collection; what is imported once and for all need not be gone through."""
     import torch.export._trace  # noqa: F401 - the larger part of what torch.export imports when first used
@@ -45,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write results.json")
     options = parser.parse_args(arguments)
     from .cases import cases
+    from .modules import MODULES
 
     places = range(0, len(list(cases())), options.one_in)
     counts: dict[str, list[Counter[str]]] = {}
@@ -57,6 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 counter[verdict] += 1
             if verdicts[1][0] != "right":
                 print(f"{verdicts[1][0]}: {name}: {verdicts[1][1]}", flush=True)
+        for name, verdicts in pool.imap_unordered(judged_module, MODULES):
+            both = counts.setdefault("modules", [Counter(), Counter()])
+            for counter, (verdict, _) in zip(both, verdicts, strict=True):
+                counter[verdict] += 1
+            if verdicts[1][0] != "right":
+                print(f"{verdicts[1][0]}: scripted module, {name}: {verdicts[1][1]}", flush=True)
     if options.record:
         RESULTS.write_text(json.dumps(
             {frontend: [{verdict: counter[verdict] for verdict in _VERDICTS} for counter in both]
@@ -77,7 +92,8 @@ def table() -> str:
     results: dict[str, list[dict[str, int]]] = json.loads(RESULTS.read_text())
     lines = ["| captured by | cases | coremltools alone: right | refused | silently wrong | with the patches: right | "
              "refused | silently wrong |", "|---|---|---|---|---|---|---|---|"]
-    names = {"trace": "`torch.jit.trace`", "script": "`torch.jit.script`", "export": "`torch.export`"}
+    names = {"trace": "`torch.jit.trace`", "script": "`torch.jit.script`, one op", "export": "`torch.export`",
+             "modules": "`torch.jit.script`, whole modules"}
     rows: dict[str, list[dict[str, Any]]] = {names[frontend]: both for frontend, both in results.items()}
     rows["all"] = [{verdict: sum(both[side][verdict] for both in results.values()) for verdict in _VERDICTS}
                    for side in (0, 1)]

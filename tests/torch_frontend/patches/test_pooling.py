@@ -44,3 +44,22 @@ def test_a_divisor(frontend: str) -> None:
 def test_a_divisor_with_ceil_mode_is_refused() -> None:
     with pytest.raises(NotConverted, match="divisor_override with ceil_mode"):
         check(lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3), X)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_window_behind_the_input_is_dropped(frontend: str) -> None:
+    """With a stride above the kernel; MIL's shape rule counts it where there is no padding."""
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one = x[:, 0]
+        return (F.max_pool2d(x, 1, 2, ceil_mode=True), F.avg_pool2d(x, (2, 1), (5, 7), ceil_mode=True),
+                F.avg_pool1d(one, 2, 6, ceil_mode=True), F.max_pool1d(one, 1, 4, ceil_mode=True),
+                F.max_pool2d(x, 2, 3, ceil_mode=True), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True))
+
+    check(model, X, frontend=frontend)
+    check(lambda x: F.max_pool3d(x, 1, 3, ceil_mode=True), torch.randn(1, 2, 4, 6, 7), frontend=frontend)
+
+
+def test_a_window_behind_a_flexible_size_is_refused() -> None:
+    with pytest.raises(NotConverted, match="ceil_mode with a stride of 3 above the kernel of 1, on a flexible size"):
+        check(lambda x: F.max_pool2d(x, 1, 3, ceil_mode=True), X, flexible=[2])
+    check(lambda x: F.max_pool2d(x, 2, ceil_mode=True), X, flexible=[2])

@@ -1,0 +1,123 @@
+"""Lists of known elements in a torch graph: their lengths, elements and members, and lists that only grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .emit import constant
+from .writes import written_arguments
+
+__all__ = ["fold_lists"]
+
+
+def fold_lists(graph: Any) -> None:
+    """Replace `len(a)`, `a[i]`, `n in a` of known lists, `d["key"]` of dict literals, `x is x`, and lists that grow."""
+    for node in graph.findAllNodes("prim::ListConstruct", True):
+        _join_appended(graph, node)
+    for kind, fold in (("aten::len", _length), ("aten::__getitem__", _item), ("aten::__contains__", _member),
+                       ("aten::__is__", _same), ("aten::__isnot__", _same)):
+        for node in graph.findAllNodes(kind, True):
+            found = fold(graph, node)
+            if found is not None:
+                node.output().replaceAllUsesWith(found)
+
+
+def _join_appended(graph: Any, node: Any) -> None:
+    """Make one list of a list and what is appended to it in the same block, before anything else reads it."""
+    users = [use.user for use in node.output().uses()]
+    appends = sorted((user for user in users if user.kind() == "aten::append"), key=_Order)
+    others = [user for user in users if user.kind() != "aten::append"]
+    if not appends or any(append.owningBlock() != node.owningBlock() for append in appends):
+        return
+    if any(written_arguments(other) or not other.isAfter(appends[-1]) for other in others):
+        return
+    made = graph.create("prim::ListConstruct", [*node.inputs(), *(list(each.inputs())[1] for each in appends)], 1)
+    made.insertAfter(appends[-1])
+    made.copyMetadata(node)
+    made.output().setType(node.output().type())
+    for append in appends:
+        append.output().replaceAllUsesWith(made.output())
+        append.destroy()
+    node.output().replaceAllUsesWith(made.output())
+    node.destroy()
+
+
+class _Order:
+    """Nodes of a block in the order in which they run."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+
+    def __lt__(self, other: _Order) -> bool:
+        return bool(self.node.isBefore(other.node))
+
+
+def _elements(value: Any) -> list[Any] | None:
+    """The elements of a list, each a graph value or a Python number; None where they are not known."""
+    node, kind = value.node(), value.node().kind()
+    given = list(node.inputs())
+    if value.type().kind() != "ListType" or any(written_arguments(use.user) for use in value.uses()):
+        return None
+    if kind == "prim::ListConstruct":
+        return given
+    if kind == "prim::Constant":
+        known = value.toIValue()
+        return known if isinstance(known, list) else None
+    if kind == "aten::size" and len(given) == 1:
+        return given[0].type().sizes()
+    if kind == "aten::list":
+        return _elements(given[0])
+    if kind == "aten::add":
+        first, second = _elements(given[0]), _elements(given[1])
+        return None if first is None or second is None else first + second
+    if kind == "aten::slice":
+        held, bounds = _elements(given[0]), [constant(bound) for bound in given[1:]]
+        fixed = all(bound.node().kind() == "prim::Constant" for bound in given[1:])
+        return held[slice(*bounds)] if held is not None and fixed else None
+    return None
+
+
+def _length(graph: Any, node: Any) -> Any:
+    held = next(node.inputs())
+    elements = _elements(held)
+    if elements is None and held.node().kind() == "aten::size":
+        rank = next(held.node().inputs()).type().dim()
+        return None if rank is None else _constant(graph, node, rank)
+    return None if elements is None else _constant(graph, node, len(elements))
+
+
+def _item(graph: Any, node: Any) -> Any:
+    held, key = node.inputs()
+    if held.node().kind() == "prim::DictConstruct":
+        if all(use.user.kind() in ("aten::__getitem__", "prim::Return") for use in held.uses()):
+            literal = list(held.node().inputs())
+            keys = [constant(each) for each in literal[::2]]
+            place = keys.index(constant(key)) if None not in keys and constant(key) in keys else None
+            return None if place is None else literal[2 * place + 1]
+        return None
+    elements, place = _elements(held), constant(key)
+    if elements is None or not isinstance(place, int) or not -len(elements) <= place < len(elements):
+        return None
+    found = elements[place]
+    return _constant(graph, node, found) if isinstance(found, int | float | bool) else found
+
+
+def _member(graph: Any, node: Any) -> Any:
+    held, item = node.inputs()
+    elements, known = _elements(held), constant(item)
+    if elements is None or known is None:
+        return None
+    values = [each if isinstance(each, int | float | str) else constant(each) for each in elements]
+    return None if None in values else _constant(graph, node, known in values)
+
+
+def _same(graph: Any, node: Any) -> Any:
+    """`x is x`; whether two other values are one tensor is not asked here."""
+    first, second = node.inputs()
+    same = first.unique() == second.unique()
+    return _constant(graph, node, node.kind() == "aten::__is__") if same else None
+
+
+def _constant(graph: Any, node: Any, value: Any) -> Any:
+    with graph.insert_point_guard(node):
+        return graph.insertConstant(value)

@@ -1,0 +1,54 @@
+"""`torch.scatter_add` of constants: coremltools folds it as if each update replaced what is there.
+
+Value inference of the MIL op scatter_along_axis puts the updates in place whatever `mode` says, so that 4 + 10 becomes
+10 in a model whose data, indices and updates are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..contract import Patch
+
+PATCH = Patch(code="ANE970", title="scatter_along_axis of constants is folded as an update, whatever its mode",
+              upstream=("none known",))
+_OPS = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
+_FUNCTIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
+              "min": np.minimum}
+
+
+@PATCH.probe
+def probe() -> str | None:
+    from coremltools.converters.mil.mil import Builder as mb
+
+    def added(x: Any) -> Any:
+        made = mb.scatter_along_axis(data=np.full(2, 4, np.float32), indices=np.zeros(1, np.int32),
+                                     updates=np.full(1, 10, np.float32), axis=0, mode="add")
+        found.append(made.val)
+        return mb.add(x=x, y=made)
+
+    found: list[Any] = []
+    mb.program(input_specs=[mb.TensorSpec(shape=(2,))])(added)
+    if found[0] is None or found[0][0] == 14:
+        return None
+    return f"converts to other values, silently: {found[0][0]:g}, not 14"
+
+
+@PATCH.replaces(_OPS, "scatter_along_axis.value_inference")
+def value_inference(host: Callable[..., Any], op: Any) -> Any:
+    """As coremltools where it updates or a value is not known; otherwise by the function that `mode` names."""
+    replaced = host(op)
+    mode = op.mode.val
+    if replaced is None or mode not in _FUNCTIONS or op.data.val.dtype.kind != "f" and mode == "div":
+        return replaced if mode == "update" else None
+    result = np.copy(op.data.val)
+    indices, axis = np.asarray(op.indices.val), int(op.axis.val) % result.ndim
+    place = [np.arange(extent).reshape([-1 if at == each else 1 for each in range(indices.ndim)])
+             for at, extent in enumerate(indices.shape)]
+    place[axis] = indices
+    with np.errstate(all="ignore"):
+        _FUNCTIONS[mode].at(result, tuple(place), op.updates.val)
+    return result

@@ -1,0 +1,118 @@
+"""A model that returns a dict, or a ModelOutput of transformers, has one output for each tensor, named by its key.
+
+A traced dict (`strict=False`) and a dict literal in a script are `prim::DictConstruct`, which coremltools has no
+lowering for; torch.export flattens a dict itself, and its keys are lost. A tensor inside of another container is named
+by the path to it: `hidden_states_0`. `outputs=` names outputs otherwise, as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+
+from ..contract import Patch
+from ..errors import NotConverted
+
+PATCH = Patch(code="ANE962",
+              title="a dict as result (`DictConstruct`) is not implemented; exported, its keys are lost",
+              upstream=("none known",))
+_GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
+_NAMED = "mil_ane::named_output"
+_LISTS = ("tupleconstruct", "listconstruct")
+
+
+@PATCH.replaces("coremltools.converters.mil.frontend.torch.converter", "flatten_graph_output_values")
+def flatten_outputs(host: Callable[..., None], graph: Any) -> None:
+    """Replace each dict among the outputs of TorchScript by what it holds, in place."""
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    if not any(_has_dict(makers, output) for output in graph.outputs):
+        host(graph)
+        return
+    leaves = [leaf for output in graph.outputs for leaf in _leaves(makers, output, ())]
+    used = {value for node in graph.nodes if node.kind != "dictconstruct" for value in _read_by(node)}
+    graph.nodes[:] = [node for node in graph.nodes if node.kind != "dictconstruct" or node.name in used]
+    graph.outputs = _renamed(graph, leaves)
+
+
+@PATCH.replaces(_GRAPH, "InternalTorchIRGraph.from_exir")
+def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
+    """The graph of an exported program, its outputs named by the keys of the dicts they were in."""
+    from torch.utils import _pytree as pytree
+
+    graph = host(cls, exir, *more, **named)
+    spec = exir.call_spec.out_spec
+    if spec is None or spec.num_leaves != len(graph.outputs):
+        return graph
+    paths = [path for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(graph.outputs), spec))[0]]
+    keys = [tuple(str(getattr(step, "key", getattr(step, "idx", ""))) for step in itertools.dropwhile(
+        lambda step: not isinstance(step, pytree.MappingKey), path)) for path in paths]
+    if any(keys) or "" in graph.outputs:  # coremltools' name for None
+        graph.outputs = _renamed(graph, [(key, output) for key, output in zip(keys, graph.outputs, strict=True)
+                                         if output])
+    return graph
+
+
+@PATCH.op(_NAMED)
+def named_output(context: Any, node: Any) -> None:
+    """(value): the value under the name of an output; None, which is no output, stays None."""
+    value = context[node.inputs[0]]
+    context.add(None if value is None else mb.identity(x=value, name=node.name), torch_name=node.name)
+
+
+@PATCH.op("dictconstruct")
+def dict_inside(context: Any, node: Any) -> None:
+    """A dict that something other than the return of the model reads."""
+    raise NotConverted.at(node, "uses a dict inside of the model", "use a tuple, or a dict literal as the result only")
+
+
+def _read_by(node: Any) -> Iterator[str]:
+    yield from node.inputs
+    for block in node.blocks:
+        yield from block.outputs
+        for inner in block.nodes:
+            yield from _read_by(inner)
+
+
+def _has_dict(makers: dict[str, Any], value: str) -> bool:
+    node = makers.get(value)
+    if node is None or node.kind not in (*_LISTS, "dictconstruct"):
+        return False
+    return node.kind == "dictconstruct" or any(_has_dict(makers, inner) for inner in node.inputs)
+
+
+def _leaves(makers: dict[str, Any], value: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The tensors of an output, each with the keys that lead to it; () outside of any dict."""
+    node = makers.get(value)
+    if node is None or node.kind not in (*_LISTS, "dictconstruct"):
+        yield path, value
+    elif node.kind == "dictconstruct":
+        for key, inner in zip(node.inputs[::2], node.inputs[1::2], strict=True):
+            yield from _leaves(makers, inner, (*path, str(makers[key].attr["value"])))
+    else:
+        for place, inner in enumerate(node.inputs):
+            yield from _leaves(makers, inner, (*path, str(place)) if path else ())
+
+
+def _renamed(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> list[str]:
+    """The names of the outputs, with a node for each that gets one: of its keys, and unlike all other names."""
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+
+    taken = {*graph.inputs, *graph.params, *(spec.name for spec in graph.inputs.values()),
+             *(name for node in graph.nodes for name in (node.name, *node.outputs))}
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    outputs = []
+    for path, value in leaves:
+        name = "_".join(path)
+        while name in taken:
+            name += "_out"
+        if path:
+            taken.add(name)
+            maker = makers.get(value)
+            graph.nodes.append(InternalTorchIRNode(
+                kind=_NAMED, inputs=[value], outputs=[name], name=name, parent=graph,
+                model_hierarchy=getattr(maker, "model_hierarchy", None), meta=dict(getattr(maker, "meta", None) or {})))
+        outputs.append(name if path else value)
+    return outputs

@@ -1,0 +1,62 @@
+"""A tensor of rank 6 and more is refused with the op, the module and the line, and why it cannot be done in fewer axes.
+
+Core ML has tensors of rank 5 at most. `ane.convert` runs `lower_rank`, which merges axes that every op treats alike;
+coremltools' own check names the MIL op of the first tensor that is left, and nothing of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Program
+
+from ...core.engine import find
+from ...core.query import all_ops
+from ...core.registry import by_name
+from ..contract import Patch
+from ..errors import NotConverted
+from ..failures import place_of_op
+
+PATCH = Patch(code="ANE961",
+              title="tensors of rank 6 are refused without a module and a line",
+              upstream=("https://github.com/apple/coremltools/issues/1723",))
+_MOST = 5
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """What coremltools says of a reshape to rank 6."""
+    program = Builder.program(input_specs=[Builder.TensorSpec(shape=(2, 3))])(
+        lambda x: Builder.reshape(x=x, shape=[1, 1, 1, 1, 2, 3], name="high"))
+    try:
+        program._check_invalid_tensor_rank()
+    except ValueError as error:
+        return f"says only: {error}"
+    return None
+
+
+@PATCH.replaces("coremltools.converters.mil.mil.program", "Program._check_invalid_tensor_rank")
+def check_ranks(host: Callable[..., None], self: Program) -> None:
+    """The check that precedes the writing of a program."""
+    try:
+        host(self)
+    except ValueError as error:
+        raise _refusal(self, error) from error
+
+
+def _refusal(program: Program, error: ValueError) -> NotConverted:
+    high = next((op for _, op in all_ops(program) if op.op_type != "const"
+                 and any(_rank(var) > _MOST for var in op.outputs)), None)
+    if high is None:
+        return NotConverted(str(error))
+    rank = max(_rank(var) for var in high.outputs)
+    missed = find(by_name("lower_rank").configured(any_extent=True), program).near_misses
+    reason = f" and cannot be done in fewer axes ({missed[0].note})" if missed else ""
+    return NotConverted(f"{place_of_op(high)}: makes a tensor of rank {rank}, Core ML has {_MOST} at most{reason}; "
+                        "merge axes that stay together, or index or loop over one of them, so that no tensor has more "
+                        f"than {_MOST} axes")
+
+
+def _rank(var: Any) -> int:
+    return int(getattr(var, "rank", 0) or 0)

@@ -1,0 +1,41 @@
+"""`InstanceNorm(track_running_stats=True)` in eval mode: normalizes by the running statistics, as torch does.
+
+coremltools computes the statistics of the input all the same: other values, silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+
+from ..contract import Patch
+from ..lowering import add, bind, python
+from ..probing import wrong
+
+PATCH = Patch(code="ANE967",
+              title="`instance_norm` ignores running statistics, silently", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def normalized(x: Any) -> Any:
+        return torch.instance_norm(x, None, None, torch.ones(2), torch.ones(2) * 4, False, 0.1, 1e-5, False)
+
+    return wrong(normalized, torch.arange(8.).reshape(1, 2, 2, 2))
+
+
+@PATCH.op("instance_norm")
+def instance_norm(context: Any, node: Any) -> None:
+    """instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)."""
+    given = bind(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
+    if python(given.use_input_stats, node, "use_input_stats"):
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["instance_norm"](context, node)
+        return
+    scale = {name: value for name, value in (("gamma", given.weight), ("beta", given.bias)) if value is not None}
+    add(context, node, mb.batch_norm(x=given.input, mean=given.running_mean, variance=given.running_var, **scale,
+                                     epsilon=python(given.eps, node, "eps"), name=node.name))

@@ -1,0 +1,91 @@
+"""`log_softmax` and `logcumsumexp` of any numbers: no sum of exponentials overflows, no probability becomes 0.
+
+coremltools takes the logarithm of a softmax, which ends at -103.3 in fp32, log's floor, and of a running sum of
+exponentials, which is infinite from 88 on. Here log_softmax(x) is d - log(sum(exp(d))) with d = x - max(x); a running
+log-sum-exp is made of pairs, max(a, b) + log(1 + exp(-|a - b|)), in log2(n) steps of slices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from ..contract import Patch
+from ..creation import mil_type
+from ..errors import NotConverted
+from ..lowering import add, axis_of, bind, cast, dims, numbers_up_to, python
+from ..probing import wrong
+from ..windows import running
+
+PATCH = Patch(code="ANE964",
+              title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
+              upstream=("https://github.com/apple/coremltools/issues/2728",))
+
+_MOST_AXES = 5
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: (torch.log_softmax(x, -1), torch.logcumsumexp(x, -1)), torch.tensor([[0., 800., 400.]]))
+
+
+@PATCH.op("log_softmax", "_log_softmax")
+def log_softmax(context: Any, node: Any) -> None:
+    """log_softmax(self, dim, dtype=None), _log_softmax(self, dim, half_to_float)."""
+    given = bind(context, node, "self dim dtype=None")
+    own = given.self.dtype if types.is_float(given.self.dtype) else types.fp32
+    dtype = own if node.kind.startswith("_") else mil_type(given.dtype, node, own)
+    x = cast(given.self, dtype)
+    if x.rank == 0:
+        add(context, node, mb.mul(x=x, y=cast(mb.const(val=np.float32(0)), dtype), name=node.name))
+        return
+    axes = [axis_of(python(given.dim, node, "dim"), x.rank)]
+    shifted = mb.sub(x=x, y=mb.reduce_max(x=x, axes=axes, keep_dims=True))
+    total = mb.reduce_log_sum_exp(x=shifted, axes=axes, keep_dims=True)
+    add(context, node, mb.sub(x=shifted, y=total, name=node.name))
+
+
+@PATCH.op("logcumsumexp", "_logcumsumexp")
+def running_log_sum(context: Any, node: Any) -> None:
+    """logcumsumexp(self, dim)."""
+    given = bind(context, node, "self dim")
+    x = given.self
+    if x.rank == 0:
+        add(context, node, mb.identity(x=x, name=node.name))
+        return
+    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    if isinstance(x.shape[axis], int | np.integer):
+        add(context, node, mb.identity(x=running(x, axis, _log_add), name=node.name))
+    elif x.rank < _MOST_AXES:
+        add(context, node, _of_all_pairs(x, axis, node.name))
+    else:
+        raise NotConverted.at(node, f"runs along a flexible dimension of a tensor of rank {x.rank}", "fix the size")
+
+
+def _log_add(x: Var, y: Var) -> Var:
+    """log(exp(x) + exp(y)); of two equal infinities the one, for which the difference would be NaN."""
+    most, same = mb.maximum(x=x, y=y), cast(mb.equal(x=x, y=y), x.dtype)
+    apart = mb.select(cond=mb.equal(x=x, y=y), a=mb.mul(x=same, y=_number(0, x)),
+                      b=mb.sub(x=mb.minimum(x=x, y=y), y=most))
+    return mb.add(x=most, y=mb.log(x=mb.add(x=mb.exp(x=apart), y=_number(1, x))))
+
+
+def _of_all_pairs(x: Var, axis: int, name: str) -> Var:
+    """Each row of a matrix has the numbers so far, and the lowest of fp32 for those to come."""
+    numbers = numbers_up_to(dims(x)[axis])
+    so_far = mb.less_equal(x=mb.expand_dims(x=numbers, axes=[0]), y=mb.expand_dims(x=numbers, axes=[1]))
+    limits = mb.mul(x=mb.sub(x=cast(so_far, x.dtype), y=_number(0.5, x)), y=_number(float(np.finfo(np.float32).max), x))
+    limits = mb.mul(x=limits, y=_number(2, x))
+    if x.rank - 1 > axis:
+        limits = mb.expand_dims(x=limits, axes=list(range(2, x.rank - axis + 1)))
+    kept = mb.minimum(x=mb.expand_dims(x=x, axes=[axis]), y=limits)
+    return mb.reduce_log_sum_exp(x=kept, axes=[axis + 1], keep_dims=False, name=name)
+
+
+def _number(value: float, like: Var) -> Var:
+    return cast(mb.const(val=np.float32(value)), like.dtype)

@@ -1,0 +1,39 @@
+"""`expand([])` and `expand(())`: a tensor of rank 0 expanded to rank 0 is itself.
+
+coremltools concatenates no sizes: "Concat got 0 values". `expand_as` of two tensors of rank 0 is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..lowering import add, bind
+from ..probing import wrong
+
+PATCH = Patch(code="ANE963",
+              title="`expand` to no dimensions fails", upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return wrong(lambda x: x.sum().expand(()) + x, torch.arange(3.))
+
+
+@PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
+def expand(context: Any, node: Any) -> None:
+    """expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
+    given = bind(context, node, "self size")
+    size = given.size
+    rank = (size.rank if node.kind == "expand_as" else size.shape[0]) if isinstance(size, Var) else len(size)
+    if given.self.rank == 0 and rank == 0:
+        add(context, node, mb.identity(x=given.self, name=node.name))
+        return
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)

@@ -1,0 +1,107 @@
+"""Scripted modules: attributes that are numbers, branches on a rank or size that is known, early returns, `raise`.
+
+coremltools reads `self.stride` as the text "stride", converts both branches of `if x.dim() == 2` and wants them of one
+shape, and has no lowering for an exception or for what an early return leaves uninitialized. Here the graph is made
+for the module and its inputs first; where a condition is known at last, as shapes are inferred, its branch alone is
+converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..functional.specialize import given_inputs
+
+PATCH = Patch(code="ANE965",
+              title="scripted modules: attributes become their names, branches on known ranks and `raise` fail",
+              upstream=("none known",))
+
+
+@PATCH.replaces("coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_torchscript")
+def from_torchscript(host: Callable[..., Any], cls: Any, torchscript: Any, inputs: Any = None, **named: Any) -> Any:
+    """The graph of a module, made for the inputs that the user gave."""
+    with given_inputs(inputs):
+        return host(cls, torchscript, inputs=inputs, **named)
+
+
+@PATCH.op("if")
+def branch(context: Any, node: Any) -> None:
+    """if(condition): the branch alone where the condition is known; without results there is nothing to choose."""
+    from coremltools.converters.mil.frontend.torch.ops import convert_nodes
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    condition = context[node.inputs[0]]
+    known = condition.val if isinstance(condition, Var) else condition
+    if known is not None:
+        taken = node.blocks[0 if bool(np.all(known)) else 1]
+        context.push()
+        convert_nodes(context, taken, early_exit=False)
+        results = [context[name] for name in taken.outputs]
+        context.pop()
+        for name, result in zip(node.outputs, results, strict=True):
+            context.add(result, torch_name=name)
+        return
+    for inner in (inner for block in node.blocks for inner in block.nodes):
+        if inner.kind == "raiseexception":
+            raise NotConverted.at(inner, "raises an exception on a condition that the model computes",
+                                  "leave the check out; Core ML has no exceptions")
+    if node.outputs:
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["if"](context, node)
+
+
+@PATCH.op("raiseexception")
+def raised(context: Any, node: Any) -> None:
+    """raise: of a branch that is taken for the inputs given."""
+    raise NotConverted.at(node, "raises an exception for inputs of these shapes",
+                          "give inputs of the shapes that the module is for")
+
+
+@PATCH.op("uninitialized")
+def uninitialized(context: Any, node: Any) -> None:
+    """What an early return leaves without a value; nothing that runs reads it."""
+    context.add(None, torch_name=node.name)
+
+
+@PATCH.op("unchecked_cast")
+def unchecked(context: Any, node: Any) -> None:
+    """What is known to be no None any more."""
+    context.add(context[node.inputs[0]], torch_name=node.name)
+
+
+@PATCH.op("is", "isnot")
+def identical(context: Any, node: Any) -> None:
+    """`a is b`, `a is not b`: of one value of the program, or of None."""
+    first, second = (context[name] for name in node.inputs)
+    same = first is second
+    context.add(mb.const(val=same == (node.kind in ("is", "__is__")), name=node.name), torch_name=node.name)
+
+
+@PATCH.op("not")
+def negated(context: Any, node: Any) -> None:
+    """`not a`."""
+    value = context[node.inputs[0]]
+    known = _known(value)
+    context.add(mb.logical_not(x=value) if known is None else mb.const(val=not known, name=node.name),
+                torch_name=node.name)
+
+
+@PATCH.op("contains")
+def contains(context: Any, node: Any) -> None:
+    """`item in list` of known numbers."""
+    items, item = (context[name] for name in node.inputs)
+    items = list(items.val) if isinstance(items, Var) and items.val is not None else items
+    if not isinstance(items, list | tuple) or any(_known(each) is None for each in (*items, item)):
+        raise NotConverted.at(node, "looks for what the model computes in a list", "compare with each element")
+    found = any(_known(each) == _known(item) for each in items)
+    context.add(mb.const(val=found, name=node.name), torch_name=node.name)
+
+
+def _known(value: Any) -> Any:
+    return value.val if isinstance(value, Var) else value

@@ -1,0 +1,102 @@
+"""Dicts and ModelOutputs as results: an output for each tensor, named by its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coremltools as ct
+import pytest
+import torch
+
+import mil_ane_passes as ane
+
+from ..checks import captured, input_types, outputs
+
+X = torch.arange(6.).reshape(2, 3)
+
+
+class Flat(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": x + 1, "probabilities": torch.softmax(x, -1)}
+
+
+class Clashing(torch.nn.Module):
+    """An output named as an input, and one tensor twice."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = x * 2
+        return {"x0": y, "same": y}
+
+
+class Nested(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 5, {"layers": (x + 1, x + 2), "inner": {"deep": x - 1}, "nothing": None}
+
+
+class Inside(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = {"a": x + 1, "b": x + 2}
+        return found["a"] * found["b"]
+
+
+def taken(model: torch.nn.Module, frontend: str) -> Any:
+    if frontend == "trace":
+        return torch.jit.trace(model.eval(), X, strict=False)
+    return captured(model.eval(), [X], frontend)
+
+
+def converted(program: Any, frontend: str, **options: Any) -> Any:
+    return ane.convert(program, inputs=None if frontend == "export" else input_types([X]), skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16, compute_precision=ct.precision.FLOAT32, **options)
+
+
+def names(model: Any) -> list[str]:
+    return [output.name for output in model.get_spec().description.output]
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_keys_are_names(frontend: str) -> None:
+    model = converted(taken(Flat(), frontend), frontend)
+    assert names(model) == ["logits", "probabilities"]
+    for found, expected in zip(outputs(model, [X]), Flat()(X).values(), strict=True):
+        assert found == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_a_name_that_is_taken_and_a_tensor_twice(frontend: str) -> None:
+    model = converted(taken(Clashing(), frontend), frontend)
+    assert names(model) == ["x0" if frontend == "export" else "x0_out", "same"]
+    assert [found.tolist() for found in outputs(model, [X])] == [(X * 2).tolist()] * 2
+
+
+def test_nested_containers_and_what_is_outside_of_a_dict() -> None:
+    model = converted(taken(Nested(), "export"), "export")
+    assert names(model) == ["mul", "layers_0", "layers_1", "inner_deep"]
+    expected = [X * 5, X + 1, X + 2, X - 1]
+    assert [found.tolist() for found in outputs(model, [X])] == [each.tolist() for each in expected]
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_model_output_of_transformers(frontend: str) -> None:
+    utils = pytest.importorskip("transformers.utils")
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return utils.ModelOutput(last=x + 1, first=x * 2)
+
+    assert names(converted(taken(Model(), frontend), frontend)) == ["last", "first"]
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_the_users_own_names_win(frontend: str) -> None:
+    given = [ct.TensorType(name="one"), ct.TensorType(name="two")]
+    assert names(converted(taken(Flat(), frontend), frontend, outputs=given)) == ["one", "two"]
+
+
+def test_a_result_that_is_checked() -> None:
+    assert names(converted(taken(Flat(), "trace"), "trace", check=True)) == ["logits", "probabilities"]
+
+
+def test_a_dict_inside_of_a_script_is_read_at_conversion() -> None:
+    model = converted(taken(Inside(), "script"), "script")
+    assert outputs(model, [X])[0].tolist() == Inside()(X).tolist()

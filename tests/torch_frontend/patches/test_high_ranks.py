@@ -1,0 +1,93 @@
+"""Rank above 5: done in fewer axes by `ane.convert`, or refused with the op, the module and the line."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+
+from ..checks import captured, input_types, outputs
+
+X = torch.arange(120.).reshape(1, 6, 20) / 120
+
+
+class Merged(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.reshape(1, 2, 3, 2, 2, 5) * 2).permute(0, 2, 1, 3, 5, 4).sum(3)
+
+
+class Unmerged(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(1, 2, 3, 2, 2, 5).permute(0, 2, 1, 3, 5, 4) * 2
+
+
+class Outer(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x + 1)
+
+
+def converted(model: torch.nn.Module, frontend: str = "trace", **options: object):
+    options = {"compute_precision": ct.precision.FLOAT32, "minimum_deployment_target": ct.target.iOS16} | options
+    return ane.convert(captured(model.eval(), [X], frontend), skip_model_load=True,
+                       inputs=None if frontend == "export" else input_types([X]), **options)
+
+
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+@pytest.mark.parametrize("pipeline", [
+    None, ct.PassPipeline.EMPTY, ct.PassPipeline.CLEANUP, "safe", "full", "cancel_lift_pairs"])
+def test_a_value_of_rank_6_is_computed_in_fewer_axes(precision, pipeline):
+    """Whatever the pipeline and the precision: Core ML loads no program of rank 6."""
+    if pipeline in ("safe", "full"):
+        pipeline = ane.pipeline(preset=pipeline)
+    elif isinstance(pipeline, str):
+        pipeline = ane.pipeline(passes=pipeline)
+    before = list(pipeline.passes) if pipeline is not None else []
+    model = converted(Merged(), pass_pipeline=pipeline, compute_precision=precision)
+    assert max(var.rank for _, op in ane.core.query.all_ops(model._mil_program) for var in op.outputs) <= 5
+    np.testing.assert_allclose(outputs(model, [X])[0], Merged()(X).numpy(), rtol=2e-3)
+    assert pipeline is None or pipeline.passes == before, "the user's own pipeline was changed"
+
+
+def test_options_of_the_users_own_lower_rank_hold():
+    pipeline = ane.pipeline(passes="lower_rank{max_transposes=1}")
+    assert converted(Merged(), pass_pipeline=pipeline)
+    assert [option.option_name for option in pipeline.get_options("ane::lower_rank")] == ["max_transposes"]
+
+
+def test_axes_longer_than_the_ane_supports_are_merged_too():
+    """A program on the CPU is better than none."""
+    def long(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, 1, 3, 2, 200, 100).permute(0, 1, 2, 3, 5, 4).sum(2) * 1
+
+    x = torch.rand(6, 40000)
+    model = ane.convert(captured(long, [x], "trace"), inputs=input_types([x]), skip_model_load=True,
+                        compute_precision=ct.precision.FLOAT32)
+    np.testing.assert_allclose(outputs(model, [x])[0], long(x).numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_what_cannot_be_done_in_fewer_axes_is_refused_with_its_place(frontend):
+    with pytest.raises(ane.torch_frontend.NotConverted) as refused:
+        converted(Outer(Unmerged()), frontend)
+    text = str(refused.value)
+    assert text.startswith(f"op '{'view' if frontend == 'export' else 'reshape'}' in inner (")
+    assert "test_high_ranks.py:" in text and ": makes a tensor of rank 6, Core ML has 5 at most" in text
+    assert "cannot be done in fewer axes (" in text and "is an output)" in text and "; merge axes" in text
+    assert "Core ML only supports tensors with rank <= 5" in str(refused.value.__cause__)
+
+
+def test_what_is_not_of_torch_gets_the_pass_too():
+    def body(x):
+        high = mb.reshape(x=x, shape=[1, 2, 3, 2, 2, 5])
+        return mb.reduce_sum(x=mb.transpose(x=high, perm=[0, 2, 1, 3, 5, 4]), axes=[3], keep_dims=False)
+
+    program = mb.program(input_specs=[mb.TensorSpec(shape=(1, 6, 20))])(body)
+    assert ane.convert(program, skip_model_load=True).get_spec().WhichOneof("Type") == "mlProgram"

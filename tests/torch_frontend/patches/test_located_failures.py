@@ -1,0 +1,157 @@
+"""Every failure of a conversion names the op, the module and the line, and says what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import coremltools as ct
+import pytest
+import torch
+import torch.nn.functional as F
+from coremltools.converters.mil.frontend.torch import torch_op_registry
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend import NotConverted
+
+from ..checks import captured, input_types
+
+X = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)) + 0.1
+V = X[:, 0, 0]
+
+UNSUPPORTED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "lgamma": (lambda x: torch.lgamma(x), V),
+    "digamma": (lambda x: torch.digamma(x), V),
+    "erfinv": (lambda x: torch.erfinv(x * 0.5), V),
+    "igamma": (lambda x: torch.igamma(x, x), V),
+    "nextafter": (lambda x: torch.nextafter(x, x + 1), V),
+    "frexp": (lambda x: torch.frexp(x)[0], V),
+    "histc": (lambda x: torch.histc(x, 4), V),
+    "bincount": (lambda x: torch.bincount((x[0] * 3).long(), minlength=5), V),
+    "mode": (lambda x: x.mode(1)[0], V),
+    "nanmedian": (lambda x: torch.nanmedian(x), V),
+    "bilinear": (lambda x: F.bilinear(x, x, torch.ones(2, 8, 8)), V),
+    "linalg_svd": (lambda x: torch.linalg.svd(x)[1], V),
+    "linalg_inv": (lambda x: torch.linalg.inv(x[:, :2] + torch.eye(2)), V),
+    "linalg_cholesky": (lambda x: torch.linalg.cholesky(x[:, :2] @ x[:, :2].T + torch.eye(2)), V),
+    "multinomial": (lambda x: torch.multinomial(x, 2), V),
+    "searchsorted": (lambda x: torch.searchsorted(x[0].sort()[0], x), V),
+    "grid_sampler": (lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), mode="bicubic", align_corners=False), X),
+    "reshape|view": (lambda x: x.reshape(1, 2, 3, 2, 4, 2, 4).permute(0, 2, 1, 4, 3, 6, 5) * 2, X),
+}
+
+
+class Inner(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+class Outer(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = Inner(function)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x)
+
+
+def converted(program: Any, x: torch.Tensor, frontend: str = "trace", **options: Any) -> Any:
+    return ane.convert(program, skip_model_load=True, inputs=None if frontend == "export" else input_types([x]),
+                       **{"minimum_deployment_target": ct.target.iOS17, **options})
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_op_is_refused_in_our_words(name, frontend):
+    function, x = UNSUPPORTED[name]
+    program = captured(Outer(function).eval(), [x], frontend)
+    with pytest.raises(NotConverted) as refused:
+        converted(program, x, frontend)
+    text = str(refused.value)
+    assert text.startswith("op '") and any(kind in text.partition(" in ")[0] for kind in name.split("|")), text
+    assert " in inner (" in text and ".py:" in text, "no module or no line"
+    assert "; " in text, "no advice"
+    assert refused.value.__cause__ is not None
+
+
+def test_the_words_for_what_has_no_lowering_and_for_one_that_fails():
+    with pytest.raises(NotConverted, match=r"op 'lgamma' in inner \(.*py:\d+\): is not implemented; write it with ops "
+                                           r"that Core ML has, compute it outside of the model, or register a lowering"):
+        converted(captured(Outer(UNSUPPORTED["lgamma"][0]).eval(), [V], "trace"), V)
+    with pytest.raises(NotConverted, match=r"op 'grid_sampler' in inner \(.*py:\d+\): cannot be converted; the lowering "
+                                           r"of coremltools fails: KeyError: np.int32\(2\); use other arguments") as bad:
+        converted(captured(Outer(UNSUPPORTED["grid_sampler"][0]).eval(), [X], "trace"), X)
+    assert isinstance(bad.value.__cause__, KeyError)
+
+
+def test_a_custom_op_is_named():
+    library = torch.library.Library("located_failures", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    program = captured(Outer(lambda x: torch.ops.located_failures.twice(x)).eval(), [V], "trace")
+    with pytest.raises(NotConverted, match=r"op 'located_failures::twice' in inner \(.*\): is not implemented"):
+        converted(program, V)
+
+
+def test_a_lowering_of_the_user_that_fails_is_named(monkeypatch):
+    def broken(context: Any, node: Any) -> None:
+        raise LookupError("of the user's")
+
+    monkeypatch.setitem(torch_op_registry._TORCH_OPS_REGISTRY.name_to_func_mapping, "lgamma", broken)
+    with pytest.raises(NotConverted, match=r"op 'lgamma' .* the lowering of tests\.torch_frontend\.patches\."
+                                           r"test_located_failures fails: LookupError: of the user's") as refused:
+        converted(captured(Outer(UNSUPPORTED["lgamma"][0]).eval(), [V], "trace"), V)
+    assert isinstance(refused.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, ane.InputError])
+def test_what_says_nothing_of_the_model_passes_through(monkeypatch, raised):
+    def stop(context: Any, node: Any) -> None:
+        raise raised("now")
+
+    monkeypatch.setitem(torch_op_registry._TORCH_OPS_REGISTRY.name_to_func_mapping, "lgamma", stop)
+    with pytest.raises(raised, match="^now$"):
+        converted(captured(Outer(UNSUPPORTED["lgamma"][0]).eval(), [V], "trace"), V)
+
+
+@pytest.mark.parametrize("inputs, words", [
+    ([], "at least one"), ([ct.TensorType(shape=(2, 8)), ct.TensorType(shape=(2, 8))], "Number of TorchScript inputs"),
+    (None, "inputs")])
+def test_wrong_arguments_are_reported_as_coremltools_does(inputs, words):
+    with pytest.raises((ValueError, TypeError)) as refused:
+        ane.convert(captured(torch.relu, [V], "trace"), inputs=inputs, skip_model_load=True)
+    assert not isinstance(refused.value, NotConverted)
+
+
+def test_a_pass_that_fails_is_named_with_the_op_it_was_at(monkeypatch):
+    def fail(op: Any) -> None:
+        raise KeyError("gone")
+
+    def apply(self: Any, program: Any) -> None:
+        for op in program.functions["main"].operations:
+            if op.op_type == "relu":
+                fail(op)
+
+    name = "common::const_elimination"
+    monkeypatch.setattr(type(PASS_REGISTRY[name]), "apply", apply)
+    with pytest.raises(NotConverted, match=r"^op 'relu' in inner \(.*py:\d+\): the pass 'common::const_elimination' "
+                                           r"fails: KeyError: 'gone'; try compute_precision") as refused:
+        converted(captured(Outer(torch.relu).eval(), [V], "trace"), V)
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_a_failure_while_the_program_is_written_is_named(monkeypatch):
+    from coremltools.converters.mil.backend.mil.load import MILProtoExporter
+
+    def fail(self: Any, op: Any, *more: Any) -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(MILProtoExporter, "translate_generic_op", fail)
+    with pytest.raises(NotConverted, match=r"writing the program fails: KeyError: 'gone'; ") as refused:
+        converted(captured(Outer(torch.relu).eval(), [V], "trace"), V)
+    assert isinstance(refused.value.__cause__, KeyError)
