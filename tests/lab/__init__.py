@@ -1,0 +1,1 @@
+"""Experiments on the correctness of the whole: planted errors and random programs."""

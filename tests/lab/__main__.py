@@ -1,0 +1,112 @@
+"""Writes README.md from the records of both experiments: python -m tests.lab"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+MUTATION, FUZZ = HERE / "mutation" / "result.json", HERE / "fuzz_programs" / "result.json"
+
+_TEXT = """# How far the equivalence check of `rewrite` can be relied on
+
+Two experiments attack the check from both sides: planted errors that it has to notice, and random programs on which
+rewrites are right and it has to be silent. The tables are made from the records by `python -m tests.lab`.
+
+## Planted errors
+
+{mutation_command}
+
+Each error replaces one piece of source text of a rewrite (`mutation/mutants.py`), in a fork that imports the package
+anew. `ane.rewrite` then runs that pass with its check on, on the pass's own firing examples and on directed programs
+(`mutation/directed.py`) for what those do not reach; programs that the check rejects without the error are left out. An
+error is *caught* when the check, or the engine's own checks of shapes and dtypes, rejects the result on one of them.
+What passes is judged on many more draws (`mutation/judge.py`: other seeds, x 30 to x 1e-6, zeros of both signs,
+infinities, NaN, the ends of fp16, ties, negative integers, eight sizes): *missed* changes a result there that the
+rewrite without the error has right, *equivalent* changes none. The score is caught / (caught + missed).
+
+{mutation}
+
+{verdicts}
+
+## Random programs
+
+{fuzz_command}
+
+A seed is a program of one to three kinds of op chains (`fuzz_programs/kinds.py`) on values of rank 0 to 5, for iOS15 to
+iOS18, in fp16 or (15 %) fp32, with a flexible batch in a quarter. Each is linted, rewritten with preset full for M4 and
+M1 (some for older chips, too) with the check on, and rewritten again. `--only SEED` prints one program and what became
+of it. A pass that the check leaves out is judged again at float64 on six other draws: *false alarm* is equal there,
+*different* is not, by more than the rewrites declare (such as infinities that spread, or constants folded in fp16).
+Either way the pass is left out, and nothing wrong is delivered. Counts are runs (one program on one target).
+
+{fuzz}
+
+{failures}
+
+{rules}
+"""
+
+
+def readme() -> str:
+    """README.md, from the records."""
+    mutation, fuzz = (json.loads(path.read_text()) for path in (MUTATION, FUZZ))
+    return _TEXT.format(
+        mutation_command=_command(mutation), mutation=_mutation(mutation), verdicts=_verdicts(mutation),
+        fuzz_command=_command(fuzz), fuzz=_fuzz(fuzz), failures=_failures(fuzz), rules=_rules(fuzz))
+
+
+def _command(record: dict[str, Any]) -> str:
+    return f"    {record['command']}    # {record['date']}, {record['seconds'] // 60} min on one shared core"
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _mutation(record: dict[str, Any]) -> str:
+    directed = sum(verdict["directed"] for verdict in record["verdicts"])
+    return _table(["errors", "caught", "of these by directed programs only", "missed", "equivalent", "score"], [[
+        record["mutants"], record["caught"], directed, record["missed"], record["equivalent"],
+        f"{100 * record['score']:.1f} %"]])
+
+
+def _verdicts(record: dict[str, Any]) -> str:
+    from .mutation.mutants import MUTANTS
+
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    rows = [[f"`{each['name']}`", f"`{known[each['name']].rule}`", known[each["name"]].wrong,
+             each["outcome"] + (" (directed)" if each["directed"] else "")] for each in record["verdicts"]]
+    return _table(["error", "pass", "what is wrong", "outcome"], rows)
+
+
+def _fuzz(record: dict[str, Any]) -> str:
+    failures = record["failures"]
+    return _table(["programs", "rejected by pymil", "rewritten", "runs", *failures],
+                  [[f"{record['programs']:,}", record["rejected_by_pymil"], f"{record['rewritten']:,}",
+                    f"{record['runs']:,}", *failures.values()]])
+
+
+def _failures(record: dict[str, Any]) -> str:
+    if not record["failed"]:
+        return "No run failed."
+    counted = Counter((failure["kind"], failure["rule"]) for failure in record["failed"])
+    seeds = {key: sorted({failure["seed"] for failure in record["failed"]
+                          if (failure["kind"], failure["rule"]) == key}) for key in counted}
+    return _table(["failure", "pass", "runs", "seeds"], [
+        [kind, f"`{rule}`", count, ", ".join(map(str, seeds[kind, rule][:6]))]
+        for (kind, rule), count in counted.most_common()])
+
+
+def _rules(record: dict[str, Any]) -> str:
+    fired = sorted(record["rules"].items(), key=lambda item: (-item[1], item[0]))
+    return (f"{len(fired)} passes fired, at so many matches: "
+            + ", ".join(f"`{rule}` {count:,}" for rule, count in fired) + ".")
+
+
+if __name__ == "__main__":
+    README.write_text(readme())

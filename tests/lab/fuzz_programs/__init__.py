@@ -1,0 +1,1 @@
+"""Random valid MIL programs, rewritten with the equivalence check on."""

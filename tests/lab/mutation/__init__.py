@@ -1,0 +1,1 @@
+"""Planted errors in rewrites: does the equivalence check notice them?"""

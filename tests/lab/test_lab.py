@@ -1,0 +1,31 @@
+"""README.md is what the records say, and the records are of the errors and kinds that there are."""
+
+from __future__ import annotations
+
+import json
+
+from .__main__ import FUZZ, MUTATION, README, readme
+from .fuzz_programs.kinds import KINDS
+from .mutation.mutants import MUTANTS
+
+
+def test_the_readme_is_made_from_the_records():
+    assert README.read_text() == readme(), "run python -m tests.lab"
+
+
+def test_the_mutation_record_is_complete_and_reaches_the_goal():
+    record = json.loads(MUTATION.read_text())
+    assert [each["name"] for each in record["verdicts"]] == [mutant.name for mutant in MUTANTS]
+    outcomes = [each["outcome"] for each in record["verdicts"]]
+    assert outcomes.count("caught") == record["caught"] and outcomes.count("missed") == record["missed"]
+    assert record["not_tried"] == 0 and record["mutants"] >= 70
+    assert record["score"] >= 0.95
+
+
+def test_the_fuzz_record_is_complete():
+    record = json.loads(FUZZ.read_text())
+    assert record["programs"] >= 1000 and record["rewritten"] >= 0.5 * record["programs"]
+    assert set(record["kinds"]) == set(KINDS)
+    assert {kind: record["failures"][kind] for kind in ("crash", "hang", "out of range")} == {
+        "crash": 0, "hang": 0, "out of range": 0}
+    assert len(record["failed"]) == sum(record["failures"].values())
