@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import InputError
 from ..core.spelling import asked, spoken
-from .names import check_identifier
+from .names import check_identifier, without_percent
 
 __all__ = ["Shape", "Variant", "named", "refused", "said", "variants_of"]
 
@@ -89,7 +89,8 @@ def _parsed(text: Any) -> tuple[str | None, str, Shape]:
     function, colon, name = who.rpartition(":")
     if not name.strip():
         raise refused(f"'{text}' names no input; {_form()}")
-    return (_function(function) if colon else None), name.strip(), _shape(name.strip(), sizes.split(","))
+    name = without_percent(name.strip())
+    return (_function(function) if colon else None), name, _shape(name, sizes.split(","))
 
 
 def _form() -> str:

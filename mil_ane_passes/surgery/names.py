@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 from ..core.errors import InputError, nearest
 from ..core.spelling import option
 
-__all__ = ["check_identifier", "known", "unknown"]
+__all__ = ["check_identifier", "known", "unknown", "without_percent"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_@]*")
 "What the model format calls an identifier."
@@ -27,6 +27,11 @@ def check_identifier(name: str, who: str) -> None:
                          "and @, and no digit or @ in front")
     if name in _RESERVED:
         raise InputError(f"{who}: {name!r} is a word of the MIL language; expected another name, such as '{name}_'")
+
+
+def without_percent(name: str) -> str:
+    """Return `name` as the package has it: reports print values as MIL text does, %x; no identifier begins with %."""
+    return name.removeprefix("%") or name
 
 
 def unknown(
