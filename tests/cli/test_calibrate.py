@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import coremltools as ct
 import numpy as np
@@ -14,6 +15,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import all_rules, rewrites
 from tests.package.helpers import with_functions
 
 
@@ -54,8 +56,8 @@ def called(capsys, *arguments):
 def test_the_first_overflow_and_its_cure(saved, capsys):
     package, feeds = saved(squares(), x=np.full((2, 8), 5, np.float16))
     data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
-    assert list(data) == ["schema", "tool", "version", "command", "source", "target", "runs", "first_overflow", "rules",
-                          "ops"]
+    assert list(data) == ["schema", "tool", "version", "command", "source", "target", "runs", "sampled", "first_overflow",
+                          "rules", "ops"]
     assert (data["schema"], data["command"], data["runs"], data["first_overflow"]) == (1, "calibrate", 1, "squares")
     rows = {row["value"]: row for row in data["ops"]}
     assert rows["scaled"]["headroom"] == pytest.approx(65504 / 500) and rows["scaled"]["beyond"] is None
@@ -115,7 +117,6 @@ def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    ([], "nothing to run on; expected --feeds F.npz or --ranges 'NAME=LOW:HIGH'"),
     (["--ranges", "x"], "ranges: 'x'; expected NAME=LOW:HIGH"),
     (["--ranges", "x=2:1"], "ranges: 'x' is 2 to 1; expected two finite numbers, the lower one first"),
     (["--ranges", "x=a:1"], "ranges: 'x=a:1'; expected NAME=LOW:HIGH"),
@@ -195,7 +196,7 @@ def test_each_function_has_findings_of_its_own(saved, tmp_path):
     report = ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-5, 5)})
     rows = {(row.function, row.trace.value): row for row in report.found.rows}
     assert rows["large", "squares"].cured_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond
-    assert rows["large", "normed"].codes == rows["small", "normed"].codes == ["ANE309"]
+    assert rows["large", "normed"].codes == ["ANE309"] and rows["small", "normed"].codes == []
     assert "large:%squares overflows fp16; cured by ane::scaled_rms_norm" in str(report)
 
 
@@ -208,3 +209,46 @@ def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):
     assert data["status"] == "written" and "given feeds" in {case["feeds"] for case in data["verify"]["cases"]}
     found = ane.run(output, {"x": np.ones((1, 64), np.float16)}, quirks=["mac_overflow_32768"])
     assert np.array_equal(next(iter(found.values())), np.zeros((1, 1)))
+
+
+def test_without_feeds_it_runs_on_random_feeds_and_says_so(saved, capsys):
+    package, _ = saved(integers(), ids=np.zeros(3, np.int32))
+    out = called(capsys, package)
+    assert "on random feeds, as no --feeds or --ranges were given" in out
+    data = json.loads(called(capsys, package, "--format", "json"))
+    assert data["sampled"] and data["runs"] >= 2
+    assert not ane.calibrate(package, feeds={"ids": np.zeros(3, np.int32)}).to_dict()["sampled"]
+
+
+def test_ranges_include_both_ends_and_an_error_says_so(saved, capsys):
+    package, _ = saved(integers(), ids=np.zeros(3, np.int32))
+    assert main(["calibrate", package, "--ranges", "ids=0:100000"]) == 2
+    error = capsys.readouterr().err
+    assert "expected -100000..99999" in error and error.rstrip().endswith("both ends of --ranges are included")
+    assert main(["calibrate", package, "--ranges", "ids=0:99994"]) == 0
+
+
+def test_the_passes_it_names_exist(saved, capsys):
+    """hardswish_rank_2 is a finding without a rewrite: it is not printed as a pass."""
+    built = next(iter(all_rules()["hardswish_rank_2"]().examples())).build()
+    package, feeds = saved(built, x=np.ones(built.functions["main"].inputs["x"].shape, np.float16))
+    out = called(capsys, package, "--feeds", feeds)
+    assert "ANE321 hardswish-rank-2: 1 place\n" in f"{out}\n"
+    data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
+    assert [(rule["rule"], rule["pass"]) for rule in data["rules"]] == [("hardswish_rank_2", None)]
+    fixed, feeds = saved(squares(), x=np.full((2, 8), 300, np.float16))
+    for name in re.findall(r"ane::(\w+)", called(capsys, fixed, "--feeds", feeds)):
+        assert name in rewrites()
+
+
+def test_a_rule_that_fails_is_named_and_the_others_are_looked_at(saved, monkeypatch, capsys):
+    def broken(self, op):
+        raise ValueError("no such op")
+
+    package, feeds = saved(squares(), x=np.full((2, 8), 300, np.float16))
+    monkeypatch.setattr(rewrites()["stable_softplus"], "roots", ("mul",))
+    monkeypatch.setattr(rewrites()["stable_softplus"], "match", broken)
+    out = called(capsys, package, "--feeds", feeds)
+    assert "failed" in out and "ValueError: no such op" in out and "ane::scaled_rms_norm" in out
+    data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
+    assert [each["pass"] for each in data["failed_rules"]] == ["stable_softplus"]

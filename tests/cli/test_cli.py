@@ -42,6 +42,7 @@ KEYS = [
     "predicted",
     "left_out_passes",
     "blamed",
+    "failed_passes",
     "seconds",
     "diff",
 ]
@@ -72,7 +73,7 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "ane::lift_conv_transpose_1d  ANE301 conv-transpose-1d-bias  2 places, bitwise" in printed.out
-    assert "equal in 6 runs at float64, float16, bit for bit" in printed.out
+    assert "equal in 12 runs at float64, float16, bit for bit" in printed.out
     done, following = printed.out.splitlines()[-2:]
     assert done.startswith(f"written to {out} in ")
     assert following == f"next: mil-ane-passes lint {out} says what is still off the ANE"
@@ -209,12 +210,14 @@ def test_verify_equal_and_different(source, tmp_path, capsys):
     rewrite(source, tmp_path / "split.mlpackage", passes="split_conv_transpose_bias")
     lifted, split = str(tmp_path / "lifted.mlpackage"), str(tmp_path / "split.mlpackage")
     assert main(["verify", source, lifted]) == 0
-    assert capsys.readouterr().out == "equal in 3 runs at float64, bit for bit\n"
+    assert capsys.readouterr().out == ("equal in 6 runs at float64, bit for bit\n"
+                                       "  sampled: normal draws, wide range, NaN and infinities, ties\n")
     assert main(["verify", source, split, "--precision", "float16", "--exactness", "bitwise", "--format", "json"]) == 1
     data = strict(capsys.readouterr().out)
     assert (data["schema"], data["status"]) == (1, "different")
     assert main(["verify", source, split, "--precision", "float16", "--seeds", "1"]) == 0
-    assert capsys.readouterr().out == "equal in 2 runs at float64, float16, judged as rounding\n"
+    assert capsys.readouterr().out == ("equal in 5 runs at float64, float16, judged as rounding\n"
+                                       "  sampled: normal draws, wide range, NaN and infinities, ties\n")
 
 
 def test_verify_with_feeds(source, fixtures, tmp_path, capsys):

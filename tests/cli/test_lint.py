@@ -241,10 +241,10 @@ def test_settings_are_read_and_the_command_line_wins(source, tmp_path, capsys):
     data = strict(ran(capsys, source, "--format", "json", code=0)[1])
     assert data["target"] == "m4" and {item["code"] for item in data["findings"]} == {"ANE301"}
     assert all("on the width" in item["reason"] for item in data["findings"])
-    data = strict(ran(capsys, source, "--format", "json", "--target", "m1", "--select", "ANE103", code=0)[1])
-    assert data["target"] == "m1" and {item["code"] for item in data["findings"]} == {"ANE103"}
+    data = strict(ran(capsys, source, "--format", "json", "--target", "m1", "--select", "ANE302", code=0)[1])
+    assert data["target"] == "m1" and {item["code"] for item in data["findings"]} == {"ANE302"}
     data = strict(ran(capsys, source, "--format", "json", "--no-config", code=1)[1])
-    assert data["target"] == "all" and {"ANE103", "ANE301"} <= {item["code"] for item in data["findings"]}
+    assert data["target"] == "all" and {"ANE302", "ANE301"} <= {item["code"] for item in data["findings"]}
     other = tmp_path / "other.toml"
     other.write_text("[tool.mil_ane_passes]\ntarget = 'm2'\nbaseline = 'old.json'\n")
     line = refused(capsys, source, "--config", other)

@@ -23,7 +23,8 @@ def test_without_a_code_the_topics_are_listed(capsys):
 
 @pytest.mark.parametrize(("topic", "promise"), [
     ("proof", "no draw reaches"), ("prediction", "*predicted*"), ("guard", "--max-growth"),
-    ("numbers", "65504"), ("packages", "byte for byte"), ("runtime", "--quirk"), ("Frontend", "NotConverted")])
+    ("numbers", "65504"), ("threads", "exclusive()"), ("packages", "byte for byte"),
+    ("runtime", "--quirk"), ("Frontend", "NotConverted")])
 def test_a_topic_is_a_page(topic, promise, capsys):
     assert main(["explain", topic]) == 0
     page = capsys.readouterr().out

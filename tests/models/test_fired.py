@@ -33,9 +33,7 @@ SAFE: dict[str, dict[str, int]] = {
         **dict.fromkeys(("Llama", "Gemma", "Llama, mask as input", "Mistral", "Qwen2", "Phi-3"), 2 * LAYERS + 1),
         **dict.fromkeys(("Qwen3", "Qwen3, exported", "Gemma 2"), 4 * LAYERS + 1),
         "T5": 12, "T5 encoder, mask as input": 5,  # of two layers; the decoder's have three
-        "Mamba": 3, "Mamba 2": 5,  # of two layers; the second kind's gates have one as well
-        # a group norm of a group for each channel, which coremltools takes apart
-        "Wav2Vec2": 1, "Wav2Vec2, CTC log probabilities": 1, "HuBERT, log of softmax": 1},
+        "Mamba": 3, "Mamba 2": 5},  # of two layers; the second kind's gates have one as well
     "stable_softplus": {"Mamba": 2, "Mamba 2": 2},
     "stable_mish": {"CSPDarknet (mish)": 67},
     "stable_log_softmax": dict.fromkeys(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.models.whole_table import TARGETS, Whole, recorded
+from tests.models.whole_table import TARGETS, Whole, recorded, summary
 from tests.versions.needs import coremltools_from
 
 ROWS = recorded()
@@ -33,6 +33,15 @@ def test_what_was_recorded_is_as_it_should_be(each):
     ({"error": (1e-3, 2e-2)}, "error 1.0e-03 -> 2.0e-02")])
 def test_the_check_can_fail(change, fault):
     assert GOOD.faults == [] and dataclasses.replace(GOOD, **change).faults == [fault]
+
+
+def test_growth_by_fixes_of_wrong_numbers_counts_too():
+    """A fix may cost more than the guard allows; a reader of the summary still wants to know."""
+    fixed = dataclasses.replace(GOOD, cost=(0.2, 0.21), cures=0.21)
+    assert not fixed.faults and fixed.costs_more and not GOOD.costs_more
+    more = [each for each in ROWS if each.target == "m4" and each.cost[1] > each.cost[0] * 1.01]
+    (line,) = (line for line in summary().splitlines() if line.startswith("| predicted to cost more than 1 %"))
+    assert line.split(" | ")[1] == str(len(more))
 
 
 FEWER = coremltools_from("9.0", "leaves the indices of a gather alone: fewer ops than are recorded")

@@ -24,9 +24,9 @@ SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_op
           "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 SAYS = {"measured": "measured", "vendor": "Apple", "community": "reported"}
 CHIP = re.compile("[AM][0-9]|iPhone")
-SPEEDS = ("| `import mil", "| `rewrite --no-verify` of 1.0 GB |",
+SPEEDS = ("| `rewrite --no-verify` of 1.0 GB |",
           "| `rewrite --no-verify` of 1.0 GB, beyond start-up | `cp -r` |",
-          "| `lint` of 1.0 GB", "| `lint` of 10,000", "| preset safe on 2,000 ops |", "| preset full on 2,000 ops |",
+          "| `lint` of 1.0 GB", "| `lint` of 10,000", "| preset full on 2,000 ops |",
           "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the proof of vocoder")
 "How the rows begin that the README has of the table of speed."
 HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "wrong numbers", "4": "weights",
