@@ -4,7 +4,7 @@ Most faults of numbers are silent: the ANE gives a number, and it is wrong. Whic
 values, so ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504
 over the largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each rewrite
 that applies on a copy. `--feeds` may be given several times; `--ranges 'image=0:1'` stands for inputs you have no
-sample of.
+sample of, both ends included. Without either it runs on random feeds.
 
 `rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps
 in fp32 what fp16 cannot hold, and the proof runs on them besides its own draws; what approximates is judged on them
@@ -24,42 +24,54 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
+from ..core.budget import MOST_STEPS, spending
 from ..core.contract import ProgramRewrite, Rewrite, Rule
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..core.registry import all_rules
-from ..core.spelling import spoken
+from ..core.spelling import option
 from ..core.targets import parse_target
 from ..proof.calibrate import calibrated
+from ..proof.execute import plans
 from ..proof.given import Feeds, Given, Ranges
 from ..report.calibrate import CalibrateReport
+from .passes import DRAWS
 from .source import Progress, opened, quiet
 
 __all__ = ["calibrate"]
 
 
+@synchronized
 def calibrate(
     src: Any, *, feeds: Feeds | None = None, ranges: Ranges | None = None, target: str = "all",
-    worst: int | None = None, progress: Progress = quiet,
+    worst: int | None = None, max_steps: int | None = MOST_STEPS, max_seconds: float | None = None,
+    progress: Progress = quiet,
 ) -> CalibrateReport:
     """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to
-    (low, high)), at float32, and say of each value its range, the room it leaves in fp16, the bound on its partial
-    sums, what finds fault with it, and which rewrites cure what does not fit: each rule that fires is tried on a copy.
+    (low, high), both included), at float32, and say of each value its range, the room it leaves in fp16, the bound on
+    its partial sums, what finds fault with it, and which rewrites fix what does not fit: each rule that fires is tried
+    on a copy. Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values,
+    and indices that are valid; the report has `sampled` set.
 
-    Raises InputError without feeds and ranges or where they do not fit, NotSupported for an op the runtime lacks.
+    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached where
+    runs take more than `max_steps` steps of loops each or `max_seconds` together (None: no limit).
     """
     parse_target(target)
     given = Given.of(feeds, ranges)
-    if not given:
-        words = spoken("--feeds F.npz or --ranges 'NAME=LOW:HIGH'", "feeds or ranges")
-        raise InputError(f"nothing to run on; expected {words}")
     model = opened(src)
 
     def make(program: Program) -> Any:
-        return given.plans(program, model.describe)
+        return given.plans(program, model.describe) if given else plans(program, DRAWS, model.describe)
 
     rules = [rule for rule in all_rules().values() if _about_values(rule)]
-    found = calibrated(model.program, make, rules, target=target, progress=progress)
-    return CalibrateReport(model.name, target, found.runs, found, worst)
+    try:
+        with spending(max_steps, max_seconds, progress):
+            found = calibrated(model.program, make, rules, target=target, progress=progress)
+    except InputError as error:
+        if not given.ranges:
+            raise
+        raise InputError(f"{error}; both ends of {option('ranges')} are included") from error
+    return CalibrateReport(model.name, target, found.runs, found, worst, sampled=not given)
 
 
 def _about_values(rule: type[Rule]) -> bool:

@@ -5,58 +5,84 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core.budget import MOST_STEPS, spending
 from ..core.contract import Exactness
-from ..core.errors import InputError, nearest
+from ..core.errors import InputError, LimitReached, nearest
+from ..core.locking import synchronized
 from ..core.spelling import option
 from ..proof.callables import is_callable_side
-from ..proof.compare import Strictness
+from ..proof.compare import Accuracy, Strictness
 from ..proof.outside import compare_with_callable
-from ..proof.prove import VerifyReport, compare_programs
+from ..proof.prove import VerifyReport, compare_programs, compare_with_pipeline
 from .source import Array, Progress, alone, opened, quiet
 
 __all__ = ["verify"]
 
 
+@synchronized
 def verify(
     before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
     exactness: str = "rounding", quirks: Sequence[str] = (), tolerance: float | None = None,
-    mends: bool = False, widths: bool = False, function: str | None = None, progress: Progress = quiet,
+    atol: float | None = None, rtol: float | None = None, snr: float | None = None, cosine: float | None = None,
+    mends: bool = False, widths: bool = False, function: str | None = None,
+    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
 ) -> VerifyReport:
-    """Are two models equal on the same feeds? If not, the report's `first` says which op is the first that differs.
+    """Compare two models on the same feeds; the report's `first` names the first op that differs.
 
-    `precision` is float64 (is the algebra the same), float32 or float16 (typed execution). `exactness` is "bitwise"
-    or "rounding"; rounding at float32 or float16 is judged against the float64 run of `before`. Without `feeds`
-    every function runs on `seeds` seeded draws, with them the default function (of a pipeline all parts) on those;
-    `function` names the only one to compare (`PART/FUNCTION` of a pipeline). `quirks` names published faults that are
-    imitated in `after` only: a model against itself shows whether the fault hits it, against its rewrite whether that
-    cures it. With `mends`, what is NaN or infinite in `before` may be finite in `after`: it is held against `before`
-    with its infinite constants read as large finite numbers (an infinite mask as a large one). With `widths`, inputs
-    and outputs of two models may hold floats of different widths, as after `ane::fp16_io`: both get what the narrower
-    holds, and the report says so.
+    `precision` is float64 (is the algebra the same), float32 or float16 (typed execution, judged against the float64
+    run of `before`). `exactness` is "bitwise" or "rounding". Without `feeds` each function runs on `seeds` seeded draws
+    and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread), with them the default
+    function (of a pipeline all parts) on those; `function` names the only one to compare (`PART/FUNCTION` of a
+    pipeline). `quirks` names published faults to imitate in `after`. With `mends`, what is NaN or infinite in `before`
+    may be finite in `after`, judged with infinite constants read as large finite ones. With `widths`, floats of inputs
+    and outputs may be of different widths, as after `ane::fp16_io`. `max_steps` and `max_seconds` as in `run`: beyond
+    them it is "not proved".
 
-    One side may be a torch module (in eval mode) or any callable. It gets the model's inputs in their order, or by
-    name when all the names are its parameters: a module as tensors (integers as int64), anything else as arrays. Its
-    outputs are taken by name from a dictionary with the model's output names, else by position. They pass within
-    `tolerance` times the output's largest value (default 1e-4 for a model all in fp32, 2e-2 where it has fp16 or
-    compressed values); integers have to be equal.
+    `atol`, `rtol`, `snr`, `cosine` are limits on the error of models that are meant to differ; see `Accuracy`. A
+    pipeline may be compared with a single model, as a whole. One side may be a torch module (in eval mode) or any
+    callable, which is given the model's inputs by position, or by name where it has parameters of those names; its
+    outputs pass within `tolerance` times the largest value (default 1e-4 for a model all in fp32, else 2e-2), integers
+    have to be equal.
 
-    Raises InputError for feeds or interfaces that do not fit, for a function that is not there, for a callable that
-    raises, and for an unknown quirk; NotSupported (nothing run) for an op the reference runtime lacks.
+    Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing run)
+    for an op the reference runtime lacks.
     """
-    if exactness not in ("bitwise", "rounding"):
-        raise InputError(f"exactness '{exactness}' is not known; expected bitwise or rounding"
-                         f"{nearest(exactness, ('bitwise', 'rounding'))}")
-    if is_callable_side(before) or is_callable_side(after):
-        return _verify_callable(before, after, exactness, tolerance, feeds=feeds, precision=precision, seeds=seeds,
-                                quirks=quirks, mends=mends, widths=widths, function=function, progress=progress)
+    judged_as, accuracy = _exactness(exactness), Accuracy(atol, rtol, snr, cosine) or None
+    if accuracy is not None and (exactness == "bitwise" or tolerance is not None or mends):
+        raise InputError(f"{accuracy}: limits on the error take the place of exactness, tolerance and mends; give one")
+    how: dict[str, Any] = {"feeds": feeds, "seeds": seeds, "quirks": quirks, "widths": widths, "progress": progress}
+    with spending(max_steps, max_seconds, progress):
+        try:
+            if is_callable_side(before) or is_callable_side(after):
+                return _verify_callable(before, after, exactness, tolerance, accuracy=accuracy, precision=precision,
+                                        mends=mends, function=function, **how)
+            promised = Strictness(judged_as, mends, keeps_nonfinite=exactness == "bitwise", accuracy=accuracy)
+            return _verify_models(before, after, function, precision, promised, tolerance, **how)
+        except LimitReached as reached:
+            return VerifyReport("not proved", judged_as, reason=str(reached), quirks=tuple(quirks), tolerance=tolerance)
+
+
+def _exactness(name: str) -> Exactness:
+    if name not in ("bitwise", "rounding"):
+        raise InputError(f"exactness '{name}' is not known; expected bitwise or rounding"
+                         f"{nearest(name, ('bitwise', 'rounding'))}")
+    return Exactness(name)
+
+
+def _verify_models(
+    before: Any, after: Any, function: str | None, precision: str, strictness: Strictness, tolerance: float | None,
+    *, widths: bool, **how: Any
+) -> VerifyReport:
     if tolerance is not None:
         raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
     old, new = alone(opened(before), function), alone(opened(after), function)
     precisions = (precision,) if precision == "float64" else ("float64", precision)
-    return compare_programs(
-        old.program, new.program, seeds=seeds, precisions=precisions, exactness=Strictness(Exactness(exactness), mends),
-        feeds=feeds, widths=widths,
-        describe=old.describe, progress=progress, quirks=quirks)
+    if old.is_pipeline != new.is_pipeline and function is None:
+        single, pipeline = (new, old) if old.is_pipeline else (old, new)
+        return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
+                                     precisions=precisions, exactness=strictness, describe=single.describe, **how)
+    return compare_programs(old.program, new.program, precisions=precisions, exactness=strictness, widths=widths,
+                            describe=old.describe, **how)
 
 
 def _verify_callable(

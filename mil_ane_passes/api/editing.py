@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.collector import collector_off
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..package import CopyAhead, check_destination
 from ..package.plan import WeightPlan
 from ..package.write import Output, write_models
@@ -23,6 +24,7 @@ from .edits import FixShapes, Io_, Names, edits_for
 __all__ = ["edit"]
 
 
+@synchronized
 def edit(
     src: Any, dst: str | os.PathLike[str] | None = None, *, fix_shape: FixShapes | None = None,
     expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,

@@ -12,6 +12,7 @@ from ..surgery.drop_output import DropOutput
 from ..surgery.expose import Expose
 from ..surgery.fix_shape import FixShape
 from ..surgery.io import Io
+from ..surgery.names import without_percent
 from ..surgery.rename import Rename
 from ..surgery.split_at import SplitAt
 
@@ -46,10 +47,11 @@ def edits_for(
     if drop_output:
         edits.append(DropOutput(_names(drop_output, "drop_output"), function))
     edits += [Io(dtype, names, function) for dtype, names in _typed(io).items()]
-    if rename:
-        edits.append(Rename(_renamed(rename), function))
+    renamed = _renamed(rename) if rename else {}
+    if renamed:
+        edits.append(Rename(renamed, function))
     if split_at:
-        edits.append(SplitAt([(rename or {}).get(name, name) for name in _names(split_at, "split_at")], function))
+        edits.append(SplitAt([renamed.get(name, name) for name in _names(split_at, "split_at")], function))
     if dedup_weights:
         edits.append(DedupWeights())
     if not edits:
@@ -59,17 +61,17 @@ def edits_for(
 
 
 def _names(given: Names, option: str) -> list[str]:
-    """`given` as a list. InputError for anything but names."""
+    """`given` as a list, without the % that reports print before values. InputError for anything but names."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if any(not isinstance(name, str) for name in names):
         raise InputError(f"{asked(option)}: found {given!r}; expected the name of a value, or a list of names")
-    return names
+    return [without_percent(name) for name in names]
 
 
 def _renamed(given: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(given, Mapping) or any(not isinstance(name, str) for pair in given.items() for name in pair):
         raise InputError(f"{asked('rename')}: found {given!r}; expected a mapping from names to new names")
-    return dict(given)
+    return {without_percent(old): new for old, new in given.items()}
 
 
 def _typed(io: Io_) -> dict[str, list[str]]:

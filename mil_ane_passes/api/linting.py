@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 from ..core.collector import collector_off
+from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..core.selecting import configured, reported
 from ..core.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
+from ..report.lint_finding import LintFinding
 from ..report.mending import cures, mended
 from ..residency import predict
 from ..residency.agreement import agreement, believe
 from ..residency.measured import Measured, Measurement, best_match, read_measurements
 from ..residency.measured_otherwise import MeasuredOtherwise, contradictions
-from .source import opened
+from ..surgery.contract import apply_all
+from ..surgery.open import open_document
+from ..surgery.split_at import SplitAt
+from .source import Opened, opened
 
 __all__ = ["lint"]
 
 Names = Iterable[str] | str
+Cuts = tuple[tuple[str, ...], ...]
+_CUTS_TRIED = 16
+"Cuts tried for one report: each writes the program anew, so that the number of findings must not decide the time."
 
 
+@synchronized
 def lint(
     src: Any, *, target: str = "all", select: Names | None = None, ignore: Names | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, after: Any = None,
@@ -63,6 +75,7 @@ def _lint(
             believe(plan, told)
         report = LintReport.of(source.name, target, plan, mended(found, names), {*names, MeasuredOtherwise.name})
         report.measured = told
+        report.findings = _with_possible_cuts(report.findings, source)
         report.left_out = {} if source.package is None else source.package.members.others
         return report
 
@@ -72,3 +85,40 @@ def _lint(
     report.after = None if after is None else looked_at(after, rest)
     report.baseline = None if known is None else known.compare(report.findings)
     return report
+
+
+def _with_possible_cuts(findings: list[LintFinding], source: Opened) -> list[LintFinding]:
+    """`findings` with those cuts only that `edit --split-at` can make of the source, which are tried.
+
+    Where one rule found several ops of a function that one cut each sets apart, such as lookups, one cut for all of
+    them comes first.
+    """
+    groups: dict[tuple[type, str], list[LintFinding]] = defaultdict(list)
+    for item in findings:
+        if item.split_at:
+            groups[item.rule, item.function].append(item)
+    possible: dict[int, Cuts] = {}
+    tries = iter(range(_CUTS_TRIED))
+    for (_, function), items in groups.items():
+        joined: Cuts = (tuple(dict.fromkeys(name for item in items for cut in item.split_at for name in cut)),)
+        together = all(len(item.split_at) == 1 for item in items) and len(items) > 1
+        if together and next(tries, None) is not None and _can_cut(source, function, joined):
+            possible |= dict.fromkeys(map(id, items), joined)
+            continue
+        possible |= {id(item): item.split_at for item in items
+                     if next(tries, None) is not None and _can_cut(source, function, item.split_at)}
+    return [replace(item, split_at=possible.get(id(item), ())) if item.split_at else item for item in findings]
+
+
+def _can_cut(source: Opened, function: str, cuts: Cuts) -> bool:
+    """Whether `edit` makes these cuts, each in the first part of the one before."""
+    if source.package is None:
+        return False
+    several = len(source.program.functions) > 1
+    try:
+        document = open_document(source.package)
+        for values in cuts:
+            document = apply_all(document, [SplitAt(values, function if several else None)])[0]
+    except InputError:
+        return False
+    return True

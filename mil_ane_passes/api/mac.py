@@ -16,9 +16,11 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..core.errors import InputError, NotSupported
+from ..core.locking import synchronized
 from ..core.npz import write_npz
 from ..core.spelling import option, spoken
 from ..package import save
+from ..package.destination import package_around
 from ..package.staging import Staging
 from ..package.swap import place
 from ..proof.execute import Plan, Run, execute, plans
@@ -33,6 +35,7 @@ from .source import Array, Opened, Progress, opened, quiet
 __all__ = ["mac_script"]
 
 
+@synchronized
 def mac_script(
     src: Any, folder: str | PathLike[str], *, after: Any = None, preset: str | None = None, passes: Any = None,
     target: str = "all", feeds: Any = None, seeds: int = 3, progress: Progress = quiet,
@@ -83,6 +86,8 @@ def _staged(goal: Path) -> Iterator[Path]:
     """A folder beside `goal` that takes its place at the end, and is gone if anything fails."""
     if not goal.parent.is_dir():
         raise InputError(f"{goal}: the folder {goal.parent} does not exist; make it first")
+    if (around := package_around(goal)) is not None:
+        raise InputError(f"{goal}: lies in the package {around}; expected a place outside of packages")
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
         raise InputError(f"{goal}: exists and is no empty folder; expected a free path")
     with Staging(goal) as staging:

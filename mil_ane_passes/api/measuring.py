@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..core.selecting import configured
 from ..core.spelling import option, spoken
 from ..core.targets import parse_target
@@ -18,6 +19,7 @@ from .source import opened
 __all__ = ["calibrate_plan"]
 
 
+@synchronized
 def calibrate_plan(measured: Measured, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
     """How the prediction stands to `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
 

@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..core import pipeline as passes_of
 from ..core.growth import MOST_GROWTH
+from ..core.locking import synchronized
 from ..core.ranges import Measure
 from ..core.targets import parse_target
 from ..proof.execute import plans
@@ -22,10 +23,12 @@ DRAWS = 3
 "Seeded draws where a rule is content with those."
 
 
+@synchronized
 def pipeline(
     base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all",
     passes: passes_of.Passes | None = None, options: passes_of.Options | None = None,
     feeds: Feeds | None = None, ranges: Ranges | None = None, max_growth: float | None = MOST_GROWTH,
+    strict: bool = False,
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
@@ -35,12 +38,17 @@ def pipeline(
     the program on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to
     (low, high)); that needs torch. `max_growth`: what a preset brings for the sake of place and speed is undone where
     the predicted cost grows by more than this share, or more ops than before are not taken by the ANE; what is asked
-    for by name, and cures of wrong numbers, are not. None undoes nothing.
+    for by name, and cures of wrong numbers, are not. None undoes nothing. A pass that fails leaves the program as it
+    was and logs a warning; with `strict` it stops the conversion. The names in the result's `passes` do the same
+    without the object, in any process that has imported mil_ane_passes: `ct.PassPipeline(names)` after a trip through
+    JSON, or ExecuTorch's `pass_names`. Settings and guard are in the name `ane::guard_begin{target=m4 ...}`; only feeds
+    and ranges cannot travel. By hand a preset is one name, `ane::full{target=m4 max_growth=0.01}`, and a pass is
+    `ane::triangle_cumsum{target=m4}`.
     """
     measure, draw = measures(Given.of(feeds, ranges), lambda function: None)
     parse_target(target)
     return passes_of.pipeline(base, preset=preset, target=target, passes=passes, options=options, measure=measure,
-                              draw=draw, guard=guard_of(foreseeing(target), max_growth))
+                              draw=draw, guard=guard_of(foreseeing(target), max_growth), strict=strict)
 
 
 def measures(given: Given, describe: Any, seeds: int = DRAWS, progress: Any = None) -> tuple[Measure | None, Measure]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coremltools.converters.mil.mil import Program
 
 from ..core.forecast import Forecast, Foresee
@@ -10,6 +12,7 @@ from ..core.guard import Guard
 from ..core.selecting import configured
 from ..package import Package
 from ..residency import predict
+from ..residency.buffers import buffers
 
 __all__ = ["foreseeing", "guard_of"]
 
@@ -19,7 +22,8 @@ def foreseeing(target: str, package: Package | None = None) -> Foresee:
     rules = [rule for rule in configured(None).values() if rule.refuses]
 
     def foresee(program: Program) -> Forecast:
-        return Forecast.of(predict(program, rules, target=target, package=package)[0])
+        found = Forecast.of(predict(program, rules, target=target, package=package)[0])
+        return replace(found, padded=sum(each.padded for each in buffers(program)))
 
     return foresee
 

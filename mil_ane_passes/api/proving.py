@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ class Prover:
                 before.program, made.copy.program, seeds=self.seeds, precisions=PROOF_PRECISIONS, exactness=promised,
                 describe=before.describe, progress=self.progress, mapping=_stand_ins(made.traces),
                 further=self.given.plans(before.program, before.describe), widths=self.widths, only=only,
-                locate=locate)
+                locate=locate, ranges=self.given.ranges)
         except NotSupported as lacking:
             reason = f"{lacking}; {without_proof()} writes without a proof"
             return VerifyReport("not proved", promised.exactness, reason=reason)
@@ -77,4 +78,10 @@ def _promised(traces: Sequence[PassTrace]) -> Strictness:
     fired = [trace for trace in traces if trace.strength is not None]
     weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
                   default=Exactness.BITWISE)
-    return Strictness(weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired))
+    return Strictness(
+        weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired),
+        ulps=sum(trace.ulps for trace in fired), keeps_nonfinite=all(trace.keeps_nonfinite for trace in fired),
+        smallest_size=max((trace.smallest_size for trace in fired), default=1),
+        largest_size=min((trace.largest_size for trace in fired), default=math.inf),
+        within=(max((trace.within[0] for trace in fired), default=0.0),
+                min((trace.within[1] for trace in fired), default=math.inf)))

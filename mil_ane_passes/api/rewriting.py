@@ -12,18 +12,22 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
+from ..core.budget import MOST_STEPS, spending
 from ..core.contract import Rewrite
 from ..core.engine import PassTrace
-from ..core.errors import InputError
+from ..core.errors import InputError, LimitReached
 from ..core.forecast import Foresee
 from ..core.growth import MOST_GROWTH
+from ..core.locking import synchronized
 from ..core.pipeline import Options, Passes, run_all, selected
 from ..core.printer import program_diff, program_text
 from ..core.query import op_count
+from ..core.spelling import without_proof
 from ..core.targets import applies, parse_target
 from ..package import CopyAhead, Package, check_destination, save
 from ..proof.blame import Settled, settle
 from ..proof.given import Feeds, Given, Ranges
+from ..proof.prove import VerifyReport
 from ..report.rewrite import RewriteReport
 from .passes import DRAWS, measures
 from .predicting import foreseeing, guard_of
@@ -44,6 +48,7 @@ class _Job:
     seeds: int
     diff: bool
     most_growth: float | None
+    strict: bool
     progress: Progress
 
     def run(
@@ -53,7 +58,7 @@ class _Job:
         if self.given and any(rule.measures for rule in rules):
             need_torch("the values are measured by running the model, which")
         measure, draw = measures(self.given, source.describe, self.seeds, self.progress)
-        return run_all(rules, program, target=self.target, measure=measure, draw=draw,
+        return run_all(rules, program, target=self.target, measure=measure, draw=draw, strict=self.strict,
                        guard=None if foresee is None else guard_of(foresee, self.most_growth))
 
     def settled(self, before: Opened, foresee: Foresee) -> Settled:
@@ -65,48 +70,53 @@ class _Job:
 
         if not self.prove:
             return Settled(self.rules, apply(self.rules, guard=True))
-        widths = any(rule.interface for rule in self.rules)
-        return settle(self.rules, apply, Prover(before, self.given, self.seeds, widths, self.progress), self.progress)
+        prover = Prover(before, self.given, self.seeds, any(rule.interface for rule in self.rules), self.progress)
+        try:
+            return settle(self.rules, apply, prover, self.progress)
+        except LimitReached as reached:  # while a rule measured values: what it would have done is not known
+            reason = f"{reached}; {without_proof()} writes without a proof"
+            return Settled(self.rules, Made(copied(before), []), VerifyReport("not proved", reason=reason))
 
 
+@synchronized
 def rewrite(
     src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Passes | None = None,
     options: Options | None = None, feeds: Feeds | None = None, ranges: Ranges | None = None, verify: bool = True,
     overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS,
-    max_growth: float | None = MOST_GROWTH, progress: Progress = quiet, ahead: CopyAhead | None = None,
+    max_growth: float | None = MOST_GROWTH, strict: bool = False, max_steps: int | None = MOST_STEPS,
+    max_seconds: float | None = None, progress: Progress = quiet, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
     """Rewrite a model and prove the result equal before anything is written.
 
     `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
     `rewrite(program, dst=program)`, which rewrites in place once proved. `dst` is the path of the new package, or
-    None: then the result is in the report's `package` only. `passes` and `options` as in `pipeline()`. `feeds` (a
-    mapping from input name to array, or several) and `ranges` (input name to (low, high)) say what the inputs hold:
-    passes that decide by values see those, and the proof runs on them besides its own draws (where it approximates, it
-    holds the error to what was given). `max_growth` as in `pipeline()`, `link` as in `save`. `ahead`: copies begun.
+    None: then the result is in the report's `package` only. `passes`, `options` and `max_growth` as in `pipeline()`,
+    `link` as in `save`, `max_steps` and `max_seconds` as in `run`. `feeds` (from input name to array, or several such)
+    and `ranges` (input name to (low, high)) say what the inputs hold: passes that decide by values see those, and the
+    proof runs on them besides its own draws (what approximates is held to them). `ahead`: copies begun.
 
     Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the proof
-    are left out (`left_out_passes` of the report), not what is asked for by name (`blamed`). A result that is not
-    proved is not written: the report's `status` says "not proved".
+    are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`). Not so what is asked
+    for by name: it is `blamed`, or raises RuleError; so does any that fails with `strict`. A result that is not proved
+    is not written: the report's `status` says "not proved".
     """
     started = time.perf_counter()
     parse_target(target)
     job = _Job(selected(preset, passes, options), target, Given.of(feeds, ranges), verify and not dry_run, seeds, diff,
-               max_growth, progress)
+               max_growth, strict, progress)
     path = _written_to(src, dst)
-    report = RewriteReport(
-        source="", output=None if path is None or dry_run else str(path), preset=preset, target=target,
-        passes=[rule.name for rule in job.rules])
-    begun = _copying_ahead(src, None if dry_run else path, overwrite, link) if ahead is None else nullcontext(ahead)
-    with begun as ahead:
+    report = RewriteReport("", None if path is None or dry_run else str(path), preset, target,
+                           passes=[rule.name for rule in job.rules])
+    begun = _copying_ahead(src, None if dry_run else path, overwrite, link, ahead)
+    with begun as ahead, spending(max_steps, max_seconds, progress):
         before = opened(src)
         kept = _rewrite(report, job, before)
         if dry_run:
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not proved":
-            if isinstance(src, Program) and dst is src:
+            if isinstance(dst, Program):  # src itself
                 job.run(before, src, kept, foreseeing(target, before.package))
-                report.package = src
-            _deliver(report, path, overwrite, link, ahead)
+            _deliver(report, src if isinstance(dst, Program) else report.package, path, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -126,9 +136,12 @@ def _written_to(src: Any, dst: Any) -> Path | None:
 
 
 def _copying_ahead(
-    src: Any, path: Path | None, overwrite: bool, link: bool
+    src: Any, path: Path | None, overwrite: bool, link: bool, begun: CopyAhead | None
 ) -> AbstractContextManager[CopyAhead | None]:
-    """Start copying what will be copied anyway. Raises InputError when `path` could not be written in the end."""
+    """Start copying what will be copied anyway, unless that has `begun`. Raises InputError when `path` could not be
+    written in the end."""
+    if begun is not None:
+        return nullcontext(begun)
     source: Any = src
     if not isinstance(src, (str, PathLike)):
         source = src.path if isinstance(src, Package) else getattr(src, "package_path", None)
@@ -173,8 +186,9 @@ def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> Sequence[Rewri
 
 
 def _deliver(
-    report: RewriteReport, path: Path | None, overwrite: bool, link: bool, ahead: CopyAhead | None
+    report: RewriteReport, made: Any, path: Path | None, overwrite: bool, link: bool, ahead: CopyAhead | None
 ) -> None:
+    report.package = made
     if path is not None:
         save(report.package, path, overwrite=overwrite, link=link, ahead=ahead)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))

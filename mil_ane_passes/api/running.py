@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.budget import MOST_STEPS, spending
 from ..core.errors import InputError
+from ..core.locking import synchronized
 from ..proof.trace import traced
 from ..report.trace import TraceReport
-from .source import Array, opened
+from .source import Array, Progress, opened, quiet
 
 if TYPE_CHECKING:
     from ..runtime.quirks import Described
@@ -16,27 +18,33 @@ if TYPE_CHECKING:
 __all__ = ["fault_models", "run", "trace"]
 
 
+@synchronized
 def run(
     src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
+    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
 ) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
     Of a pipeline all parts are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state` holds
     the states by name and is updated in place; given an empty dict, all are left in it. `quirks` names published faults
-    to imitate. Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported
-    for an op the runtime lacks.
+    to imitate. `max_steps` bounds the steps of loops in one run, `max_seconds` the time of the whole; None is no limit.
+    Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported for an op the
+    runtime lacks, and LimitReached (a NotSupported) where a run takes more steps, time or memory than it may.
     """
     from ..runtime import PipelineRuntime, Runtime
 
     model = opened(src)
-    if function is None and model.package is not None and model.package.is_pipeline:
-        return PipelineRuntime(model.package, precision=precision, quirks=quirks)(feeds, state)
-    runtime = Runtime(model.program, function=function, precision=precision, quirks=quirks,
-                      description=model.describe(function or model.program.default_function_name))
-    return dict(runtime(feeds, state))
+    progress("running")
+    with spending(max_steps, max_seconds, progress):
+        if function is None and model.package is not None and model.package.is_pipeline:
+            return PipelineRuntime(model.package, precision=precision, quirks=quirks)(feeds, state)
+        runtime = Runtime(model.program, function=function, precision=precision, quirks=quirks,
+                          description=model.describe(function or model.program.default_function_name))
+        return dict(runtime(feeds, state))
 
 
+@synchronized
 def fault_models() -> list[Described]:
     """Name, one-sentence summary and sources of every published fault that `quirks` may name."""
     from ..runtime.quirks import described
@@ -44,9 +52,11 @@ def fault_models() -> list[Described]:
     return described()
 
 
+@synchronized
 def trace(
     src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
+    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
 ) -> TraceReport:
     """Execute as `run` does and say of each op what its results look like: range, NaN, infinities, what fp16 loses.
 
@@ -57,7 +67,9 @@ def trace(
     if function is None and model.is_pipeline:
         raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
                          f"{', '.join(model.program.functions)}")
-    found = traced(model.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
-                   description=model.describe(function or model.program.default_function_name))
+    progress("running")
+    with spending(max_steps, max_seconds, progress):
+        found = traced(model.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
+                       description=model.describe(function or model.program.default_function_name))
     return TraceReport(model.name, found.function, precision, tuple(quirks), found.outputs, dict(state or {}),
                        found.rows, found.first)

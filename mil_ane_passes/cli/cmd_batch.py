@@ -15,7 +15,9 @@ from typing import Any
 from ..core.errors import InputError
 from ..core.growth import parse_growth
 from ..core.settings import percent
+from ..core.words import escaped
 from . import cmd_lint, cmd_rewrite
+from .given import limits
 from .output import add_format, example, progress_line, show
 from .stopping import Stopped
 
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             report = arguments.each(arguments, {"progress": progress, **chosen})
     except BatchInterrupted as stopped:
         show(stopped.report, arguments.format)
-        print(f"mil-ane-passes: interrupted: {stopped}; run the same again to do the rest", file=sys.stderr)
+        print(f"mil-ane-passes: interrupted: {escaped(stopped)}; run the same again to do the rest", file=sys.stderr)
         signalled = stopped.__cause__
         return (signalled if isinstance(signalled, Stopped) else Stopped()).code
     show(report, arguments.format)
@@ -84,7 +86,10 @@ def _executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor | in
         return
     from ..batching.cluster import dask_executor
 
-    with dask_executor(arguments.dask, say=lambda text: print(f"mil-ane-passes: {text}", file=sys.stderr)) as executor:
+    def say(text: str) -> None:
+        print(f"mil-ane-passes: {escaped(text)}", file=sys.stderr)
+
+    with dask_executor(arguments.dask, say=say) as executor:
         yield {"executor": executor}
 
 
@@ -93,7 +98,8 @@ def _rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
         raise InputError("no folder for the results; expected -o DIR, or --dry-run")
     return _batch("rewrite", arguments, how, preset=arguments.preset, target=arguments.target, passes=arguments.passes,
                   verify=arguments.verify, link=arguments.link, dry_run=arguments.dry_run, feeds=arguments.feeds,
-                  ranges=arguments.ranges, max_growth=parse_growth(arguments.max_growth))
+                  ranges=arguments.ranges, max_growth=parse_growth(arguments.max_growth), strict=arguments.strict,
+                  **limits(arguments))
 
 
 def _lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .given import add_given, given
+from .given import add_given, add_limits, given, limits
 from .output import add_format, at_least_one, progress_line, show
 
 HELP = "where fp16 overflows on your feeds, and what cures it"
@@ -15,6 +15,7 @@ _SHOWN = 30
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to run")
     add_given(parser)
+    add_limits(parser)
     parser.add_argument("--target", default="all", help="chip or device to look at (default: all)")
     parser.add_argument("--worst", type=at_least_one, metavar="N", default=_SHOWN,
                         help="how many values are shown: those with the least room, in the program's order (default: "
@@ -28,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     with progress_line() as progress:
         report = calibrate(arguments.input, **given(arguments), target=arguments.target, worst=arguments.worst,
-                           progress=progress)
+                           progress=progress, **limits(arguments))
     show(report, arguments.format)
     return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from ..core.settings import Settings, percent, read_settings
-from ..core.words import counted
+from ..core.words import counted, escaped, lines_text
 from .output import check_file, write_file
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("no path given; expected the path of an .mlpackage")
     settings = settings_of(arguments)
     bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
-    target = None if arguments.output is None else check_file(arguments.output, outside=arguments.input)
+    target = None if arguments.output is None else check_file(
+        arguments.output, [first("baseline", arguments, settings), arguments.measured, settings.file])
     report = _report(arguments, settings)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # as the page says of itself
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     _show(report, formed(report, arguments.format, everything=arguments.all), target)
     failed = list(_failed(report, bar))
     for words in failed:
-        print(f"mil-ane-passes: {words}", file=sys.stderr)
+        print(f"mil-ane-passes: {escaped(words)}", file=sys.stderr)
     gated = bar is not None or report.baseline is not None
     return 1 if failed or (report.warnings and not gated) else 0
 
@@ -119,7 +120,7 @@ def _show(report: LintReport, made: str, target: Path | None) -> None:
     from ..report.lint_text import verdict
 
     write_file(target, f"{made}\n")
-    print(f"{verdict(report)}\nwritten to {target}")
+    print(lines_text([verdict(report), f"written to {target}"]))
 
 
 def _failed(report: LintReport, bar: float | None) -> Iterator[str]:

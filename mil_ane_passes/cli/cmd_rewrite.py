@@ -6,7 +6,7 @@ import argparse
 
 from ..core.growth import parse_growth
 from .copying import add_link, copying
-from .given import add_given, given
+from .given import add_given, add_limits, given, limits
 from .output import add_format, progress_line, show
 
 HELP = "rewrite a package and prove the result before writing it"
@@ -35,8 +35,11 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-growth", metavar="PCT", default="1",
                         help="undo what a preset brings for place and speed where the predicted cost grows by more "
                              "(default: 1%%), or none: undo nothing")
+    parser.add_argument("--strict", action="store_true",
+                        help="stop where a pass fails, instead of rolling it back and going on without it")
     add_link(parser)
     add_given(parser)
+    add_limits(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            max_growth=parse_growth(arguments.max_growth), link=arguments.link, dry_run=arguments.dry_run,
-            diff=arguments.diff, **given(arguments),
+            max_growth=parse_growth(arguments.max_growth), strict=arguments.strict, link=arguments.link,
+            dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments), **limits(arguments),
             progress=progress, ahead=ahead)
     show(report, arguments.format)
     return 1 if report.status == "not proved" else 0

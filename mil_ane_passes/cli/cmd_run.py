@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .arrays import read_arrays, write_arrays
-from .output import add_format, check_file, show
+from .given import add_limits, limits
+from .output import add_format, check_file, progress_line, show
 from .quirks import add_quirk
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-out", metavar="OUT.npz", help="where goes what is left in the states")
     parser.add_argument("--trace", action="store_true",
                         help="a line for each op: range, NaN, infinities, what fp16 cannot hold, and where that starts")
+    add_limits(parser)
     add_quirk(parser, "in this run")
     add_format(parser)
     parser.set_defaults(run=run)
@@ -39,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")
-    targets = [None if path is None else check_file(path, arguments.input, "an .npz file")
+    # What is left in the states may take the place of what was in them: the next run goes on from there.
+    inputs = {arguments.output: [arguments.feeds, arguments.state], arguments.state_out: [arguments.feeds]}
+    targets = [None if path is None else check_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]
     if targets[0] is not None and targets[0] == targets[1]:
         raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
@@ -59,8 +63,9 @@ def _executed(arguments: argparse.Namespace) -> RunReport:
 
     feeds, state = read_arrays(arguments.feeds) or {}, read_arrays(arguments.state, "state", "state") or {}
     how: dict[str, Any] = {"function": arguments.function, "precision": arguments.precision, "state": state,
-                           "quirks": arguments.quirks}
-    if arguments.trace:
-        return api.trace(arguments.input, feeds, **how)
-    outputs = api.run(arguments.input, feeds, **how)
+                           "quirks": arguments.quirks, **limits(arguments)}
+    with progress_line() as progress:
+        if arguments.trace:
+            return api.trace(arguments.input, feeds, progress=progress, **how)
+        outputs = api.run(arguments.input, feeds, progress=progress, **how)
     return RunReport(arguments.input, arguments.function, arguments.precision, tuple(arguments.quirks), outputs, state)

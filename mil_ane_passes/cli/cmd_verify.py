@@ -1,20 +1,43 @@
-"""Are two packages equal, and if not, which op is the first that differs? Runs both on the same feeds."""
+"""Compare two packages, or a package and a torch module, on the same feeds; name the first op that differs.
+
+For models that are meant to differ, such as one and its compressed form, give limits on the error: --atol and --rtol
+for each element, --snr and --cosine for each output. All that are given have to hold.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
 
+from ..core.errors import InputError
 from .arrays import read_arrays
+from .given import add_limits, limits
 from .output import add_format, at_least_one, progress_line, show
 from .quirks import add_quirk
 
 HELP = "are two packages equal"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
+_LIMITS = (
+    ("atol", "X", "largest absolute error of an element, beside --rtol"),
+    ("rtol", "X", "largest error of an element as a share of A's, beside --atol"),
+    ("snr", "DB", "lowest signal-to-noise ratio of an output, in dB"),
+    ("cosine", "X", "lowest cosine similarity of an output"),
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="an .mlpackage")
-    parser.add_argument("after", metavar="B", help="the .mlpackage to compare with it")
+    parser.add_argument("after", metavar="B", nargs="?", help="the .mlpackage to compare with it")
+    parser.add_argument("--torch", metavar="MODULE:FACTORY",
+                        help="compare A with a torch module in place of B: what FACTORY of the Python module (a name, "
+                             "or a .py file) is or returns; it is put in eval mode")
+    for name, unit, words in _LIMITS:
+        parser.add_argument(f"--{name}", type=float, metavar=unit, help=words)
     parser.add_argument("--feeds", metavar="F.npz", help="inputs by name; default: seeded draws")
     parser.add_argument("--function", metavar="F",
                         help="compare this function alone (default: all; with --feeds the default function)")
@@ -27,19 +50,75 @@ def add(parser: argparse.ArgumentParser) -> None:
                              "as large finite numbers")
     parser.add_argument("--widths", action="store_true",
                         help="inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io")
+    add_limits(parser)
     add_quirk(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
                       "that cures it")
     add_format(parser)
-    parser.set_defaults(run=run, proves=True)
+    parser.set_defaults(run=run, proves=True, misused=parser.error)
+
+
+def _sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The two models to compare, the one that says what is right first."""
+    if arguments.after is None and arguments.torch is None:
+        arguments.misused("without --torch the following arguments are required: B")
+    if arguments.after is not None and arguments.torch is not None:
+        arguments.misused("B and --torch exclude each other: give the one to compare A with")
+    if arguments.torch is None:
+        return arguments.before, arguments.after
+    return _torch_module(arguments.torch), arguments.before
+
+
+def _torch_module(text: str) -> Any:
+    """What `MODULE:FACTORY` names, called if it is a class or a function. Raises InputError for what is not usable."""
+    name, colon, factory = text.rpartition(":")
+    if not (colon and name and factory):
+        raise InputError(f"--torch {text}: expected MODULE:FACTORY, such as my_models.vocoder:make_model or "
+                         "model.py:Net")
+    try:
+        module = _imported(name)
+        found = module
+        for part in factory.split("."):
+            found = getattr(found, part)
+        if isinstance(found, type) or not hasattr(found, "eval"):
+            found = found()
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise InputError(f"--torch {text}: {type(error).__name__}: {error}; expected a torch module, or a class or "
+                         "function without arguments that makes one") from error
+    if not (callable(found) and hasattr(found, "eval")):
+        raise InputError(f"--torch {text}: found a {type(found).__name__}; expected a torch module, or a class or "
+                         "function without arguments that makes one")
+    return found.eval()
+
+
+def _imported(name: str) -> Any:
+    """The Python module of this name, or of this file; modules beside the file, or here, can be imported by it."""
+    path = Path(name)
+    sys.path.insert(0, os.fspath(path.parent.absolute()) if path.suffix == ".py" else os.getcwd())
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise InputError(f"--torch: no file '{name}'")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..api import verify
 
+    before, after = _sides(arguments)
+    errors = {name: getattr(arguments, name) for name, _, _ in _LIMITS}
     with progress_line() as progress:
         report = verify(
-            arguments.before, arguments.after, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
+            before, after, **errors, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
             function=arguments.function, exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
-            mends=arguments.mends, widths=arguments.widths, progress=progress)
+            mends=arguments.mends, widths=arguments.widths, progress=progress, **limits(arguments))
     show(report, arguments.format)
     return 0 if report.equal else 1

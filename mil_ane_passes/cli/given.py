@@ -1,19 +1,44 @@
-"""The options that say what the inputs of a model hold."""
+"""The options that say what the inputs of a model hold, and how long it may run."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
+from ..core.budget import MOST_STEPS
+from ..core.errors import InputError
 from .arrays import read_arrays
 
-__all__ = ["add_given", "given"]
+__all__ = ["add_given", "add_limits", "given", "limits"]
 
 
 def add_given(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--feeds", metavar="F.npz", action="append", default=[],
                         help="inputs by name; may be given several times")
-    parser.add_argument("--ranges", metavar="LIST", help="what inputs may hold, e.g. 'image=0:1,ids=0:30000'")
+    parser.add_argument("--ranges", metavar="LIST",
+                        help="range of values of inputs, both ends included, e.g. 'image=0:1,ids=0:29999'")
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-seconds", metavar="S", default="none",
+                        help="stop when the model has run so long, all runs together (default: none, no limit)")
+    parser.add_argument("--max-steps", metavar="N", default=str(MOST_STEPS),
+                        help=f"stop a run after so many steps of loops, or none: no limit (default: {MOST_STEPS})")
+
+
+def limits(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How long the model may run, for the public functions. Raises InputError for what is no number."""
+    return {"max_seconds": _limit("--max-seconds", arguments.max_seconds, float),
+            "max_steps": _limit("--max-steps", arguments.max_steps, int)}
+
+
+def _limit(name: str, text: str, kind: type[float]) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise InputError(f"{name} {text}: expected a number above 0, or none for no limit") from error
 
 
 def given(arguments: argparse.Namespace) -> dict[str, Any]:

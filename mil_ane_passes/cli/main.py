@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 from .. import cli
 from .._version import __version__
-from ..core.errors import AnePassesError, NotSupported
+from ..core.errors import AnePassesError, InputError, NotSupported, memory_words
 from ..core.host import quiet
 from ..core.spelling import by_command
+from ..core.words import escaped
 from .parsing import Parser
 from .stopping import said, stoppable
 
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _own_process() -> int:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us, as with `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         arguments = _parser().parse_args()
         atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
@@ -50,31 +54,56 @@ def _own_process() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
+        _check_working_folder()
         with quiet(), by_command():
             code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except NotSupported as error:
         proving = getattr(arguments, "proves", False)
-        print(f"mil-ane-passes: {'not proved: ' if proving else ''}{error}", file=sys.stderr)
+        _complain(f"{'not proved: ' if proving else ''}{error}")
         return 1 if proving else 2
-    except AnePassesError as error:
-        print(f"mil-ane-passes: {error}", file=sys.stderr)
     except BrokenPipeError:  # who reads has what they wanted, as after `| head`: ended as that signal ends others
         _say_no_more()
         return _NO_READER
-    except OSError as error:
-        print(f"mil-ane-passes: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
-        _say_no_more()
-    except RecursionError:
-        print("mil-ane-passes: the model's blocks are nested too deep for this machine's Python", file=sys.stderr)
     except KeyboardInterrupt as stopped:  # also for a caller who gave the arguments
         return said(stopped)
-    except Exception as error:  # the last resort: a fault of ours must not look like the user's, nor show a traceback
-        logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
-        print(f"mil-ane-passes: internal error ({type(error).__name__}: {error}); nothing was written; please report "
-              "it with the package or the line that leads to it", file=sys.stderr)
+    except Exception as error:
+        _complain(_words_for(error))
+        if isinstance(error, OSError):
+            _say_no_more()
     return 2
+
+
+def _words_for(error: Exception) -> str:
+    """What is said of an error that ends the run."""
+    if isinstance(error, AnePassesError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"{memory_words(error)}; nothing was written"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    if isinstance(error, RecursionError):
+        return "the model's blocks are nested too deep for this machine's Python"
+    # The last resort: a fault of ours must not look like the user's, nor show a traceback.
+    logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
+    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
+            "or the line that leads to it")
+
+
+def _check_working_folder() -> None:
+    """Raises InputError where this process runs in a folder that was deleted: libraries of torch end it without words
+    then, and no path is what it was."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the working directory of this process was deleted; change to another (cd) and run "
+                         "again") from None
+
+
+def _complain(words: str) -> None:
+    """Say on stderr what went wrong, in one line."""
+    print(f"mil-ane-passes: {escaped(words)}", file=sys.stderr)
 
 
 def _say_no_more() -> None:

@@ -6,16 +6,23 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import InputError
+from ..core.words import escaped
+from ..package.destination import package_around
 from ..package.refusals import refusals
 from ..package.replacing import replace_file
 
 __all__ = ["add_format", "at_least_one", "check_file", "example", "progress_line", "show", "write_file", "write_whole"]
+
+_LOGGED_EVERY = 10.0
+"Seconds between two lines of progress where stderr is no terminal."
 
 
 def example(words: str) -> str:
@@ -42,13 +49,14 @@ def show(report: Any, form: str) -> None:
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """A line on a terminal's stderr that is overwritten and at last wiped; silent where stderr is no terminal."""
+    """A line on a terminal's stderr that is overwritten and at last wiped; elsewhere a line every ten seconds."""
     if not sys.stderr.isatty():
-        yield lambda text: None
+        with _progress_log() as note:
+            yield note
         return
 
     def say(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text[:100]}")
+        sys.stderr.write(f"\r\x1b[K{escaped(text)[:100]}")
         sys.stderr.flush()
 
     try:
@@ -58,15 +66,49 @@ def progress_line() -> Iterator[Callable[[str], None]]:
         sys.stderr.flush()
 
 
-def check_file(path: str, outside: str, what: str = "a file") -> Path:
-    """The file to write; raises InputError for a folder, in a folder that is not there, or inside the package."""
+@contextmanager
+def _progress_log() -> Iterator[Callable[[str], None]]:
+    """For a log: a line on stderr every ten seconds with the time that has passed and what was said last, if anything.
+
+    So what is refused at the start (a wrong path) is one line even where imports take long.
+    """
+    started, last, over = time.monotonic(), [""], threading.Event()
+
+    def note(text: str) -> None:
+        last[0] = text
+
+    def write() -> None:
+        while not over.wait(_LOGGED_EVERY):
+            if not last[0]:
+                continue
+            with suppress(OSError, ValueError):  # nobody reads, or stderr is closed
+                passed = time.monotonic() - started
+                print(f"mil-ane-passes: {passed:.0f} s: {escaped(last[0])}", file=sys.stderr, flush=True)
+
+    writer = threading.Thread(target=write, name="mil-ane-passes progress", daemon=True)
+    writer.start()
+    try:
+        yield note
+    finally:
+        over.set()
+        writer.join()
+
+
+def check_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
+    """The file to write; raises InputError for a folder, in a folder that is not there, inside a package, or for one of
+    the `inputs` of the same run (None: not given), which the result would replace."""
     target = Path(path)
     if not path.strip() or target.is_dir():
         raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
-    if Path(os.path.realpath(outside)) in Path(os.path.realpath(target)).parents:
-        raise InputError(f"'{path}' lies in the package {outside}, which is never changed; expected another place")
+    if (around := package_around(target)) is not None:
+        raise InputError(f"'{path}' lies in the package {around}, which is never changed; expected another place")
+    for each in inputs:
+        if each is not None and target.exists() and target.is_file() and os.path.exists(each) \
+                and os.path.samefile(target, each):
+            raise InputError(f"'{path}' is what this run reads ('{os.fspath(each)}'), and would be replaced; expected "
+                             "another file")
     return target
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from ..core.errors import nearest
+from ..core.words import escaped
 
 __all__ = ["Parser"]
 
@@ -23,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         if unknown is not None:
             options = [option for action in self._actions for option in action.option_strings]
             name = unknown.partition("=")[0]
-            super().error(f"no option {name}; {self.prog} --help tells more{nearest(name, options)}")
+            super().error(escaped(f"no option {name}; {self.prog} --help tells more{nearest(name, options)}"))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
@@ -32,4 +33,4 @@ class Parser(argparse.ArgumentParser):
             self.exit(2)
         chosen = _CHOICE.fullmatch(message)
         near = nearest(chosen[1], re.findall(r"[\w-]+", chosen[2])) if chosen else ""
-        super().error(f"{message}; {self.prog} --help tells more{near}")
+        super().error(escaped(f"{message}; {self.prog} --help tells more{near}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..core.words import counted
+from ..core.words import counted, lines_text, short_repr
 from .table import aligned
 
 __all__ = ["BatchItem", "BatchReport"]
@@ -39,6 +39,8 @@ class BatchItem:
     error: str = ""
     left_out_passes: list[str] = field(default_factory=list)
     "The passes of a preset that `rewrite` left out, as they broke the proof."
+    failed_passes: list[str] = field(default_factory=list)
+    "The passes of a preset that `rewrite` rolled back, as they failed."
     report_file: str | None = None
     "Where the JSON of the command's own report is."
     held: dict[str, Any] | None = None
@@ -57,7 +59,7 @@ class BatchItem:
             "name": self.name, "source": self.source, "output": self.output, "status": self.status, "exit": self.code,
             "count": self.count, "ops": {"before": self.ops_before, "after": self.ops_after}, "bytes": self.bytes,
             "seconds": None if self.seconds is None else round(self.seconds, 6), "error": self.error or None,
-            "left_out_passes": self.left_out_passes, "report": self.report,
+            "left_out_passes": self.left_out_passes, "failed_passes": self.failed_passes, "report": self.report,
         }
 
 
@@ -87,10 +89,14 @@ class BatchReport:
             "items": [item.to_dict() for item in self.items],
         }
 
+    def __repr__(self) -> str:
+        return short_repr(self, command=self.command, folder=self.folder, packages=len(self.items),
+                          counts=self.counts(), exit_code=self.exit_code)
+
     def __str__(self) -> str:
         head = ("name", "status", "fired" if self.command == "rewrite" else "findings", "ops", "bytes", "seconds", "")
         align = (str.ljust, str.ljust, *(str.rjust,) * 4, str.ljust)
-        return "\n".join([*aligned(head, align, map(_cells, self.items)), self._last()])
+        return lines_text([*aligned(head, align, map(_cells, self.items)), self._last()])
 
     def _last(self) -> str:
         parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
@@ -103,14 +109,10 @@ def _cells(item: BatchItem) -> tuple[str, ...]:
     if item.ops_after not in (None, item.ops_before):
         ops += f" -> {item.ops_after}"
     seconds = "" if item.seconds is None else f"{item.seconds:.1f}"
-    without = ", ".join(f"ane::{name}" for name in item.left_out_passes)
-    error = _plain(" ".join(item.error.split())) or (f"without {without}" if without else "")
-    return _plain(item.name), item.status, _number(item.count), ops, _number(item.bytes), seconds, error
+    without = ", ".join(f"ane::{name}" for name in [*item.left_out_passes, *item.failed_passes])
+    error = " ".join(item.error.split()) or (f"without {without}" if without else "")
+    return item.name, item.status, _number(item.count), ops, _number(item.bytes), seconds, error
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._version import __version__
+from ..core.contract import Rule
 from ..core.registry import all_rules
 from ..core.spelling import option
-from ..core.words import counted
+from ..core.words import counted, lines_text, short_repr
 from ..proof.calibrate import Calibrated, CalibratedRow
+from .lint_finding import find_fix
 from .table import aligned
 
 __all__ = ["CalibrateReport"]
@@ -19,13 +21,17 @@ __all__ = ["CalibrateReport"]
 
 @dataclass
 class CalibrateReport:
-    """Ranges and room in fp16 for each value of `source` over `runs` runs; its text shows the `worst` tightest."""
+    """Ranges and room in fp16 for each value of `source` over `runs` runs; its text shows the `worst` tightest.
+
+    `sampled`: neither feeds nor ranges were given, so that the runs are on random feeds.
+    """
 
     source: str
     target: str
     runs: int
     found: Calibrated
     worst: int | None = None
+    sampled: bool = False
 
     @property
     def first(self) -> CalibratedRow | None:
@@ -43,11 +49,18 @@ class CalibrateReport:
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate",
             "source": self.source, "target": self.target, "runs": self.runs,
+            "sampled": self.sampled,
             "first_overflow": self.first.trace.value if self.first else None,
-            "rules": [{"pass": name, "code": rules[name].code, "slug": rules[name].slug, "places": places}
+            "rules": [{"rule": name, "pass": _pass_name(rules[name]), "code": rules[name].code,
+                       "slug": rules[name].slug, "places": places}
                       for name, places in self.found.fires.items()],
             "ops": [row.to_dict() for row in self.found.rows],
+            **({"failed_rules": [each.to_dict() for each in self.found.failed]} if self.found.failed else {}),
         }
+
+    def __repr__(self) -> str:
+        return short_repr(self, source=self.source, target=self.target, runs=self.runs, values=len(self.found.rows),
+                          beyond_fp16=len(self.beyond))
 
     def __str__(self) -> str:
         rows = self.found.rows
@@ -57,7 +70,9 @@ class CalibrateReport:
         if len(rows) > most:
             shown.append(f"  and {len(rows) - most} more values, with more room ({option('worst')} says how many are "
                          "shown)")
-        return "\n".join([*shown, *self._verdict()])
+        origin = [f"on random feeds, as no {option('feeds')} or {option('ranges')} were given: values of your own "
+                  "inputs may be larger"] if self.sampled else []
+        return lines_text([*shown, *origin, *self._verdict()])
 
     @property
     def _several(self) -> bool:
@@ -76,9 +91,21 @@ class CalibrateReport:
             lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
         if not lines:
             lines = [f"everything fits fp16 in {counted(self.runs, 'run')}"]
+        lines += [f"{each.code} {each.slug} failed {each}" for each in self.found.failed]
         rules = all_rules()
-        return lines + [f"{rules[name].code} {rules[name].slug}: {counted(places, 'place')} (ane::{name})"
+        return lines + [f"{rules[name].code} {rules[name].slug}: {counted(places, 'place')}{_fix(rules[name])}"
                         for name, places in self.found.fires.items()]
+
+
+def _pass_name(rule: type[Rule]) -> str | None:
+    fix = find_fix(rule)
+    return None if fix is None else fix.name
+
+
+def _fix(rule: type[Rule]) -> str:
+    """The pass that fixes what `rule` finds, for a line of text; empty where no rewrite does."""
+    name = _pass_name(rule)
+    return "" if name is None else f" (ane::{name})"
 
 
 def _room(row: CalibratedRow) -> float:

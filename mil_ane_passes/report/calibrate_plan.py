@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.words import counted
+from ..core.words import counted, lines_text, short_repr
 from ..residency.agreement import Agreement, Differs, factors
 from .measured import agreement_dict, contradicted, differs_dict, lines
 from .table import aligned
@@ -49,9 +49,13 @@ class CalibratePlanReport:
                          for each in self.compared],
         }
 
+    def __repr__(self) -> str:
+        return short_repr(self, packages=[each.model for each in self.compared], agrees=self.agrees,
+                          notes=len(self.notes))
+
     def __str__(self) -> str:
         made = [line for each in self.compared for line in _text(each)]
-        return "\n".join([*made, *[f"note: {note}" for note in self.notes]])
+        return lines_text([*made, *[f"note: {note}" for note in self.notes]])
 
 
 def _text(each: Compared) -> Iterator[str]:

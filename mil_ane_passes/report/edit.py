@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
+from ..core.words import lines_text, short_repr
 from ..surgery.contract import Done
 
 __all__ = ["EditReport"]
@@ -50,6 +51,9 @@ class EditReport:
             "seconds": round(self.seconds, 6),
         }
 
+    def __repr__(self) -> str:
+        return short_repr(self, source=self.source, status=self.status, outputs=self.outputs, changes=len(self.done))
+
     def __str__(self) -> str:
         lines: list[str] = []
         for option in dict.fromkeys(each.option for each in self.done):
@@ -59,7 +63,7 @@ class EditReport:
                 lines.append(f"{option}  ... and {len(notes) - _SHOWN} more")
         if self.weight_bytes_after not in (None, self.weight_bytes_before):
             lines.append(f"weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes")
-        return "\n".join([*lines, self._last()])
+        return lines_text([*lines, self._last()])
 
     def _last(self) -> str:
         where = f" to {', '.join(self.outputs)}" if self.outputs else ""

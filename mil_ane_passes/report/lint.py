@@ -12,6 +12,7 @@ from ..core.collector import collector_off
 from ..core.contract import Miss
 from ..core.plan import Plan, Row
 from ..core.printer import op_text
+from ..core.words import short_repr
 from ..residency.agreement import Agreement
 from ..residency.buffers import Buffer, buffers
 from ..residency.predict import Found
@@ -31,7 +32,8 @@ class LintReport:
     `findings` are the hits, worst first; `near_misses` what almost was one. `plan` holds the program itself and is no
     part of the JSON. `after` is the report of the model it is compared with, `baseline` what is new and gone since an
     earlier report, `measured` what Core ML said on a Mac; all are None, and no part of the JSON, where they were not
-    asked for. `left_out` are the parts of a pipeline that are no ML Programs, with their kinds.
+    asked for. The rules that failed are in `plan.failed`, and in the JSON where there are any. `left_out` are the parts
+    of a pipeline that are no ML Programs, with their kinds.
     """
 
     model: str
@@ -121,8 +123,13 @@ class LintReport:
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"failed_rules": [each.to_dict() for each in self.plan.failed]} if self.plan.failed else {}),
             **({"measured": agreement_dict(self.measured)} if self.measured is not None else {}),
         }
+
+    def __repr__(self) -> str:
+        return short_repr(self, model=self.model, target=self.target, ops=len(self.plan.rows), on_ane=self.on_ane,
+                          findings=len(self.findings), near_misses=len(self.near_misses))
 
     def __str__(self) -> str:
         return text(self)

@@ -16,7 +16,7 @@ from ..core.registry import rewrites
 from ..core.scopes import Origin, origin
 from ..residency.predict import Found
 
-__all__ = ["LintFinding", "finding_of", "kind"]
+__all__ = ["LintFinding", "find_fix", "finding_of", "kind"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class LintFinding:
     "What mends this place, as `--passes` takes it, where that is known; else what the rule names."
     unmended: str = ""
     "Why the rewrite that the rule names leaves this place alone."
+    split_at: tuple[tuple[str, ...], ...] = ()
+    "Cuts that put the op in a package of its own, as `edit --split-at` takes them, one after the other."
 
     @property
     def level(self) -> str:
@@ -54,7 +56,7 @@ class LintFinding:
     def fix(self) -> dict[str, Any] | None:
         """The pass that mends it, as `--passes` takes it, or what the user can do; None for neither."""
         name, brace, options = self.mended_by.partition("{")
-        fix = rewrites()[name] if name else None if self.unmended else _fixing(self.rule)
+        fix = rewrites()[name] if name else None if self.unmended else find_fix(self.rule)
         if fix is not None:
             return {"pass": f"ane::{fix.name}{brace}{options}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
@@ -80,13 +82,14 @@ class LintFinding:
             "reason": self.reason, "near_miss": self.near_miss, "refuses": self.refuses, "sure": self.sure,
             "message": self.message, "confidence": self.rule.confidence, "fix": self.fix,
             "unmended": self.unmended or None,
+            "split_at": [list(values) for values in self.split_at],
             "origin": self.origin.to_dict() if self.origin else None,
             "evidence": [source.to_dict() for source in self.rule.evidence],
         }
 
 
-def _fixing(rule: type[Rule]) -> type[Rewrite] | None:
-    """The rewrite that mends what `rule` finds: itself, or the first known one it names."""
+def find_fix(rule: type[Rule]) -> type[Rewrite] | None:
+    """The rewrite that fixes what `rule` finds: itself, or the first known one it names."""
     if issubclass(rule, Rewrite):
         return rule
     known = rewrites() if rule.mended_by else {}
@@ -104,7 +107,8 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
         answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
         origin(op), tuple(places[one] for one in covered if one in places),
-        answer.mended_by if isinstance(answer, Hit) else "", answer.unmended if isinstance(answer, Hit) else "")
+        answer.mended_by if isinstance(answer, Hit) else "", answer.unmended if isinstance(answer, Hit) else "",
+        answer.split_at if isinstance(answer, Hit) else ())
 
 
 def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:

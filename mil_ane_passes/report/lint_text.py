@@ -8,13 +8,15 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.contract import Evidence, Rewrite, Rule
 from ..core.registry import all_rules
 from ..core.targets import Generation
-from ..core.words import counted
+from ..core.words import counted, duration_text, lines_text
 from ..residency.accepted import seen_on
+from ..surgery.contract import PARTS, part_path
 from .lint_finding import LintFinding
 from .lint_order import REFUSED, Group, groups
 from .measured import lines as agreement_lines
@@ -28,7 +30,8 @@ _SHOWN = 8
 "Places with reasons of their own listed per cause, unless all are asked for."
 _TOGETHER = 3
 "Places listed of those that share a reason."
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_OUT = "OUT.mlpackage"
+"The output in printed commands, which is for the user to name."
 _NEAR = 2
 "Places listed per reason of near misses."
 
@@ -47,16 +50,14 @@ def text(report: LintReport, *, everything: bool = False) -> str:
         blocks.append(["worth a try (rewrites for what need not be mended; they fail no gate):", *offers])
     if report.near_misses:
         blocks.append(["almost, but no finding:", *_near(report, shown)])
+    failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
+    if failed:
+        blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
     last = [*_command(report, found), *_unknown(report, shown), _basis(report)]
-    return _CONTROL.sub(_escaped, "\n".join([*lines, *([""] if blocks else []), *last]))
-
-
-def _escaped(control: re.Match[str]) -> str:
-    """A name is the model's, and a terminal obeys some characters."""
-    return control[0].encode("unicode_escape").decode()
+    return lines_text([*lines, *([""] if blocks else []), *last])
 
 
 def verdict(report: LintReport) -> str:
@@ -144,7 +145,7 @@ def _weight(group: Group) -> str:
              f"not known to be taken: {counted(group.ops, 'op')}"]
     if group.dragged:
         words.append(f"{counted(group.dragged, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}")
-    words.append(f"{group.cpu_ms:.3g} ms on the CPU")
+    words.append(f"{duration_text(group.cpu_ms)} on the CPU")
     return ", ".join(words)
 
 
@@ -169,7 +170,7 @@ def place(report: LintReport, item: LintFinding) -> str:
     function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
     origin = f", from {item.origin}" if item.origin else ""
     more = f", {len(item.covers)} ops" if len(item.covers) > 1 else ""
-    return f"{function}%{item.value} ({item.op}{more}{origin})".replace("\n", "\\n")
+    return f"{function}%{item.value} ({item.op}{more}{origin})"
 
 
 def _cut(lines: list[str], shown: int | None) -> list[str]:
@@ -181,13 +182,14 @@ def _more(count: int, shown: int | None) -> str:
     return "" if shown is None or count <= shown else f" and {count - shown} more"
 
 
-def _fix(report: LintReport, findings: Iterable[LintFinding]) -> Iterator[str]:
+def _fix(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
     """What mends these findings of one rule: the passes, then what the user can do."""
     fixes = [item.fix for item in {(item.mended_by, bool(item.unmended)): item for item in findings}.values()]
     words: dict[str, None] = {}
     for fix in fixes:
         if fix is not None and fix["pass"]:
             words[f"{_rewrite(report, [fix['pass']])} ({fix['exactness']}, {_when(fix['preset'])})"] = None
+    words |= dict.fromkeys(_split(report, item) for item in findings if item.split_at)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
     yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
 
@@ -199,8 +201,23 @@ def _when(preset: str) -> str:
 def _rewrite(report: LintReport, passes: Iterable[str]) -> str:
     names = ",".join(name.removeprefix("ane::") for name in passes)
     if os.path.exists(report.model):
-        return f"mil-ane-passes rewrite {shlex.quote(report.model)} -o OUT.mlpackage --passes {shlex.quote(names)}"
-    return f"mil_ane_passes.rewrite(..., passes={names!r})"
+        target = [] if report.target == "all" else ["--target", report.target]
+        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", _OUT, "--passes", names, *target])
+    given = "" if report.target == "all" else f", target={report.target!r}"
+    return f"mil_ane_passes.rewrite(..., passes={names!r}{given})"
+
+
+def _split(report: LintReport, item: LintFinding) -> str:
+    """The command that makes the cuts of a finding; a second cut is made in the first part of the first."""
+    several = len(report.plan.program.functions) > 1
+    commands: list[str] = []
+    source = report.model
+    for values in item.split_at:
+        function = ["--function", item.function] if several else []
+        commands.append(shlex.join(["mil-ane-passes", "edit", source, "-o", source if commands else _OUT, *function,
+                                    "--split-at", *values]))
+        source = os.fspath(part_path(Path(_OUT), PARTS[0]))
+    return " && ".join(commands)
 
 
 def _offer(group: Group) -> str:

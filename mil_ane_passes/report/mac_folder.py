@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from .._version import __version__
+from ..core.words import escaped, lines_text, short_repr
 
 __all__ = ["MacFolder", "read_me"]
 
@@ -35,13 +37,16 @@ class MacFolder:
                 "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
                 "expected": self.expected, "run": _command(self.images), "notes": self.notes}
 
+    def __repr__(self) -> str:
+        return short_repr(self, source=self.source, folder=self.folder, packages=self.packages, feeds=self.feeds)
+
     def __str__(self) -> str:
-        return "\n".join([
+        return lines_text([
             f"wrote {self.folder}: {' and '.join(self.packages)}, {self.feeds} feeds, expected outputs for "
             f"{self.expected} of them, measure.py, README.txt",
             *[f"note: {note}" for note in self.notes],
             f"on a Mac, in that folder: {_command(self.images)}",
-            f"then here: mil-ane-passes calibrate-plan {self.folder}/result.json"])
+            f"then here: mil-ane-passes calibrate-plan {quote(f'{self.folder}/result.json')}"])
 
 
 def _command(images: bool) -> str:
@@ -52,7 +57,7 @@ def read_me(folder: MacFolder, tolerances: dict[str, float]) -> str:
     """README.txt: what to do, what is here, and what nobody has tried."""
     shares = "\n".join(f"  {name}: {share:g} of an output's largest value" for name, share in tolerances.items())
     notes = "".join(f"\n- {note}" for note in folder.notes)
-    return f"""Made by mil-ane-passes {__version__} from {folder.source}.
+    return f"""Made by mil-ane-passes {__version__} from {escaped(folder.source)}.
 
 On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
 

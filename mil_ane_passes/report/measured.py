@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ..core.words import duration_text
 from ..residency.agreement import Agreement, Differs
 
 __all__ = ["agreement_dict", "contradicted", "differs_dict", "lines"]
@@ -23,7 +24,7 @@ def lines(found: Agreement) -> Iterator[str]:
     yield (f"measured on {measurement.where}{units} ({measurement.file}{package}): {len(match.pairs)} ops matched, "
            f"{len(match.ours)} only here, {len(match.theirs)} only there")
     for run in measurement.runs:
-        spent = "" if run["median_ms"] is None else f"; {run['median_ms']:.3g} ms a prediction (median)"
+        spent = "" if run["median_ms"] is None else f"; {duration_text(run['median_ms'])} a prediction (median)"
         wrong = "DIFFERS: " if run["passed"] is False else ""
         yield f"  {run['function']} with {run['units']}: {wrong}{run['says']}{spent}"
     for problem in measurement.problems[:_SHOWN]:
@@ -38,7 +39,7 @@ def lines(found: Agreement) -> Iterator[str]:
     yield f"  support: {right} of {told} ops as predicted, {len(found.support)} otherwise, {new} that were unknown"
     placed = sum(each.preferred is not None for _, each in match.pairs)
     tie = " (the same cost by our estimates)" if found.tie else "" if found.extra_ms is None or not found.backend else (
-        f" (measured partition {found.extra_ms:.4g} ms dearer by our estimates)")
+        f" (measured partition {duration_text(found.extra_ms)} more expensive by our estimates)")
     yield (f"  partition: {placed - len(found.backend)} of {placed} ops where predicted{tie}; segments: "
            f"{found.segments} predicted, {found.measured_segments} measured")
     shares = found.shares.to_dict()

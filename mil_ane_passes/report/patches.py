@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..core.words import lines_text
+
 __all__ = ["PatchPage", "Patches"]
 
 RIGHT = "the installed coremltools is right"
@@ -58,7 +60,7 @@ class Patches:
             patch, needed = each.patch, "needed" if each.reason else "off   "
             lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
             lines.append(f"{'':<{width}}                  {each.reason or RIGHT}")
-        return "\n".join(lines)
+        return lines_text(lines)
 
 
 @dataclass(frozen=True)

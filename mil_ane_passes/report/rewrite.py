@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from shlex import quote
+from shlex import join
 from typing import Any
 
 from .._version import __version__
 from ..core.engine import PassTrace
 from ..core.forecast import Forecast
 from ..core.registry import rewrites
+from ..core.rule_class import RuleFailure
 from ..core.spelling import option, without_proof
 from ..core.targets import listed
-from ..core.words import counted
+from ..core.words import counted, lines_text, short_repr
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
@@ -69,6 +70,11 @@ class RewriteReport:
         return [trace for trace in self.traces if trace.undone]
 
     @property
+    def failed(self) -> list[RuleFailure]:
+        """The passes of a preset that failed; nothing is left of them."""
+        return [trace.failed for trace in self.traces if trace.failed]
+
+    @property
     def proved(self) -> bool:
         return not self.changed or (self.verify is not None and self.verify.equal)
 
@@ -86,15 +92,22 @@ class RewriteReport:
                 "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
             "left_out_passes": [each.to_dict() for each in self.left_out_passes],
             "blamed": self.blamed.to_dict() if self.blamed else None,
+            "failed_passes": [each.to_dict() for each in self.failed],
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"outside": self.outside} if self.outside else {}),
         }
 
+    def __repr__(self) -> str:
+        return short_repr(self, source=self.source, status=self.status, output=self.output, proved=self.proved,
+                          passes_fired=sum(bool(trace.fired) for trace in self.traces), ops_before=self.ops_before,
+                          ops_after=self.ops_after)
+
     def __str__(self) -> str:
         lines = [line for trace in self.traces for line in _trace_lines(trace)]
         lines += [f"ane::{trace.rule}  undone at {counted(trace.places, 'place')}: {trace.undone}"
                   for trace in self.undone]
+        lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
         lines += [f"ane::{name}  did not look at the program: it is for "
                   f"{listed(rewrites()[name].targets.generations)}, and the target is {self.target}"
@@ -107,41 +120,47 @@ class RewriteReport:
             lines += [] if self.predicted is None else [f"predicted: {_change(*self.predicted)}"]
         lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
         if self.verify is not None:
-            lines.append(str(self.verify))
+            lines += str(self.verify).split("\n")
         if self.diff:
-            lines.append(self.diff)
-        return "\n".join([*lines, self._last()])
+            lines += self.diff.split("\n")
+        return lines_text([*lines, *self._last()])
 
     def _weights(self) -> str:
         if self.weight_bytes_before is None or self.weight_bytes_after is None:
             return ""
         return f", weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes"
 
-    def _last(self) -> str:
+    def _last(self) -> list[str]:
         where = f" to {self.output}" if self.output else ""
         if self.status == "unchanged":
-            left = " and ".join(["undone"] * bool(self.undone) + ["left out"] * bool(self.left_out_passes))
+            left = " and ".join(["undone"] * bool(self.undone) + ["left out"] * bool(self.left_out_passes)
+                                + ["rolled back"] * bool(self.failed))
             said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
-            return said + (f"; the package was copied as it is{where}" if where else "") + self._next()
+            return [said + (f"; the package was copied as it is{where}" if where else ""), *self._next()]
         if self.status == "dry run":
-            return "dry run: nothing proved, nothing written"
+            return ["dry run: nothing proved, nothing written"]
         if self.status == "not proved":
-            return self._refusal()
+            return [self._refusal()]
         unproved = "" if self.proved else f", not proved ({without_proof()})"
-        without = ", ".join(f"ane::{each.rule}" for each in self.left_out_passes)
+        names = [*(each.rule for each in self.left_out_passes), *(each.rule for each in self.failed)]
+        without = ", ".join(f"ane::{name}" for name in names)
         done = f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
-            return done
-        return f"{done}\nnext: mil-ane-passes lint {quote(self.output)} says what is still off the ANE"
+            return [done]
+        return [done, f"next: {self._lint(self.output)} says what is still off the ANE"]
 
-    def _next(self) -> str:
+    def _next(self) -> list[str]:
         """What to try where nothing was done."""
         safe = all(name in rewrites() and rewrites()[name].preset == "safe" for name in self.passes)
         tries = ["--preset full tries more"] * safe
         tries += ["--max-growth none keeps what was undone"] * bool(self.undone)
         if self.output:
-            tries.append(f"mil-ane-passes lint {quote(self.source)} says what is off the ANE, and why")
-        return f"\nnext: {'; '.join(tries)}" if tries else ""
+            tries.append(f"{self._lint(self.source)} says what is off the ANE, and why")
+        return [f"next: {'; '.join(tries)}"] if tries else []
+
+    def _lint(self, path: str) -> str:
+        """The command that lints `path` for the same target."""
+        return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
 
     def _refusal(self) -> str:
         """What broke the proof, and what to try."""
@@ -159,8 +178,10 @@ class RewriteReport:
 
 def _change(before: Forecast, after: Forecast) -> str:
     """What the prediction says has changed, in words."""
-    return (f"{before.refused} -> {after.refused} ops that the ANE does not take, {before.cost:.3f} -> "
-            f"{after.cost:.3f} ms, {before.switches} -> {after.switches} changes of place")
+    cost = f"{before.cost:.3f} -> {after.cost:.3f} ms" if max(before.cost, after.cost) >= 0.001 else \
+        "less than 0.001 ms as before"
+    return (f"{before.refused} -> {after.refused} ops that the ANE does not take, {cost}, "
+            f"{before.switches} -> {after.switches} changes of place")
 
 
 def _trace_lines(trace: PassTrace) -> list[str]:

@@ -44,7 +44,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
         "tool": {"driver": {"name": "mil-ane-passes", "version": __version__,
                             "rules": [_rule(rule) for rule in rules]}},
         "invocations": [{"executionSuccessful": True}],
-        "artifacts": [{"location": location or {}, "description": {"text": report.model},
+        "artifacts": [{"location": location or {}, "description": {"text": _literal(report.model)},
                        "roles": ["analysisTarget", "directory"] if location else ["analysisTarget", "memoryContents"]}],
         "results": results, "columnKind": "utf16CodeUnits",
         "properties": {"target": report.target, "predicted": True, "summary": report.summary()},
@@ -74,7 +74,7 @@ def _result(
     made: dict[str, Any] = {
         "ruleId": item.rule.code, "ruleIndex": number,
         "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
-        "message": {"text": _message(item)},
+        "message": {"text": _literal(_message(item))},
         "locations": [_location(item, location)],
         "partialFingerprints": {FINGERPRINT: _fingerprint(identity, seen[identity])},
         "properties": {"op": item.op, "index": item.index, "covers": list(item.covers), "refuses": item.refuses,
@@ -88,8 +88,14 @@ def _result(
 def _gone(key: tuple[str, str, str, str], location: dict[str, Any] | None) -> dict[str, Any]:
     code, function, op, value = key
     return {"ruleId": code, "kind": "fail", "level": "note", "baselineState": "absent",
-            "message": {"text": f"no longer found: {op} %{value}"},
+            "message": {"text": _literal(f"no longer found: {op} %{value}")},
             "locations": [_named(location, f"{function}/{value}", value)]}
+
+
+def _literal(text: str) -> str:
+    """`text` as SARIF writes what is meant literally: braces doubled, as a placeholder has single ones (3.11.5), and no
+    bracket that would end the text of a link (3.11.6). Names are the model's, and may look like either."""
+    return text.replace("{", "{{").replace("}", "}}").replace("](", "\\](")
 
 
 def _message(item: LintFinding) -> str:

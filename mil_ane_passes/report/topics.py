@@ -17,6 +17,7 @@ TOPICS = {
     "packages": "package",
     "runtime": "runtime",
     "frontend": "torch_frontend",
+    "threads": "core.locking",
 }
 """Topics, and the modules whose docstrings are their pages; looked up by name, as a page is text and no dependency."""
 

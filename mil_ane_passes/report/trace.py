@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
+from ..core.words import lines_text, short_repr
 from ..proof.compare import as_arrays
 from ..proof.trace import TraceRow
 from .table import aligned
@@ -32,12 +33,16 @@ class RunReport:
             "outputs": _kinds(self.outputs), "states": _kinds(self.states), "first_overflow": None, "trace": None,
         }
 
+    def __repr__(self) -> str:
+        return short_repr(self, source=self.source, function=self.function, precision=self.precision,
+                          outputs=list(self.outputs), states=len(self.states))
+
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {value.dtype}{list(value.shape)}"
-                         for name, value in as_arrays(self.outputs).items())
+        return lines_text(f"{name}: {value.dtype}{list(value.shape)}"
+                          for name, value in as_arrays(self.outputs).items())
 
 
-@dataclass
+@dataclass(repr=False)
 class TraceReport(RunReport):
     """A run op by op: `rows` has one entry for each value, in the order in which they were first computed.
 
@@ -57,17 +62,17 @@ class TraceReport(RunReport):
                                     "trace": [row.to_dict() for row in self.rows]}
 
     def __str__(self) -> str:
-        return "\n".join([*aligned(_HEAD, _ALIGNED, map(_cells, self.rows)), self._verdict()])
+        return lines_text([*aligned(_HEAD, _ALIGNED, map(_cells, self.rows)), *self._verdict()])
 
-    def _verdict(self) -> str:
+    def _verdict(self) -> list[str]:
         row = self.first
         if row is None:
             beyond = any(row.inf or row.overflow for row in self.rows)
             within = "what is beyond its range was given" if beyond else "every value is within its range"
-            return f"no op overflows fp16: {within} ({self.precision})"
+            return [f"no op overflows fp16: {within} ({self.precision})"]
         found = f"{row.overflow} of magnitude 65520 or more" if row.overflow else f"{row.inf} infinite"
-        return (f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "
-                f"{row.elements} elements\n  {self.first_mil}")
+        return [f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "
+                f"{row.elements} elements", f"  {self.first_mil}"]
 
 
 def _kinds(arrays: dict[str, Any]) -> dict[str, Any]:

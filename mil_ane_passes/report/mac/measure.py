@@ -36,6 +36,11 @@ ASKED = {"model": "sysctl -n hw.model", "chip": "sysctl -n machdep.cpu.brand_str
 Json = dict[str, Any]
 
 
+def shown(text: str) -> str:
+    """`text` on one line, without characters that a terminal obeys: names are the model's."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class Recorder:
     """The result as it grows: every step is guarded, named before it starts, and saved when it ends."""
 
@@ -47,7 +52,7 @@ class Recorder:
 
     def step(self, name: str, action: Callable[..., Any], *given: Any) -> Any:
         """What `action` returns, or None when it failed, which is then among the problems."""
-        print(f"... {name}", flush=True)
+        print(shown(f"... {name}"), flush=True)
         self.result["doing"] = name
         self.save()
         with warnings.catch_warnings(record=True) as told:
@@ -65,7 +70,7 @@ class Recorder:
         return found
 
     def problem(self, where: str, text: str) -> None:
-        print(f"    problem: {text}", flush=True)
+        print(shown(f"    problem: {text}"), flush=True)
         self.result["problems"].append({"where": where, "problem": text})
 
     def save(self) -> None:
@@ -291,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     recorder.result["complete"] = True
     recorder.save()
     for line in recorder.result["verdict"]:
-        print(f"{line['package']}, {line['function']}, {line['units']}: {line['says']}")
+        print(shown(f"{line['package']}, {line['function']}, {line['units']}: {line['says']}"))
     print(f"{len(recorder.result['problems'])} problems; send back {recorder.out}")
     return 0
 
