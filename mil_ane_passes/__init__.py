@@ -5,11 +5,17 @@
     mil_ane_passes.rewrite("in.mlpackage", "out.mlpackage")
 
 Importing this registers the passes `ane::*` with coremltools and changes nothing else.
+
+Every function may be called from several threads: coremltools keeps the program it builds in globals, so they take
+turns, and a second thread waits until the first is done. Processes work side by side (`batch(..., jobs=N)`). A progress
+callback may call the API again, but must not wait for another thread that does. coremltools' own functions are not
+covered: beside other threads, call `ct.convert` and the MIL builder within `with mil_ane_passes.exclusive():`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .core.host import register
@@ -19,20 +25,22 @@ if TYPE_CHECKING:
     from . import runtime, torch_frontend
     from .api import calibrate, edit, lint, pipeline, rewrite, run, trace, verify
     from .batching import batch
-    from .core.errors import AnePassesError, InputError, NotSupported, RuleError
+    from .core.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
+    from .core.locking import exclusive
     from .package import Package, load, save
     from .torch_frontend.convert import convert
 
 __all__ = [
-    "AnePassesError", "InputError", "NotSupported", "Package", "RuleError", "__version__", "batch", "calibrate",
-    "convert", "edit", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save", "torch_frontend", "trace",
-    "verify",
+    "AnePassesError", "InputError", "LimitReached", "NotSupported", "Package", "RuleError", "__version__", "batch",
+    "calibrate", "convert", "edit", "exclusive", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save",
+    "torch_frontend", "trace", "verify",
 ]
 
 _HOMES = {
     ".api": ("calibrate", "edit", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
     ".batching": ("batch",),
-    ".core.errors": ("AnePassesError", "InputError", "NotSupported", "RuleError"),
+    ".core.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
+    ".core.locking": ("exclusive",),
     ".package": ("Package", "load", "save"),
     ".runtime": ("runtime",),
     ".torch_frontend": ("torch_frontend",),
@@ -40,7 +48,14 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-register()
+
+def _guard(target: str, most: float) -> Any:
+    """The guard of a target that lets the predicted cost grow by the share `most`."""
+    predicting = import_module(f"{__name__}.api.predicting")  # when it is needed, as with all names below
+    return predicting.guard_of(predicting.foreseeing(target), most)
+
+
+register(_guard)
 
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there
     __getattr__ = lazily(__name__, _HOME)

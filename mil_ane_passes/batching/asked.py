@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..core.budget import MOST_STEPS
 from ..core.errors import InputError, nearest
 from ..core.growth import MOST_GROWTH
 
@@ -22,7 +23,8 @@ REPORTS = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": ".html"}
 "The forms of a lint report, and how the names of its files end."
 COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"preset": "safe", "target": "all", "passes": None, "options": None, "feeds": (), "ranges": None,
-                "verify": True, "seeds": None, "link": False, "dry_run": False, "max_growth": MOST_GROWTH},
+                "verify": True, "seeds": None, "link": False, "dry_run": False, "max_growth": MOST_GROWTH,
+                "strict": False, "max_steps": MOST_STEPS, "max_seconds": None},
     "lint": {"target": "all", "select": None, "ignore": None, "options": None, "fail_under": None, "report": "text"},
 }
 "The options of each command, with what holds where they are not given."

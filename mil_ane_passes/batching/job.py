@@ -1,14 +1,13 @@
 """One package's work, as it is sent to a worker: a few texts go there, a few numbers come back.
 
-The result and its report are written by the worker. The work is not safe to do in two threads of one process, as pymil
-keeps the blocks that are being built in globals; so jobs of one process wait for each other.
+The result and its report are written by the worker. Jobs of one process wait for each other, and for other threads that
+use the API there (`core.locking`): a Dask worker may have several threads.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import AnePassesError, InputError
+from ..core.errors import AnePassesError, InputError, memory_words
 from ..core.host import quiet
+from ..core.locking import exclusive
 from ..core.spelling import by_command
 from ..report.batch import BatchItem
 from .asked import Asked, tool
@@ -28,8 +28,6 @@ __all__ = ["Job", "OptionsError", "run_job"]
 
 Work = Callable[["Job", BatchItem], dict[str, Any]]
 "Does the work of a job, notes in the item what came of it, and returns its report."
-
-_ALONE = threading.Lock()
 
 
 class OptionsError(InputError):
@@ -56,7 +54,7 @@ class Job:
 def run_job(job: Job) -> BatchItem:
     """Do the work; what goes wrong with the package is in the item. Raises OptionsError for wrong options only."""
     item = BatchItem(job.name, job.source, job.output)
-    with _ALONE, quiet(), by_command(job.command):
+    with exclusive(), quiet(), by_command(job.command):
         try:
             _check_place(job)
             work = _work(job.asked)
@@ -155,6 +153,7 @@ def _rewrite(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: B
     item.count = sum(len(trace.fired) for trace in report.traces)
     item.ops_before, item.ops_after = report.ops_before, report.ops_after
     item.left_out_passes = [each.rule for each in report.left_out_passes]
+    item.failed_passes = [each.rule for each in report.failed]
     if report.status == "not proved":
         item.error = str(report.verify).partition("\n")[0] if report.blamed is None else (
             f"ane::{report.blamed.rule} breaks the proof {report.blamed}")
@@ -189,6 +188,6 @@ def _words(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the model's blocks are nested too deep for this machine's Python"
     if isinstance(error, MemoryError):
-        return "not enough memory; expected more, or fewer jobs at a time"
+        return memory_words(error)
     return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
             "that leads to it")

@@ -17,9 +17,31 @@ from .fingerprint import same, stamps
 __all__ = ["KEPT", "RECORDS", "Record", "write_whole"]
 
 RECORDS = ".mil-ane-passes"
-KEPT = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes")
+KEPT = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes")
 "What is kept of an item, besides its report."
+_COUNTS = ("count", "ops_before", "ops_after", "bytes")
 _SCHEMA = 1
+
+
+def _is_whole(data: dict[str, Any]) -> bool:
+    """Whether a record has the form in which it was written; one that was damaged counts as missing."""
+    files, outputs, item = data.get("files", {}), data.get("outputs", {}), data.get("item")
+    kept = item is None or (isinstance(item, dict) and item.keys() == set(KEPT) and isinstance(item["code"], int)
+                            and isinstance(item["left_out_passes"], list)
+                            and all(isinstance(item[name], int | None) for name in _COUNTS))
+    return (kept and (item is not None or data.get("state") != "done") and isinstance(data.get("source", ""), str)
+            and isinstance(files, dict) and all(map(_is_print, files.values()))
+            and isinstance(outputs, dict) and all(map(_are_numbers, outputs.values())))
+
+
+def _is_print(each: Any) -> bool:
+    return (isinstance(each, dict) and isinstance(each.get("size"), int) and _are_numbers(each.get("stamp"))
+            and len(each["stamp"]) == len(("modified", "changed", "inode"))
+            and isinstance(each.get("sha256", 0), str | None))
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, int) for each in values)
 
 
 class Record:
@@ -35,9 +57,9 @@ class Record:
     def _read(self) -> dict[str, Any]:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
-        return data if isinstance(data, dict) and data.get("schema") == _SCHEMA else {}
+        return data if isinstance(data, dict) and data.get("schema") == _SCHEMA and _is_whole(data) else {}
 
     @property
     def state(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError
+from ..package.destination import package_around
 from ..report.batch import BatchItem, BatchReport
 from .asked import Asked
 from .job import Job
@@ -45,7 +46,8 @@ def batch(
     machine (each takes half a GB and what its proof needs; a script needs `if __name__ == "__main__":`). `executor`:
     any `concurrent.futures.Executor` instead, whose workers have the same paths and packages; threads of one process
     take turns. `options` are those of `rewrite` (preset, target, passes, options, ranges, verify, seeds, link, dry_run,
-    max_growth; feeds as paths of .npz files) or of `lint` (target, select, ignore, options; fail_under in percent).
+    max_growth, strict, max_steps, max_seconds; feeds as paths of .npz files) or of `lint` (target, select, ignore,
+    options; fail_under in percent).
 
     A result whose package and options are those of an earlier run is kept ("up to date") unless `again`. One of an
     earlier run that is not is replaced; anything else at its place only if `overwrite`. Raises InputError when nothing
@@ -105,6 +107,8 @@ def _prepare(target: Path, found: Iterable[Source], asked: Asked) -> None:
             if path in packages:
                 raise InputError(f"{target}: the result of {source.path} would replace the package {packages[path]} or "
                                  "lie in it, but sources are never changed; expected another folder for the results")
+    if (around := package_around(target / "any")) is not None:
+        raise InputError(f"{target}: lies in the package {around}; expected a place outside of packages")
     try:
         (target / RECORDS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
