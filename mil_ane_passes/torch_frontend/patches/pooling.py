@@ -109,33 +109,42 @@ def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> 
     """Convert by coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-    behind = _windows_behind(given, node, count)
-    _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
-    if not any(behind):
-        return
-    name = node.outputs[0]
-    y = context[name]
-    kept = [size - extra for size, extra in zip(y.shape, [0] * (y.rank - count) + behind)]
-    context.add(mb.slice_by_size(x=y, begin=[0] * y.rank, size=kept), torch_name=name, override=True)
-
-
-def _windows_behind(given: Any, node: Any, count: int) -> list[int]:
-    """How many windows (0 or 1) MIL counts behind the input on each spatial axis, where PyTorch has none."""
     kernel = _each(given.kernel_size, node, "kernel_size", count)
     stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
     padding = _each(given.padding, node, "padding", count) if given.padding is not None else [0] * count
-    if not python(given.ceil_mode, node, "ceil_mode"):
-        return [0] * count
-    found = []
-    for size, reach, step, pad in zip(given.self.shape[-count:], kernel, stride, padding):
-        if pad or step <= reach:  # with padding MIL drops it as well; a window within reach begins inside
-            found.append(0)
-            continue
-        if not isinstance(size, int | np.integer):
-            raise NotConverted.at(node, f"ceil_mode with a stride of {step} above the kernel of {reach}, on a flexible "
-                                        "size", "fix the size, or pad the input and leave ceil_mode out")
-        found.append(int(-(-(int(size) - reach) // step) * step >= size))
-    return found
+    ceil, sizes = bool(python(given.ceil_mode, node, "ceil_mode")), given.self.shape[-count:]
+    # With padding MIL drops a window behind the input as well, and a window within the kernel's reach begins inside.
+    skips = [ceil and not pad and step > reach for pad, step, reach in zip(padding, stride, kernel)]
+    if any(skip and not isinstance(size, int | np.integer) for skip, size in zip(skips, sizes)):
+        _pool_by_rounding_down(context, node, given.self, kernel, stride, padding)
+        return
+    _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+    behind = [int(skip and -(-(int(size) - reach) // step) * step >= size) if skip else 0
+              for skip, size, reach, step in zip(skips, sizes, kernel, stride)]
+    if any(behind):
+        y = context[node.outputs[0]]
+        kept = [size - extra for size, extra in zip(y.shape, [0] * (y.rank - count) + behind)]
+        context.add(mb.slice_by_size(x=y, begin=[0] * y.rank, size=kept), torch_name=node.outputs[0], override=True)
+
+
+def _pool_by_rounding_down(
+    context: Any, node: Any, x: Var, kernel: list[int], stride: list[int], padding: list[int]
+) -> None:
+    """Pool flexible sizes in ceil_mode, without padding, with as many windows as PyTorch has for every size.
+
+    PyTorch counts min(ceil((n - k) / s) + 1, ceil(n / s)) windows, those that begin inside the input. Both are
+    floor((n + pad - k) / s) + 1, with s - 1 and k - 1 as the padding behind: the smaller of the two gives the minimum.
+    Padding is left out of averages, as PyTorch leaves out what ceil_mode adds.
+    """
+    if any(padding):
+        raise NotConverted.at(node, "ceil_mode with padding and a stride above the kernel, on a flexible size",
+                              "fix the size, or pad the input and leave ceil_mode out")
+    pads = [pad for reach, step in zip(kernel, stride) for pad in (0, min(step, reach) - 1)]
+    common = {"x": x, "kernel_sizes": kernel, "strides": stride, "pad_type": "custom", "pad": pads}
+    if node.kind.startswith("max"):
+        _give(context, node, mb.max_pool(**common))
+    else:
+        add(context, node, mb.avg_pool(**common, exclude_padding_from_average=True, name=node.name))
 
 
 def _given(value: Any, node: Any) -> bool:

@@ -59,7 +59,18 @@ def test_a_window_behind_the_input_is_dropped(frontend: str) -> None:
     check(lambda x: F.max_pool3d(x, 1, 3, ceil_mode=True), torch.randn(1, 2, 4, 6, 7), frontend=frontend)
 
 
-def test_a_window_behind_a_flexible_size_is_refused() -> None:
-    with pytest.raises(NotConverted, match="ceil_mode with a stride of 3 above the kernel of 1, on a flexible size"):
-        check(lambda x: F.max_pool2d(x, 1, 3, ceil_mode=True), X, flexible=[2])
+SIZES = [(torch.randn(2, 3, rows, columns),) for rows, columns in ((1, 2), (2, 1), (3, 5), (4, 4), (5, 7), (12, 13))]
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
+@pytest.mark.parametrize("kernel, stride", [(1, 2), (1, 3), (2, 3), ((1, 2), (4, 2)), ((2, 1), (5, 7))])
+def test_a_window_behind_a_flexible_size_is_dropped(pool, kernel, stride) -> None:
+    reach = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    sizes = [size for size in SIZES if all(have >= need for have, need in zip(size[0].shape[-2:], reach))]
+    check(lambda x: pool(x, kernel, stride, ceil_mode=True), X, flexible=[2, 3], at=sizes)
+
+
+def test_a_window_behind_a_padded_flexible_size_is_refused() -> None:
+    with pytest.raises(NotConverted, match="ceil_mode with padding and a stride above the kernel, on a flexible size"):
+        check(lambda x: F.max_pool2d(x, (2, 1), (1, 3), (1, 0), ceil_mode=True), X, flexible=[3])
     check(lambda x: F.max_pool2d(x, 2, ceil_mode=True), X, flexible=[2])
