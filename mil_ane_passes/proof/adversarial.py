@@ -15,7 +15,16 @@ from coremltools.converters.mil.mil import Function, Program, Var, types
 
 from .domains import domains
 from .execute import Plan
-from .feeds import ShapeChoice, computed_elements, image_inputs, make_feeds, make_state, shape_choices, size_choices, symbol_sizes
+from .feeds import (
+    ShapeChoice,
+    computed_elements,
+    image_inputs,
+    make_feeds,
+    make_state,
+    shape_choices,
+    size_choices,
+    symbol_sizes,
+)
 from .steps import ANYTHING, Interval
 
 __all__ = ["BOTH", "INDICES", "SPECIAL", "TIES", "WIDE", "Domain", "adversarial_plans", "describe_samples"]

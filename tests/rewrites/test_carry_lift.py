@@ -19,7 +19,6 @@ from mil_ane_passes.residency.buffers import buffers
 from tests.models import vocoder
 from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
 
-
 WHATEVER_IT_TAKES = {"most_padded": 1 << 40}
 
 

@@ -38,7 +38,8 @@ def test_a_fold_gives_what_the_op_gives(mode: str, dtype: type) -> None:
 
     data, indices = np.array([4, 5, 6], dtype), np.array([2, 0, 2] if mode != "update" else [2, 0, 1], np.int32)
     updates = np.array([10, 3, 2], dtype)
-    fed = mb.program(input_specs=[mb.TensorSpec((3,), dtype=ct.converters.mil.mil.types.numpy_type_to_builtin_type(each))
+    types = ct.converters.mil.mil.types
+    fed = mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.numpy_type_to_builtin_type(each))
                                   for each in (dtype, np.int32, dtype)])(
         lambda data, indices, updates: build(data, indices, updates))
     wanted = ane.run(fed, {"data": data, "indices": indices, "updates": updates})["y"]
