@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
@@ -42,7 +42,7 @@ class Summed:
     asked: Running
 
 
-Sum = Operation | Summed
+Sum: TypeAlias = Operation | Summed
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from .emit import constant
 from .writes import written_arguments
@@ -64,7 +64,7 @@ def _elements(value: Any) -> list[Any] | None:
         known = value.toIValue()
         return known if isinstance(known, list) else None
     if kind == "aten::size" and len(given) == 1:
-        return given[0].type().sizes()
+        return cast("list[Any] | None", given[0].type().sizes())
     if kind == "aten::list":
         return _elements(given[0])
     if kind == "aten::add":
