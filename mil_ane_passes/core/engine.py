@@ -18,6 +18,7 @@ from .collector import collector_off
 from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .edit import BlockEditor
 from .errors import RuleError
+from .inference import propagate_symbols
 from .mapped import check_files
 from .order import check_order
 from .pass_trace import PassTrace, note
@@ -171,6 +172,7 @@ class _Walk:
         self.at, self.rollback = at, rollback
         self.signature = _signature(function)
         self._names: Names | None = None
+        self._other_symbols: set[Var] = set()
 
     def go(self) -> None:
         pending: list[Block] = [self.function]
@@ -183,6 +185,8 @@ class _Walk:
                 self._ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
         self.at.op = None
+        if self._other_symbols:
+            propagate_symbols(self.function, self._other_symbols)
         if self.trace.fired:
             check_order(self.function, who=f"{where(type(self.rule))}: ")
         _check_signature(self.rule, self.name, self.signature, self.function)
@@ -277,9 +281,9 @@ class _Walk:
         for op in made:
             for var in flat_inputs(op):
                 if var in old:
-                    raise RuleError(f"{where(type(self.rule))} built '{op.name}', which reads '{var.name}', the value it "
-                                    "is to replace, and would read itself; expected it to read the inputs of the old "
-                                    "op")
+                    raise RuleError(f"{where(type(self.rule))} built '{op.name}', which reads '{var.name}', the value "
+                                    "it is to replace, and would read itself; expected it to read the inputs of the "
+                                    "old op")
 
     def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
         """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
@@ -288,17 +292,23 @@ class _Walk:
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
                 self.trace.replaced[old.name] = new.name
-                editor.replace(old, new)
+                self._replace(old, new, editor)
                 return
             with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's
                 new = mb.identity(x=new)
             made.extend(mb.adopt(old.op.scopes))
         name, op_name = old.name, old.op.name
-        editor.replace(old, new)
+        self._replace(old, new, editor)
         new.name = name
         if len(new.op.outputs) == 1:
             new.op.name = op_name
         old.name = f"{name}_replaced"
+
+    def _replace(self, old: Var, new: Var, editor: BlockEditor) -> None:
+        editor.replace(old, new)
+        is_symbolic_value = old.sym_val is not None and old.val is None
+        if new.sym_type is not old.sym_type or is_symbolic_value:
+            self._other_symbols.add(new)
 
     def _bound(self, rounds: int, op: Operation) -> None:
         self.trace.rounds = max(self.trace.rounds, rounds)

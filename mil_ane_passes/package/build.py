@@ -16,7 +16,6 @@ from coremltools.converters.mil.mil.var import InternalVar
 
 from ..core.consts import LazyValue, array_const, bare_var, blob_of
 from ..core.inference import inferred_types, not_evaluated, sharpened
-from .branches import joined
 from .checked import Checks
 from .excess import Rejected, refuse_excess
 from .limits import ELEMENTS, Budget, elements
@@ -260,8 +259,7 @@ def _output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
     if op.op_type.startswith("constexpr_"):
         # The host's rules for these look into the compressed weights.
         return tuple(declared)
-    inferred = joined(op) if op.blocks else None
-    inferred = inferred_types(op) if inferred is None else inferred
+    inferred = inferred_types(op)
     result = inferred if isinstance(inferred, tuple) else (inferred,)
     if op.op_type == "coreml_update_state" and not declared:
         return result

@@ -330,6 +330,7 @@ def _examples() -> Iterator[Example]:
     yield Example("harmonics", _two_harmonics, within=0.1)
     yield Example("with another phase", _sum_of_phases, within=0.2)
     yield Example("longer than an axis may be", lambda: _wave((1, 20000)), within=0.0015)
+    yield Example("any length up to", lambda: _wave((1, None)), options={"longest": 100}, within=0.3)
     yield Example("any length", lambda: _wave((1, None)),
                   reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
     yield Example("few elements", lambda: _wave((1, 8)), reason="sums up a phase of 8 elements only, least=10")

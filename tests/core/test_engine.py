@@ -149,6 +149,53 @@ def test_symbolic_dimensions_stay_symbolic():
         run(rule(fixed), prog)
 
 
+def resized(op):
+    """A rule that puts a concat, whose symbolic size has a symbol of its own, in the place of `op`."""
+    def rewrite(hit, mb):
+        return mb.concat(values=[hit.op.x], axis=1)
+
+    return rule(rewrite, match=lambda found: Hit(found) if found.name == op else Miss(found, "another"))
+
+
+def symbols(prog, op_type, number=0):
+    found = [op for _, op in all_ops(prog) if op.op_type == op_type][number]
+    return [tuple(map(str, var.shape)) for var in (*flat_inputs(found)[:1], *found.outputs)]
+
+
+def test_a_symbol_that_changes_changes_in_all_that_is_computed_from_it():
+    def body(x):
+        y = mb.exp(x=mb.relu(x=x, name="old"))
+        pred = mb.greater(x=mb.reduce_sum(x=y, axes=[0, 1, 2], keep_dims=False), y=np.float16(0))
+        z = mb.cond(pred=pred, _true_fn=lambda: mb.abs(x=y), _false_fn=lambda: mb.sin(x=y))
+        return [mb.sqrt(x=z, name="y"), mb.shape(x=y, name="sizes"), mb.cos(x=x, name="other")]
+
+    prog = program(body, x=(2, None, 3))
+    (before,) = set(symbols(prog, "relu"))
+    run(resized("old"), prog)
+    (after,) = {*symbols(prog, "exp"), *symbols(prog, "abs"), *symbols(prog, "sin"), *symbols(prog, "sqrt")}
+    assert after == symbols(prog, "concat")[1] != before
+    assert {*symbols(prog, "cos")} == {before}
+    (sizes,) = [op.outputs[0] for _, op in all_ops(prog) if op.op_type == "shape"]
+    assert tuple(map(str, sizes.sym_val)) == after
+    check(prog)
+
+
+def test_an_op_that_insists_on_equal_symbols_keeps_its_types():
+    def body(x):
+        other = mb.transpose(x=x, perm=[2, 1, 0])
+        y = mb.einsum(values=(mb.relu(x=x, name="old"), other), equation="vnm,mno->vno", name="product")
+        return mb.abs(x=y, name="y")
+
+    prog = program(body, x=(2, None, 3))
+    before = symbols(prog, "abs")
+    run(resized("old"), prog)
+    (product,) = [op for _, op in all_ops(prog) if op.op_type == "einsum"]
+    with pytest.raises(AssertionError, match="incompatible"):
+        product.type_inference()
+    assert symbols(prog, "abs") == before
+    check(prog)
+
+
 def test_outputs_keep_their_names_and_others_theirs():
     prog = program(
         lambda x: [mb.relu(x=x, name="first"), mb.relu(x=mb.exp(x=x, name="inner"), name="second")], x=(2, 3)

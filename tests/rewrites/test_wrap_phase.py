@@ -110,7 +110,6 @@ def test_an_interpolated_phase_is_left_alone_with_a_reason():
 
 @pytest.mark.parametrize("length", [10, 41, 100])
 def test_a_flexible_length_up_to_the_longest(length):
-    """Sizes behind the sum are another symbol once the program is saved and loaded, so this is no example."""
     def build(x):
         return mb.sin(x=mb.mul(x=mb.cumsum(x=x, axis=1), y=np.float16(2 * math.pi)), name="y")
 
