@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -18,6 +19,12 @@ from ._masks import BEYOND, CARRIERS, Fate, Flow, constants, finite, graded, may
 
 _ROOM, _BELOW = 62500.0, 1000.0
 "How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
+_UNDERFLOW = 745.0
+"exp of less than minus that is 0 in every precision."
+_SPREAD, _LARGEST = 10.0, 30.0
+"""How far apart scores lie, for inputs up to M: as many M^2. Where elements of queries and keys are M in size, their
+product over the root of their length deviates by M^2 whatever the length, and two of them lie within 10 M^2, which is
+7 deviations of their difference. At `value=-1e4` that is 30."""
 _HIGHEST = 60000.0
 "What `value` may be at most, so that a score fits beside it."
 _SMALL = 1 << 16
@@ -36,7 +43,8 @@ class FiniteMask(BlockRewrite):
             is tested for NaN, or that computed numbers scale, unless those are whole; and bounds of scores.
     exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
             changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
-            ever larger finite masks. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
+            ever larger finite masks. Proved for inputs up to 30 (at -1e3 up to 5): larger queries and keys may make
+            scores that outrank the mask. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
     cost    none at run time; a const that something else reads, too, stays beside the new one.
 
     before
@@ -62,7 +70,7 @@ class FiniteMask(BlockRewrite):
              "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
     preset = "safe"
     mends = True
-    within = (0.0, 4.0)  # of a model's inputs: layers before the scores multiply them, and scores are within 8000
+    within = (0.0, _LARGEST)  # of a model's inputs; less where a hit's mask is smaller
     evidence = (
         for_authors("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
@@ -112,7 +120,9 @@ class FiniteMask(BlockRewrite):
         if total > _ROOM:
             return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
                             f"for beside a score; value={self.value:g} is too large for that many")
-        return Hit(op, found=found, level=level, note=f"what is infinite in fp16 becomes {-level:g}")
+        room = level * fate.factor - fate.finite - _UNDERFLOW
+        return Hit(op, found=found, level=level, within=(0.0, min(_LARGEST, math.sqrt(room / _SPREAD))),
+                   note=f"what is infinite in fp16 becomes {-level:g}")
 
     def _level(self, fate: Fate) -> float:
         """The mask's magnitude: that of `value`, or below the finite masks that meet it, as it has to outrank them."""

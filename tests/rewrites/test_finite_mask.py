@@ -12,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
+from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.contract import Exactness
 from mil_ane_passes.core.engine import find, run
 from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.proof.compare import Strictness
+from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.rewrites._mask_examples import attention_op
 from mil_ane_passes.runtime import Runtime
 from tests.proof.test_masks import attention as padded
 from tests.proof.test_masks import feeds
@@ -248,3 +253,39 @@ def test_only_the_lower_half_of_a_table_of_bounds_is_a_mask():
     before = Runtime(built, precision="float64")({"x": x})["y"]
     assert run(by_name("finite_mask").configured(), built).fired
     np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], before)
+
+
+def attention_of(length):
+    """One head of queries and keys of that length, projected so that they stay as large as the inputs are."""
+    random = np.random.default_rng(0)
+    query, key = ((random.standard_normal((length, length)) / length**0.5).astype(np.float16) for _ in range(2))
+
+    def body(x, m):
+        scores = mb.matmul(x=mb.linear(x=x, weight=query), y=mb.linear(x=x, weight=key), transpose_y=True)
+        hidden = mb.less_equal(x=m, y=np.float16(0))
+        masked = mb.select(cond=hidden, a=np.float16(-np.inf), b=mb.mul(x=scores, y=np.float16(length**-0.5)))
+        return mb.matmul(x=mb.softmax(x=masked, axis=-1), y=x, name="y")
+
+    return program(body, x=(1, KEYS, length), m=(1, 1, KEYS))
+
+
+@pytest.mark.parametrize("length", [8, 64, 256])
+@pytest.mark.parametrize("value", [-1e3, -1e4, -4e4])
+def test_it_is_proved_on_inputs_of_wide_range(length, value):
+    report = ane.rewrite(attention_of(length), passes=f"finite_mask{{value={value}}}")
+    assert report.changed and report.verify.equal, str(report)
+    assert any(kind.startswith("wide range") for kind in report.verify.sampled)
+
+
+def test_inputs_are_proved_up_to_what_the_mask_silences():
+    before = attention_op()
+    after, small = clone(before), clone(before)
+    trace, less = run(rule(), after), run(rule(value=-1e3), small)
+    assert trace.within == (0, 30) and 5 < less.within[1] < 5.1
+
+    def held(rewritten, within):
+        promised = Strictness(Exactness.ROUNDING, mends=True, within=within)
+        return compare_programs(before, rewritten, precisions=("float64", "float16"), exactness=promised).equal
+
+    assert held(after, trace.within) and held(small, less.within)
+    assert not held(small, trace.within)
