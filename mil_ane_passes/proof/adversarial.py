@@ -186,7 +186,7 @@ class _Sampler:
             return values.clip(max(low, held.min), held.max).astype(drawn.dtype)
         first = math.ceil(max(low if kind == INDICES or given else max(low, 0), held.min))
         last = max(first, math.floor(min(high, held.max)))
-        values = random.integers(first, last, drawn.shape, endpoint=True).astype(np.float64)
+        values = np.asarray(random.integers(first, last, drawn.shape, endpoint=True), np.float64)
         ends = (last, first) if kind in (WIDE, BOTH) else (first, -1 if first < 0 <= last else last, last)
         return _with_elements(random, values, ends, share=2).astype(drawn.dtype)
 
