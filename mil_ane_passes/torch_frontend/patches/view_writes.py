@@ -15,6 +15,7 @@ from coremltools import _logger as logger
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from ...core.words import escaped
 from ..contract import Patch
 from ..errors import NotConverted, place_of
 from ..functional import functionalise, hoist_attributes, name_attributes_once, write_complex_constants
@@ -85,7 +86,7 @@ def update_attribute(context: Any, node: Any) -> None:
             logger.warning(
                 "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as "
                 "a state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
-                "wrapped_type=..., name='%s')] (iOS18)", place_of(node), buffer, buffer)
+                "wrapped_type=..., name='%s')] (iOS18)", escaped(place_of(node)), escaped(buffer), escaped(buffer))
         context.add(mb.identity(x=new, name=node.name))
         return
     kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))

@@ -91,6 +91,30 @@ def test_a_buffer_that_is_no_state_starts_anew_each_time_and_that_is_said(caplog
         np.testing.assert_allclose(next(iter(found.values())), expected, rtol=1e-3)
 
 
+def test_the_name_of_a_buffer_is_escaped_where_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    name = "k\x1b[2J\nWARNING of another"
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer(name, torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = getattr(self, name)
+            kept[1:] = x
+            return kept * 2
+
+    traced = torch.jit.trace(Named().eval(), (torch.ones(2),), check_trace=False)
+    logger = logging.getLogger("coremltools")
+    logger.addHandler(caplog.handler)
+    try:
+        ane.convert(traced, inputs=[ct.TensorType(name="x", shape=(2,))], skip_model_load=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    (said,) = {record.getMessage() for record in caplog.records if "StateType" in record.getMessage()}
+    assert "\\x1b[2J\\nWARNING of another" in said and "\n" not in said and "\x1b" not in said
+
+
 def test_a_state_is_updated_in_place() -> None:
     class First(torch.nn.Module):
         def __init__(self) -> None:
