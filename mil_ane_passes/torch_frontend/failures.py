@@ -28,6 +28,8 @@ _nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", d
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or write "
                    "that part of the model with other ops")
+_ADVICE_IN_READING = ("write that part of the model with other ops, or convert what torch.export or torch.jit.trace "
+                      "makes of it")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
 _LONGEST = 400
 "How much of an exception's text an error repeats: enough for any sentence, not for a printed program."
@@ -89,9 +91,12 @@ def _names(op: Operation) -> list[str]:
 
 def _stage_of(error: Exception) -> tuple[str, str]:
     """What was under way, and what to do about a failure there; "" for the reading of the user's arguments."""
+    frames = [(frame, frame.f_globals.get("__name__", ""), frame.f_code.co_name)
+              for frame, _ in walk_tb(error.__traceback__)]
+    if _fails_in_reading([(module, function) for _, module, function in frames]):
+        return "reading the torch graph", _ADVICE_IN_READING
     stage = "", ""
-    for frame, _ in walk_tb(error.__traceback__):
-        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    for frame, module, function in frames:
         if function == "apply_pipeline":
             stage = f"the pass '{frame.f_locals.get('pass_name')}'", _ADVICE_IN_PASS
         elif not stage[0] and (module.startswith(_BACKEND) or function == _CHECK):
@@ -101,6 +106,21 @@ def _stage_of(error: Exception) -> tuple[str, str]:
     return stage
 
 
+def _fails_in_reading(calls: list[tuple[str, str]]) -> bool:
+    """Whether these calls, the outermost first, end where coremltools reads the graph of a torch model.
+
+    What the readers themselves raise, and what checks the types that the user gave, is about the arguments of
+    `convert`: it stays as it is.
+    """
+    if (_FRONTEND, "__init__") not in calls:
+        return False
+    inner = [function for _, function in calls[calls.index((_FRONTEND, "__init__")) + 1:]]
+    return bool(inner) and inner[0] not in _CHECKS_ARGUMENTS and inner[-1] not in _READERS
+
+
+_READERS = ("from_torchscript", "from_exir")
+_CHECKS_ARGUMENTS = ("_convert_to_torch_inputtype", "_adjust_default_input_to_fp16", "get_output_names",
+                     "_match_user_exir_inputs", "_validate_states")
 _BACKEND = "coremltools.converters.mil.backend."
 _FRONTEND = "coremltools.converters.mil.frontend.torch.converter"
 _CHECK = "_check_early_error_out_for_invalid_program"

@@ -156,3 +156,19 @@ def test_a_failure_while_the_program_is_written_is_named(monkeypatch):
     with pytest.raises(NotConverted, match=r"writing the program fails: KeyError: 'gone'; ") as refused:
         converted(captured(Outer(torch.relu).eval(), [V], "trace"), V)
     assert isinstance(refused.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(("frontend", "target"), [
+    ("trace", "coremltools.converters.mil.frontend.torch.converter.flatten_graph_output_values"),
+    ("script", "mil_ane_passes.torch_frontend.patches.view_writes.functionalise"),
+    ("export", "coremltools.converters.mil.frontend.torch.converter.TorchConverter._construct_compression_info"),
+])
+def test_a_failure_while_the_graph_is_read_is_named(monkeypatch, frontend, target):
+    def fail(*given: Any) -> None:
+        raise KeyError("gone")
+
+    model = captured(Outer(torch.relu).eval(), [V], frontend)
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(NotConverted, match=r"^reading the torch graph fails: KeyError: 'gone'; write") as refused:
+        converted(model, V)
+    assert isinstance(refused.value.__cause__, KeyError)
