@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from .emit import constant
 from .writes import written_arguments
@@ -11,11 +11,18 @@ __all__ = ["fold_lists"]
 
 
 def fold_lists(graph: Any) -> None:
-    """Replace `len(a)`, `a[i]`, `n in a` of known lists, `d["key"]` of dict literals, `x is x`, and lists that grow."""
+    """Replace `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`,
+    lists that grow, and the parts of a tuple that is made in the graph."""
+    for node in graph.findAllNodes("prim::TupleUnpack", True):
+        made = next(node.inputs()).node()
+        if made.kind() == "prim::TupleConstruct":
+            for output, value in zip(list(node.outputs()), list(made.inputs()), strict=True):
+                output.replaceAllUsesWith(value)
     for node in graph.findAllNodes("prim::ListConstruct", True):
         _join_appended(graph, node)
     for kind, fold in (("aten::len", _length), ("aten::__getitem__", _item), ("aten::__contains__", _member),
-                       ("aten::__is__", _same), ("aten::__isnot__", _same)):
+                       ("aten::all", _quantified), ("aten::any", _quantified), ("aten::__is__", _same),
+                       ("aten::__isnot__", _same)):
         for node in graph.findAllNodes(kind, True):
             found = fold(graph, node)
             if found is not None:
@@ -64,7 +71,8 @@ def _elements(value: Any) -> list[Any] | None:
         known = value.toIValue()
         return known if isinstance(known, list) else None
     if kind == "aten::size" and len(given) == 1:
-        return cast("list[Any] | None", given[0].type().sizes())
+        sizes: list[Any] | None = given[0].type().sizes()
+        return sizes
     if kind == "aten::list":
         return _elements(given[0])
     if kind == "aten::add":
@@ -109,6 +117,18 @@ def _member(graph: Any, node: Any) -> Any:
         return None
     values = [each if isinstance(each, int | float | str) else constant(each) for each in elements]
     return None if None in values else _constant(graph, node, known in values)
+
+
+def _quantified(graph: Any, node: Any) -> Any:
+    """`all` or `any` of a list; of a tensor it is none of ours."""
+    given = list(node.inputs())
+    elements = _elements(given[0]) if len(given) == 1 else None
+    if elements is None:
+        return None
+    values = [each if isinstance(each, int | float) else constant(each) for each in elements]
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    return _constant(graph, node, all(values) if node.kind() == "aten::all" else any(values))
 
 
 def _same(graph: Any, node: Any) -> Any:

@@ -84,6 +84,9 @@ def _simplify(graph: Any) -> None:
         torch._C._jit_pass_propagate_shapes_on_graph(graph)
     except RuntimeError as error:  # torch's own analysis asserts that it meets no list of some kinds
         _log.debug("ranks and sizes are not propagated: %s", error)
+    for kind in _LIKE_FIRST:
+        for node in graph.findAllNodes(kind, True):
+            next(node.outputs()).setType(next(node.inputs()).type())
     torch._C._jit_pass_peephole(graph, False)
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
@@ -114,8 +117,10 @@ def _fold_scalars(graph: Any) -> None:
 
 
 _OF_TORCH = {"prim::is_nested": False, "aten::is_autocast_enabled": False, "aten::is_autocast_cpu_enabled": False,
-             "aten::is_grad_enabled": False, "aten::is_scripting": True}
-"What a script asks of torch, and the answer where the model is converted."
+             "aten::is_grad_enabled": False, "aten::is_scripting": True, "prim::type": "cpu"}
+"What a script asks of torch, or of a device, and the answer where the model is converted."
+_LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
+"Ops for which torch propagates no sizes: what they make is of the type of their first input."
 _DIVISIONS = ("aten::floordiv", "aten::remainder")
 _FOLDED: dict[str, Callable[..., Any]] = {
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,
@@ -242,11 +247,14 @@ def _set_input_sizes(graph: Any) -> None:
     if len(given) != len(values):
         return
     for value, spec in zip(values, given, strict=True):
-        shape = getattr(getattr(spec, "shape", None), "shape", None)
-        if value.type().kind() == "TensorType" and isinstance(shape, list | tuple):
-            sizes = [size if isinstance(size, int) else None for size in shape]
-            known = value.type().with_sizes(sizes)
-            is_float = isinstance(spec.dtype, type) and spec.dtype in (types.fp16, types.fp32)
+        shape, kind = getattr(getattr(spec, "shape", None), "shape", None), value.type()
+        if kind.kind() == "OptionalType":  # what the user gave is not None
+            kind = kind.getElementType()
+        if kind.kind() == "TensorType" and isinstance(shape, list | tuple):
+            known = kind.with_sizes([size if isinstance(size, int) else None for size in shape])
+            dtype = spec.dtype  # without one coremltools makes a float of what no trace recorded
+            is_float = kind.dtype() is None if dtype is None else (
+                isinstance(dtype, type) and dtype in (types.fp16, types.fp32))
             value.setType(known.with_dtype(torch.float32) if is_float else known)
 
 

@@ -148,6 +148,9 @@ MODULES = {
     "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.LayerNorm(4)), torch.arange(10).reshape(2, 5)),
     "rnn cell": (RnnCell, X3), "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), X3),
     "attention without weights": (AttentionWithoutWeights, X3),
+    "encoder layer, norm first": (lambda: nn.TransformerEncoderLayer(
+        16, 2, 32, batch_first=True, norm_first=True, activation="gelu"), X3),
+    "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2), X3),
 }
 "What each is called, how it is made, and what it is run on."
 
