@@ -147,7 +147,8 @@ class _Sampler:
         for name, value in feeds.items():
             var = self._function.inputs[name]
             if name in self._images:
-                feeds[name] = random.choice([0, 255], value.shape).astype(value.dtype) if kind in (WIDE, BOTH) else value
+                if kind in (WIDE, BOTH):
+                    feeds[name] = random.choice([0, 255], value.shape).astype(value.dtype)
             elif self._is_free_float(name, var):
                 feeds[name] = self._floats(name, kind, random, value)
             elif self._is_index(name, var) and kind in (WIDE, BOTH, INDICES):
