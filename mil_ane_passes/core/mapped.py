@@ -1,8 +1,10 @@
 """Files that are mapped into memory, read without the risk that goes with it.
 
-Where a mapped file is cut short, reading behind its new end kills the process (SIGBUS). So what is read as a whole, the
-weights that a run uses, is read from the file; and before a rule looks at values, the sizes of the files are checked.
-What remains is a cut in the milliseconds in between.
+Where a mapped file is cut short, reading behind its new end kills the process (SIGBUS). So what a run uses as a whole
+is read from the file, once for all runs that use it, and a cut is an error at any time. The mapping itself is read,
+after a check that the file has the size it had, only where a part of a weight is used (an op that picks rows of a
+table) and where rules look at values. What remains is a cut between that check and the end of the read: the
+milliseconds of one op, and the seconds that one rule takes on a large program.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,27 @@ import numpy as np
 
 from .errors import AnePassesError
 
-__all__ = ["check_files", "is_mapped", "map_file", "pieces", "read_exactly"]
+__all__ = ["MappedFile", "check_file_of", "check_files", "file_of", "is_mapped", "map_file", "pieces", "read_exactly",
+           "read_once"]
 
 Array = np.ndarray[Any, Any]
 
 _AT_ONCE = 4 << 20
 "Bytes read at once: they stay in the processor's cache until they are converted."
+_ALIGNMENT = 64
+"What `read_once` makes begins on this boundary, as what torch allocates does."
 
 
-@dataclass(frozen=True)
-class _Mapping:
+@dataclass(frozen=True, eq=False)
+class MappedFile:
     """A mapped file: where it begins in memory, its size then, and the open file."""
 
     start: int
     size: int
     file: FileIO
     path: Path
+    copies: weakref.WeakValueDictionary[tuple[int, int], Array] = field(default_factory=weakref.WeakValueDictionary)
+    "What `read_once` has read, by offset and bytes, as long as anybody uses it."
 
     def check(self) -> None:
         """Raises AnePassesError when the file is smaller than it was."""
@@ -44,7 +51,7 @@ class _Mapping:
             raise _cut(self.path, found, self.size)
 
 
-_mappings: dict[int, _Mapping] = {}
+_mappings: dict[int, MappedFile] = {}
 "The files that are mapped now, by where they begin; one is dropped with the last array that looks into it."
 
 
@@ -54,7 +61,7 @@ def map_file(file: FileIO, path: Path) -> Array:
     owner: mmap.mmap = vars(mapped)["_mmap"]
     array = np.asarray(mapped)
     start = _address(array)
-    _mappings[start] = _Mapping(start, array.nbytes, file, path)
+    _mappings[start] = MappedFile(start, array.nbytes, file, path)
     weakref.finalize(owner, _mappings.pop, start, None).atexit = False
     return array
 
@@ -70,15 +77,28 @@ def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
     return found
 
 
-def check_files() -> None:
-    """Raises AnePassesError when a file that is mapped is smaller than it was."""
-    for mapping in list(_mappings.values()):
+def check_files(files: Iterable[MappedFile] | None = None) -> None:
+    """Raises AnePassesError when one of `files`, by default of all that are mapped, is smaller than it was."""
+    for mapping in list(_mappings.values()) if files is None else files:
         mapping.check()
 
 
 def is_mapped(array: Array) -> bool:
     """Whether `array` looks into a mapped file."""
-    return _mapping_of(array) is not None
+    return file_of(array) is not None
+
+
+def file_of(array: Array) -> MappedFile | None:
+    """The mapped file that `array` looks into, or None."""
+    at = _address(array)
+    return next((each for each in _mappings.values() if 0 <= at - each.start < each.size), None) if _mappings else None
+
+
+def check_file_of(array: Array) -> None:
+    """Raises AnePassesError when `array` looks into a mapped file that is smaller than it was."""
+    mapping = file_of(array)
+    if mapping is not None:
+        mapping.check()
 
 
 def pieces(array: Array) -> Iterator[tuple[int, Array]]:
@@ -86,7 +106,7 @@ def pieces(array: Array) -> Iterator[tuple[int, Array]]:
 
     Gives the index of the first element of each piece, and the piece, whose memory the next one takes.
     """
-    mapping = _mapping_of(array)
+    mapping = file_of(array)
     assert mapping is not None
     offset, step = _address(array) - mapping.start, max(1, _AT_ONCE // array.itemsize)
     buffer = np.empty(min(step, array.size), array.dtype)
@@ -96,18 +116,35 @@ def pieces(array: Array) -> Iterator[tuple[int, Array]]:
         yield index, piece
 
 
-def _read_into(target: Array, mapping: _Mapping, at: int) -> None:
+def read_once(array: Array) -> Array:
+    """`array`, which is contiguous and looks into a mapped file, in memory of its own.
+
+    Whoever reads the same elements gets the same memory, as with the mapping: programs of one package share weights.
+    """
+    mapping = file_of(array)
+    assert mapping is not None
+    offset = _address(array) - mapping.start
+    key = offset, array.nbytes
+    memory = mapping.copies.get(key)
+    if memory is None:
+        memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)  # numpy asks for huge pages, and so reads twice as fast
+        _read_into(_aligned(memory, array.nbytes), mapping, offset)
+        mapping.copies[key] = memory
+    return _aligned(memory, array.nbytes).view(array.dtype).reshape(array.shape)
+
+
+def _aligned(memory: Array, nbytes: int) -> Array:
+    first = -_address(memory) % _ALIGNMENT
+    return memory[first : first + nbytes]
+
+
+def _read_into(target: Array, mapping: MappedFile, at: int) -> None:
     done = 0
     while done < target.size:
         count = os.preadv(mapping.file.fileno(), [target[done:].data], at + done)
         if not count:
             raise _cut(mapping.path, os.fstat(mapping.file.fileno()).st_size, at + target.size)
         done += count
-
-
-def _mapping_of(array: Array) -> _Mapping | None:
-    at = _address(array)
-    return next((each for each in _mappings.values() if 0 <= at - each.start < each.size), None) if _mappings else None
 
 
 def _address(array: Array) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped import check_files
+from ..core.mapped import check_file_of
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -79,5 +79,6 @@ class Inputs:
         known = var is not None and var.op is not None and var.op.op_type == "const"
         if not known:
             return None
-        check_files()
-        return np.asarray(var.val)
+        value = np.asarray(var.val)
+        check_file_of(value)
+        return value

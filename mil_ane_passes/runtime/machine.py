@@ -55,6 +55,7 @@ class Machine:
         self._loops: list[list[Any]] = []
         "The loops that run, outermost first, each with its steps so far."
         self._is_timed = self.budget.max_seconds is not None
+        prepared.constants.check_files()
         prepared.constants.keep_read(self._constant)
 
     def operand(self, var: Any) -> Any:

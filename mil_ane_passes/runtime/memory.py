@@ -23,12 +23,15 @@ from ..core.printer import size_text
 if TYPE_CHECKING:
     from .prepared import Prepared
 
-__all__ = ["LiveValues", "expected_bytes", "is_out_of_memory", "refuse_allocation", "refuse_giants", "refuse_peak"]
+__all__ = ["LiveValues", "expected_bytes", "is_out_of_memory", "most_kept", "refuse_allocation", "refuse_giants",
+           "refuse_peak"]
 
 _ELEMENT_BYTES = 8
 _PART = 0.5
 """The part of the machine's memory that values may take: the rest is for the weights, for what kernels need besides
 (a convolution lays its input out anew), and for other processes."""
+_KEPT_PART = 0.25
+"The part of the machine's memory that weights which were read from files may take; a run reads what is beyond anew."
 _SMALL = 1 << 12
 "Bytes up to which a value is not counted: a thousand of these do not matter, and counting costs time in loops."
 _NO_ROOM = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|you tried to allocate")
@@ -225,6 +228,11 @@ def _elements(sym_type: Any) -> int:
 def _most_bytes() -> float:
     """The bytes that values may take: a part of the machine's, and no more than the process may still ask for."""
     return min(_PART * _machine_bytes(), _address_space_left())
+
+
+def most_kept() -> float:
+    """The bytes of weights that are kept from one run to the next; half of what a limit leaves: values need some."""
+    return min(_KEPT_PART * _machine_bytes(), _address_space_left() / 2)
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped import check_files, is_mapped, pieces
+from ..core.mapped import check_file_of, is_mapped, pieces, read_once
 
 __all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
 
@@ -80,12 +80,11 @@ class Precision:
         """A numpy value as a tensor in the computing dtype, in memory that torch allocated (never shared)."""
         array = np.asarray(value)
         out = torch.empty(array.shape, dtype=self._computed(array.dtype))
-        if is_mapped(array):
-            check_files()
-            if array.flags.c_contiguous:
-                for start, piece in pieces(array):
-                    _fill(out.view(-1)[start : start + piece.size], piece)
-                return out
+        if is_mapped(array) and array.flags.c_contiguous:
+            for start, piece in pieces(array):
+                _fill(out.view(-1)[start : start + piece.size], piece)
+            return out
+        check_file_of(array)
         _fill(out, array)
         return out
 
@@ -97,16 +96,27 @@ class Precision:
         return made
 
     def shared(self, value: Any) -> torch.Tensor | None:
-        """As `constant`, but on the memory of `value` itself; None where it has another dtype or layout or is a
-        file's."""
-        if self.infinity is not None:
-            return None
+        """As `constant`, but on the memory of `value` itself, or for a file's on the memory that all runs share; None
+        where it has another dtype or layout."""
         array = np.asarray(value)
-        if array.dtype not in _NUMPY or not array.flags.c_contiguous or not array.nbytes or is_mapped(array):
+        if not self._is_as_stored(array):
             return None
+        if is_mapped(array):
+            return torch.from_numpy(read_once(array))
         found = torch.from_numpy(np.asarray(_Lent(array)))
-        fits = found.dtype == self._computed(array.dtype) and found.data_ptr() % _ALIGNMENT == 0
-        return found if fits else None
+        return found if found.data_ptr() % _ALIGNMENT == 0 else None
+
+    def is_read_once(self, value: Any) -> bool:
+        """Whether `shared` reads `value` from a file."""
+        array = np.asarray(value)
+        return self._is_as_stored(array) and is_mapped(array)
+
+    def _is_as_stored(self, array: np.ndarray[Any, Any]) -> bool:
+        if self.infinity is not None or array.dtype not in _NUMPY:
+            return False
+        # torch's names of these dtypes are numpy's
+        is_computed = str(self._computed(array.dtype)) == f"torch.{array.dtype.name}"
+        return bool(is_computed and array.flags.c_contiguous and array.nbytes)
 
     def nbytes(self, value: Any) -> int:
         """The bytes of `tensor(value)`."""

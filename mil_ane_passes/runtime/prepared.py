@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
+from ..core.mapped import MappedFile, check_files, file_of
+from .memory import most_kept
 from .numeric import Precision, is_tensor_value
 
 __all__ = ["Prepared", "Steps", "is_lazy"]
@@ -131,32 +134,55 @@ class Prepared:
 class _Constants:
     """Operands made of constants.
 
-    Those that share the program's memory are kept, they cost nothing, and so are small ones. Others are made when they
-    are read and freed after it; from one call to the next, those that were read are kept as far as `_BUDGET` allows.
+    Those that share the program's memory are kept, they cost nothing, and so are small ones. A weight of a package that
+    is stored as it is computed is read from its file when it is first used and kept, as far as `most_kept` allows:
+    pages of the mapping would take the same memory. Others are made when they are read and freed after it; from one
+    call to the next, those that were read are kept as far as `_BUDGET` allows.
     """
 
     def __init__(self, precision: Precision, made: Iterable[Any]) -> None:
+        self._precision = precision
         self._kept: dict[Any, Any] = {}
+        #: those that are read from a file at their first use, and kept
+        self._unread: dict[Any, Any] = {}
         #: the others, and whether they were read
         self._large: dict[Any, bool] = {}
         self._free = _BUDGET
+        self._unread_free = most_kept()
+        self._files: dict[MappedFile, None] = {}
         for var in made:
-            if not is_lazy(var.op):
-                continue
-            value = var.val if var.op.op_type == "const" else None
-            if value is None:
-                self._large[var] = False
-            elif not is_tensor_value(value):
-                self._kept[var] = value
-            elif (shared := precision.shared(value)) is not None:
-                self._kept[var] = shared
-            elif precision.nbytes(value) <= _SMALL:
-                self._kept[var] = precision.constant(value)
-            else:
-                self._large[var] = False
+            if is_lazy(var.op):
+                self._add(var, var.val if var.op.op_type == "const" else None)
+
+    def _add(self, var: Any, value: Any) -> None:
+        if value is None:
+            self._large[var] = False
+            return
+        if not is_tensor_value(value):
+            self._kept[var] = value
+            return
+        size, file = self._precision.nbytes(value), file_of(np.asarray(value))
+        if file is not None:
+            self._files[file] = None
+        if size > _SMALL and self._precision.is_read_once(value) and size <= self._unread_free:
+            self._unread[var] = value
+            self._unread_free -= size
+        elif file is None and (shared := self._precision.shared(value)) is not None:
+            self._kept[var] = shared
+        elif size <= _SMALL:
+            self._kept[var] = self._precision.constant(value)
+        else:
+            self._large[var] = False
+
+    def check_files(self) -> None:
+        """Raises AnePassesError when a file that holds some of them is smaller than it was."""
+        check_files(self._files)
 
     def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
         """The operand that `var` is."""
+        if var in self._unread:
+            self._kept[var] = self._precision.shared(self._unread[var])
+            del self._unread[var]
         if var in self._kept:
             return self._kept[var]
         if var in self._large:
@@ -167,11 +193,20 @@ class _Constants:
         """Make those that earlier calls have read, and keep them while there is room."""
         for var in [each for each, was_read in self._large.items() if was_read]:
             del self._large[var]
+            if self._least_bytes(var) > self._free:
+                continue
             value = make(var)
             size = value.nbytes if isinstance(value, torch.Tensor) else 0
             if size <= self._free:
                 self._kept[var] = value
                 self._free -= size
+
+    def _least_bytes(self, var: Any) -> int:
+        """The bytes of `var` as far as its type tells them, so that nothing is made only to be dropped."""
+        if not types.is_tensor(var.sym_type) or not types.is_float(var.dtype):
+            return 0
+        known = (size for size in var.sym_type.get_shape() if isinstance(size, int))
+        return math.prod(known) * int(self._precision.compute.itemsize)
 
 
 def _dtype(var: Any) -> Any:

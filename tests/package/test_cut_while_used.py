@@ -16,7 +16,8 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core import mapped
-from mil_ane_passes.core.mapped import check_files, is_mapped, pieces
+from mil_ane_passes.core.mapped import check_files, file_of, is_mapped, pieces
+from mil_ane_passes.runtime import memory, prepared
 
 from .helpers import WEIGHTS, make
 
@@ -105,6 +106,96 @@ def test_what_a_run_reads_is_what_the_file_holds(package, monkeypatch):
         assert np.array_equal(found["picked"].astype(value.dtype), value[FEEDS["ids"]])
 
 
+def three_layers():
+    """A program whose three weights of 1 MB are stored as they are computed."""
+    first, second = (np.random.default_rng(seed).standard_normal((512, 512)).astype(np.float32) for seed in (1, 2))
+
+    def program(x):
+        y = mb.matmul(x=mb.matmul(x=x, y=first, name="one"), y=second, name="two")
+        return mb.matmul(x=y, y=first, name="three")
+
+    return mb.program(input_specs=[mb.TensorSpec((1, 512), dtype=types.fp32)], opset_version=ct.target.iOS17)(program)
+
+
+@pytest.fixture
+def layers(tmp_path):
+    return make(tmp_path / "layers.mlpackage", three_layers(), ct.target.iOS17,
+                compute_precision=ct.precision.FLOAT32, pass_pipeline=ct.PassPipeline.EMPTY)
+
+
+@pytest.fixture
+def read_bytes(monkeypatch):
+    """How many bytes of weights each read has taken from a file."""
+    found = []
+    real = mapped._read_into
+    monkeypatch.setattr(mapped, "_read_into", lambda target, *rest: (found.append(target.size), real(target, *rest))[1])
+    return found
+
+
+X = {"x": np.ones((1, 512), np.float32)}
+MB = 512 * 512 * 4
+
+
+def test_runs_of_one_package_read_a_weight_once_and_share_it(layers, read_bytes):
+    loaded = ane.load(layers)
+    first = ane.runtime.Runtime(loaded.program)
+    expected = first(X)["three"]
+    assert read_bytes == 3 * [MB]
+    second = ane.runtime.Runtime(loaded.program)
+    assert all(np.array_equal(runtime(X)["three"], expected) for runtime in (first, second, second))
+    assert read_bytes == 3 * [MB]
+    del first, second
+    gc.collect()
+    assert not any(each.copies for each in mapped._mappings.values()), "freed with the last runtime"
+    assert np.array_equal(ane.runtime.Runtime(loaded.program)(X)["three"], expected)
+    assert read_bytes == 6 * [MB]
+
+
+def test_weights_beyond_what_may_be_kept_are_read_in_each_run(layers, read_bytes, monkeypatch):
+    expected = ane.runtime.Runtime(ane.load(layers).program)(X)["three"]
+    read_bytes.clear()
+    monkeypatch.setattr(memory, "_machine_bytes", lambda: 4 * MB + 100)  # a quarter of it: one weight
+    monkeypatch.setattr(prepared, "_BUDGET", 0)
+    runtime = ane.runtime.Runtime(ane.load(layers).program)
+    for run in (1, 2, 3):
+        assert np.array_equal(runtime(X)["three"], expected)
+        assert read_bytes.count(MB) == 1 + 2 * run, "one is kept, two are read in each run"
+
+
+CUT_WITHIN = """
+import os, sys
+import numpy as np
+import mil_ane_passes as ane
+package = ane.load(sys.argv[1])
+def cut(op, var, value):
+    os.truncate(sys.argv[2], 4096)
+try:
+    ane.runtime.Runtime(package.program, observer=cut)({"x": np.ones((1, 512), np.float32)})
+except ane.AnePassesError as error:
+    print(error)
+"""
+
+
+def test_a_cut_within_a_run_is_an_error(layers):
+    done = subprocess.run([sys.executable, "-c", CUT_WITHIN, str(layers), str(layers / WEIGHTS)],
+                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-1000:]}"
+    assert CUT in done.stdout
+
+
+def test_a_run_is_an_error_when_its_file_was_cut_and_not_when_another_was(layers, tmp_path):
+    copy = tmp_path / "copy.mlpackage"
+    shutil.copytree(layers, copy)
+    loaded, other = ane.load(layers), ane.load(copy)
+    runtime = ane.runtime.Runtime(loaded.program)
+    expected = runtime(X)["three"]
+    os.truncate(copy / WEIGHTS, 4096)
+    assert np.array_equal(runtime(X)["three"], expected) and other is not None
+    os.truncate(layers / WEIGHTS, 4096)
+    with pytest.raises(ane.AnePassesError, match=CUT):
+        runtime(X)
+
+
 def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
     before = len(mapped._mappings)
     loaded = ane.load(package)
@@ -112,7 +203,7 @@ def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
     value = op.y.val
     del loaded, op
     assert is_mapped(value), "the program may be gone, the view is not"
-    check_files()
+    check_files([file_of(value)])
     del value
     gc.collect()
     assert len(mapped._mappings) <= before
