@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import ReferenceType
 
-from coremltools.converters.mil.mil import Block, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from .evidence import Community, Evidence, Measured, Vendor
 from .options import Option, options_of, with_options
@@ -178,6 +179,13 @@ class Rule:
     "Whether seeded draws will do for that when the user gives neither feeds nor ranges."
     _measured: Mapping[Var, Range] | None = None
     _generations: tuple[Generation, ...] = GENERATIONS
+    _program: ReferenceType[Program] | None = None
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions of the program at hand, in the order in which the rule looks at them; empty outside a run."""
+        program = None if self._program is None else self._program()
+        return [] if program is None else list(program.functions.values())
 
     @property
     def generations(self) -> tuple[Generation, ...]:

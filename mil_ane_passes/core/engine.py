@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
@@ -135,7 +136,7 @@ def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measur
 
 def _prepare(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
     check_files()
-    rule._generations = parse_target(target)
+    rule._generations, rule._program = parse_target(target), ref(program)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 
 

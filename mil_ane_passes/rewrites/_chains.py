@@ -1,11 +1,11 @@
-"""How long a function's chain of dependent products and the function itself get once loops and layers are written out.
+"""How long a function's chain of dependent products and the whole program get once loops and layers are written out.
 
 Compilers recurse along a chain, and time and files grow with every op, so that what is written out shares two limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
@@ -18,8 +18,8 @@ MOST_PRODUCTS = 320
 """The longest chain of products that depend on each other. An M6 compiles 386 convs in a row and no more, and other ops
 stand between the products here, so a sixth is left free: one layer of 256 steps fits, several share what there is."""
 MOST_OPS = 8192
-"""The most ops that a function may get. The largest network of those at hand has 2475, and coremltools takes minutes
-for some 10000."""
+"""The most ops that the functions of a program may get together, as they are compiled together. The largest network of
+those at hand has 2475, and coremltools takes minutes for some 10000."""
 _PRODUCTS = frozenset({"conv", "conv_transpose", "einsum", "linear", "matmul"})
 
 
@@ -30,20 +30,23 @@ class Size(NamedTuple):
     ops: int
 
 
-def written_out(op: Operation, size: Callable[[Operation], Size | None], most: Size) -> Size:
-    """The longest chain through `op` once it is written out, and the ops of its function.
+def written_out(
+    op: Operation, size: Callable[[Operation], Size | None], most: Size, functions: Sequence[Function] = (),
+) -> Size:
+    """The longest chain through `op` once it is written out, and the ops of `functions`, by default of its own.
 
-    Ops of the function before `op` are taken to be written out, too, where they fit in `most`, as their turn comes
-    first; `size` gives None for what stays as it is.
+    Ops before `op` are taken to be written out, too, where they fit in `most`, as their turn comes first; `size` gives
+    None for what stays as it is.
     """
-    function = _function_of(op)
-    order = [each for each in _all_ops(function) if each is op or not each.op_type.startswith("const")]
+    order = [each for function in functions or [_function_of(op)] for each in _all_ops(function)
+             if each is op or not each.op_type.startswith("const")]
     total, chosen = len(order), dict[Operation, int]()
     for each in order[:order.index(op) + 1]:
         own = size(each)
         if own is None:
             continue
-        whole = Size(_longest_through(function, each, {**chosen, each: own.chain}), total - 1 + own.ops)
+        chain = _longest_through(_function_of(each), each, {**chosen, each: own.chain})
+        whole = Size(chain, total - 1 + own.ops)
         if each is op:
             return whole
         if whole.chain <= most.chain and whole.ops <= most.ops:

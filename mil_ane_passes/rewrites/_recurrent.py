@@ -65,19 +65,19 @@ class UnrollRecurrent(Rewrite):
     """The longest chain of products that depend on each other, through this layer and what the function has before and
     behind it: layers in a row add up. An M6 compiles 386 convs in a row."""
     max_ops: int = MOST_OPS
-    "The most ops that the function may have with its layers written out: compile time and file size grow with them."
+    "The most ops that all functions may have with layers written out: compile time and file size grow with them."
 
     def match(self, op: Operation) -> Hit | Miss:
         reason = self._reason(op)
         if reason:
             return Miss(op, reason)
         steps = int(op.x.shape[0])
-        size = written_out(op, self._size, Size(self.max_chain, self.max_ops))
+        size = written_out(op, self._size, Size(self.max_chain, self.max_ops), self.functions)
         if size.chain > self.max_chain:
-            return Miss(op, f"{counted(steps, 'step')} would make {size.chain} products that depend on each other in the "
-                            f"function, more than {self.max_chain} (max_chain)")
+            return Miss(op, f"{counted(steps, 'step')} would make {size.chain} products that depend on each other in "
+                            f"the function, more than {self.max_chain} (max_chain)")
         if size.ops > self.max_ops:
-            return Miss(op, f"{counted(steps, 'step')} would make a function of {size.ops} ops, more than "
+            return Miss(op, f"{counted(steps, 'step')} would make a program of {size.ops} ops, more than "
                             f"{self.max_ops} (max_ops)")
         return Hit(op, note=f"{counted(steps, 'step')} written out")
 

@@ -116,7 +116,7 @@ class UnrollGru(UnrollRecurrent):
                       reason="4 steps would make 9 products that depend on each other in the function, more than 4 "
                              "(max_chain)")
         yield Example("too many ops", lambda: _gru(4), options={"max_ops": 9},
-                      reason="4 steps would make a function of 57 ops, more than 9 (max_ops)")
+                      reason="4 steps would make a program of 57 ops, more than 9 (max_ops)")
         yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason=FP32)
         yield Example("hard_sigmoid", lambda: _gru(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")

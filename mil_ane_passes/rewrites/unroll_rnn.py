@@ -71,7 +71,7 @@ class UnrollRnn(UnrollRecurrent):
                       reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
                              "(max_chain)")
         yield Example("too many ops", lambda: _rnn(4), options={"max_ops": 9},
-                      reason="4 steps would make a function of 13 ops, more than 9 (max_ops)")
+                      reason="4 steps would make a program of 13 ops, more than 9 (max_ops)")
         yield Example("fp32", lambda: _rnn(2, dtype=types.fp32), reason=FP32)
         yield Example("scaled_tanh", lambda: _rnn(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")

@@ -27,9 +27,9 @@ class UnrollWhileLoop(Rewrite):
             converted to such loops.
     when    A while_loop whose condition depends only on what is known when the model is made, such as a counter that
             starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
-            steps, and not where the function would have more than `max_ops` ops: steps of a loop in a loop multiply,
-            which is counted before anything is written. No random numbers and no states in the body, and no sizes that
-            change. Not in a loop that is not written out itself: that runs on the CPU as a whole.
+            steps, and not where the functions together would have more than `max_ops` ops: steps of a loop in a loop
+            multiply, which is counted before anything is written. No random numbers and no states in the body, and no
+            sizes that change. Not in a loop that is not written out itself: that runs on the CPU as a whole.
     exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
             in each step; what is the same in all steps is computed once.
     cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.
@@ -69,8 +69,8 @@ class UnrollWhileLoop(Rewrite):
     max_steps: int = 256
     "The most steps that are written out."
     max_ops: int = MOST_OPS
-    """The most ops that a function may have once its loops are written out. The largest network of those at hand has
-    2475, and coremltools takes minutes for some 10000."""
+    """The most ops that all functions together may have once their loops are written out: they are compiled together.
+    The largest network of those at hand has 2475, and coremltools takes minutes for some 10000."""
     max_chain: int = MOST_PRODUCTS
     """The longest chain of products that depend on each other, through this loop and what the function has before and
     behind it: loops in a row add up. An M6 compiles 386 convs in a row."""
@@ -100,7 +100,7 @@ class UnrollWhileLoop(Rewrite):
         if steps * ops + beside > self.max_ops:
             return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, and with the {beside} beside "
                             f"them more than {self.max_ops} (max_ops)")
-        chain = written_out(op, self._size, Size(self.max_chain, self.max_ops)).chain
+        chain = written_out(op, self._size, Size(self.max_chain, self.max_ops), self.functions).chain
         if chain > self.max_chain:
             return Miss(op, f"{counted(steps, 'step')} would make {chain} products that depend on each other in the "
                             f"function, more than {self.max_chain} (max_chain)")
@@ -152,13 +152,13 @@ class UnrollWhileLoop(Rewrite):
         return 1 + sum(map(self._ops_in, op.blocks))
 
     def _ops_beside(self, op: Operation) -> int:
-        """Count the other ops of the function: loops before `op`, whose turn comes first, written out where they can
+        """Count the other ops of all functions: loops before `op`, whose turn comes first, written out where they can
         be, loops behind it as they are."""
         top, block = op, op.enclosing_block
         while not isinstance(block, Function):
             top, block = block.outer_op, block.outer_op.enclosing_block
         total, before = 0, True
-        for each in block.operations:
+        for each in (each for function in self.functions or [block] for each in function.operations):
             before = before and each is not top
             if each.op_type.startswith("const") or each is op:
                 continue

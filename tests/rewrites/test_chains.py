@@ -71,6 +71,20 @@ def test_a_function_gets_no_more_ops_than_its_limit():
     assert sum(kinds(built).values()) <= 700
 
 
+def test_the_functions_of_a_program_share_the_limit_of_ops_and_not_that_of_products():
+    built = layers(1, 20)
+    built.add_function("other", layers(1, 20).functions["main"])
+    assert len(find(rule(max_chain=30), built).fired) == 2, "products of other functions do not depend on these"
+    alone = layers(1, 20)
+    run(rule(), alone)
+    most = sum(kinds(alone).values()) + 50
+    found = [hit.function for hit in find(rule(max_ops=most), built).fired]
+    trace = run(rule(max_ops=most), built)
+    assert [hit.function for hit in trace.fired] == found == ["main"]
+    assert all(f"ops, more than {most} (max_ops)" in miss.note for miss in trace.near_misses)
+    assert sum(kinds(built).values()) <= most
+
+
 def loops(count, steps, products=1, inner=0):
     """`count` loops in a row, each step of `products` in a row; with `inner`, in loops of that many steps."""
     def multiplied(x):

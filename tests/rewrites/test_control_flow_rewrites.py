@@ -244,6 +244,18 @@ class TestLoopsInLoops:
         assert op_count(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].note
         assert not run(rule.configured(max_ops=80), built).fired
 
+    def test_the_functions_of_a_program_share_the_budget(self):
+        """Either alone would fit."""
+        built, other = loop(20), loop(20)
+        built.add_function("other", other.functions["main"])
+        rule = by_name("unroll_while_loop")
+        assert len(run(rule.configured(max_ops=90), loop(20)).fired) == 1
+        found = [finding.function for finding in find(rule.configured(max_ops=90), built).fired]
+        trace = run(rule.configured(max_ops=90), built)
+        assert [finding.function for finding in trace.fired] == found == ["main"]
+        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].note and op_count(built) <= 90
+        assert not run(rule.configured(max_ops=90), built).fired
+
     def test_to_decide_takes_no_time_that_multiplies(self):
         """Four loops in each other, of 200 steps each: 1.6e9 steps, of which none is taken."""
         def nest(depth, x):
