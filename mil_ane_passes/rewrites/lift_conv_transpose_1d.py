@@ -24,9 +24,9 @@ class LiftConvTranspose1d(Rewrite):
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     cost    axis=-1 (the form that was verified) makes the last axis 1, which the 64-byte row rule pads 32 times at
             fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but meets the cap
-            on kernel width, and it may be just what Core ML itself makes of a rank-3 tensor, so it may not cure.
-            Plan A, `ane::split_conv_transpose_bias`, keeps the layout and costs one add. Nobody has published which
-            is faster.
+            on kernel width, and no report says that it is right on an ANE: it may be what Core ML makes of rank 3.
+            Plan A, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The preset
+            `full` takes it where the target supports the kernel on the width; nobody has published which is faster.
 
     before
         %y: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, bias=[0.5, -1.0], strides=[3])

@@ -11,16 +11,20 @@ from ..core.build import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program, weight
 from ..core.layout import padded_bytes, size_text
-from ..core.query import is_all_zero, is_const, itemsize, static_shape
+from ..core.limits import over
+from ..core.query import is_all_zero, is_const, itemsize, static_shape, value
 from ._lift import same_op
 
 
 class SplitConvTransposeBias(Rewrite):
     """Take the bias out of conv_transpose and add it afterwards, where the ANE adds it right.
 
-    why     The fault of `ane::lift_conv_transpose_1d`, cured with the layout kept: one add more, no dummy axis.
+    why     The fault of `ane::lift_conv_transpose_1d`, fixed with the layout kept: one add more, no dummy axis. The
+            lift is bitwise, but the form of it that was verified makes rows of one element, 32 times the bytes at fp16.
+            So the preset `safe` lifts, and `full` splits what the target supports without a lift.
     when    x of rank 3 (any rank with any_rank=true), a constant bias of the output's dtype. A bias that is all zero
-            is dropped, which is bitwise.
+            is dropped, which is bitwise. A kernel that covers more than the target takes on the width is left to the
+            lift, which lays it on the height (any_kernel=true splits it, too).
     exact   rounding: the sum is rounded once before the bias is added and once after.
     cost    one add over the output; the layout stays. None for a bias that is dropped.
     undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass stands
@@ -37,7 +41,8 @@ class SplitConvTransposeBias(Rewrite):
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of the sum without bias, plus half of the result"
-    preset = "named"
+    preset = "full"
+    level = "note"
     roots = ("conv_transpose",)
     evidence = (
         Community(
@@ -48,6 +53,9 @@ class SplitConvTransposeBias(Rewrite):
 
     any_rank: bool = False
     "Split 2-D and 3-D conv_transpose too; the fault is reported for 1-D only."
+
+    any_kernel: bool = False
+    "Split where the target does not take the kernel on the width, too: the op stays off the ANE as it is."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.bias is None:
@@ -60,7 +68,18 @@ class SplitConvTransposeBias(Rewrite):
             return Miss(op, "bias is not a plain const")
         if op.bias.dtype != op.outputs[0].dtype:
             return Miss(op, "bias has another dtype than the output, so an add would need a cast")
+        covered = self._unsupported_width(op)
+        if covered:
+            return Miss(op, f"kernel covers {covered} on the width, more than the target takes; "
+                            "ane::lift_conv_transpose_1d lays it on the height (any_kernel=true splits it here)")
         return Hit(op, note=_cost(op), drop=False)
+
+    def _unsupported_width(self, op: Operation) -> int:
+        """What the kernel of a 1-D op covers, where that is more than the target takes; else 0."""
+        if self.any_kernel or op.x.rank != 3:
+            return 0
+        covered = (int(op.weight.shape[2]) - 1) * int(value(op.dilations, [1])[0]) + 1
+        return covered if over("conv-kernel-width", covered, tuple(self.generations)) else 0
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
@@ -78,6 +97,10 @@ class SplitConvTransposeBias(Rewrite):
         yield Example("zero bias", lambda: _one(bias=(0.0, 0.0)))
         yield Example("first bias 0", lambda: _one(bias=(0.0, 0.5)))
         yield Example("rank 4", _two_dimensional, options={"any_rank": True})
+        yield Example("wide", lambda: _one(strides=[2], dilations=[4]), options={"any_kernel": True})
+        yield Example("wide left alone", lambda: _one(strides=[2], dilations=[4]),
+                      reason="kernel covers 17 on the width, more than the target takes; ane::lift_conv_transpose_1d "
+                             "lays it on the height (any_kernel=true splits it here)")
         yield Example("rank 4 left alone", _two_dimensional,
                       reason="x has rank 4, not 3; any_rank=true splits it too")
         yield Example("no bias", lambda: _one(bias=None), reason="no bias to split off")

@@ -22,6 +22,11 @@ from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_o
 WHATEVER_IT_TAKES = {"most_padded": 1 << 40}
 
 
+def lifting(options=None):
+    """`full` without the rewrite that splits the bias off where the target needs no lift: all are lifted."""
+    return [rule for rule in selected("full", options=options) if rule.name != "split_conv_transpose_bias"]
+
+
 @pytest.fixture(scope="module", params=["hifigan", "bigvgan"])
 def kind(request):
     return request.param
@@ -37,7 +42,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
     after = clone(converted)
     options = {"lift_conv_1d": {"axis": axis, "always": True}, "lift_conv_transpose_1d": {"axis": axis},
                "carry_lift": WHATEVER_IT_TAKES}
-    run_all(selected("full", options=options), after)
+    run_all(lifting(options), after)
     assert kinds(after)["expand_dims"] == kinds(after)["squeeze"] == 1
     assert all(op.x.rank == 4 for op in after.functions["main"].find_ops(op_type="conv_transpose"))
     report = compare_programs(converted, after, precisions=("float64", "float16"), seeds=2,
@@ -48,7 +53,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
     model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}
     deep = vocoder.convert(kind=kind, model=model)._mil_program
-    run_all(selected("full", options={"carry_lift": WHATEVER_IT_TAKES}), deep)
+    run_all(lifting({"carry_lift": WHATEVER_IT_TAKES}), deep)
     assert kinds(deep)["expand_dims"] == kinds(deep)["squeeze"] == 1
 
 
@@ -61,7 +66,8 @@ def test_the_pipeline_twice_is_once(converted):
 @pytest.mark.parametrize("preset", ["safe", "full"])
 def test_is_still_what_pytorch_computes(kind, preset):
     """The package stores fp16 weights and coremltools folds scales into them in fp16, so at double precision it is
-    within a few fp16 roundings of the module; the rewrite must not move it at all, the module must be recognisable."""
+    within a few fp16 roundings of the module, which must be recognisable. `safe` must not move it at all; `full` adds
+    the biases in ops of their own, which rounds once more."""
     module, example = vocoder.torch_model(kind)
     before = vocoder.convert(kind=kind)._mil_program
     after = clone(before)
@@ -69,12 +75,16 @@ def test_is_still_what_pytorch_computes(kind, preset):
     expected = torch_outputs(half(module), example)
     old = only_output(before, example.numpy(), "float64")
     new = only_output(after, example.numpy(), "float64")
-    assert np.array_equal(old, new)
+    assert np.array_equal(old, new) if preset == "safe" else np.abs(old - new).max() <= 1e-14 * np.abs(old).max()
     error = np.abs(new - expected).max()
     assert error <= 2.0**-9 * np.abs(expected).max(), error
     typed = [only_output(each, example.numpy(), "float16") for each in (before, after)]
-    (found,) = differences({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
-    assert found.equal_bits
+    if preset == "safe":
+        (found,) = differences({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
+        assert found.equal_bits
+    else:
+        errors = [np.abs(each - expected).max() for each in typed]
+        assert errors[1] <= 1.25 * errors[0], errors
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])
@@ -104,7 +114,7 @@ def test_a_value_read_outside_the_region_keeps_one_squeeze():
         return [second, mb.softmax(x=first, axis=-1, name="z")]
 
     built = program(body, x=(1, 4, 8))
-    run_all(selected("full"), built)
+    run_all(lifting(), built)
     assert kinds(built)["expand_dims"] == 1 and kinds(built)["squeeze"] == 2
 
 
@@ -116,7 +126,7 @@ def test_nothing_is_moved_across_a_norm_over_the_length():
         return mb.conv_transpose(x=mb.softmax(x=first, axis=-1), weight=weight(4, 4, 3), bias=bias, name="y")
 
     built = program(body, x=(1, 4, 8))
-    run_all(selected("full"), built)
+    run_all(lifting(), built)
     assert layout_ops(built) == 4
     assert built.functions["main"].find_ops(op_type="softmax")[0].x.rank == 3
 
@@ -132,7 +142,7 @@ def test_one_computed_operand_gets_one_expand_dims_and_the_region_goes_on():
 
     built = program(body, x=(2, 4, 8), g=(2, 4, 1))
     before = clone(built)
-    run_all(selected("full"), built)
+    run_all(lifting(), built)
     assert kinds(built)["expand_dims"] == 2 and kinds(built)["squeeze"] == 1
     assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
 
@@ -147,7 +157,7 @@ def test_a_computed_scalar_is_taken_as_it_is():
 
     built = program(body, x=(1, 4, 8))
     before = clone(built)
-    run_all(selected("full"), built)
+    run_all(lifting(), built)
     assert layout_ops(built) == 2
     assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
 
@@ -167,8 +177,8 @@ def test_a_branch_that_reads_a_carried_value_reads_it_as_it_is():
 
     built = program(body, x=(1, 4, 8))
     before = clone(built)
-    run_all(selected("full"), built)
-    assert not any(trace.fired for trace in run_all(selected("full"), built))
+    run_all(lifting(), built)
+    assert not any(trace.fired for trace in run_all(lifting(), built))
     assert compare_programs(before, built, seeds=4, exactness=Exactness.BITWISE).equal_bits
 
 
@@ -176,8 +186,8 @@ def test_a_region_is_not_carried_into_rows_of_one_that_take_too_much():
     """Whatever else the preset gains: without a guard, too."""
     built = vocoder.convert(kind="bigvgan")._mil_program
     carried, left = clone(built), clone(built)
-    run_all(selected("full", options={"carry_lift": WHATEVER_IT_TAKES}), carried)
-    traces = {trace.rule: trace for trace in run_all(selected("full"), left)}
+    run_all(lifting({"carry_lift": WHATEVER_IT_TAKES}), carried)
+    traces = {trace.rule: trace for trace in run_all(lifting(), left)}
     assert any("padded rows, more than 1.05 MB (most_padded)" in miss.note for miss in traces["carry_lift"].near_misses)
     most = [sum(each.padded for each in buffers(made)) for made in (carried, left)]
     assert most[1] < most[0]

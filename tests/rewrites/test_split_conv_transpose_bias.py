@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import coremltools as ct
 import numpy as np
+import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
@@ -11,9 +12,12 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.layout import padded_bytes
+from mil_ane_passes.core.query import itemsize, static_shape
 from mil_ane_passes.core.registry import by_name
 from mil_ane_passes.runtime import Runtime
+from tests.models import hifigan
 from tests.rewrites.helpers import kinds
 
 
@@ -63,3 +67,47 @@ def test_in_one_pipeline_with_the_lift_there_is_nothing_left_to_lift():
     _, built = layer_and_program()
     PassPipelineManager.apply_pipeline(built, ane.pipeline(passes="safe,split_conv_transpose_bias"))
     assert kinds(built)["add"] == 1 and kinds(built)["expand_dims"] == 0
+
+
+def layer_of(kernel, bias=np.float16([0.5, -1.0, 0.25, 2.0])):
+    return program(lambda x: mb.conv_transpose(x=x, weight=weight(16, 4, kernel), bias=bias, strides=[2], name="y"),
+                   x=(1, 16, 96))
+
+
+@pytest.mark.parametrize(("kernel", "target", "preset", "made"), [
+    (8, "all", "safe", "lifted"), (8, "all", "full", "split"), (13, "all", "full", "split"),
+    (14, "all", "full", "lifted"), (14, "m4", "full", "split"), (16, "m4", "full", "lifted")])
+def test_full_splits_what_the_target_supports_without_a_lift(kernel, target, preset, made):
+    built = layer_of(kernel)
+    report = ane.rewrite(built, preset=preset, target=target, verify=False)
+    kinds_of = kinds(report.package)
+    assert (kinds_of["expand_dims"], kinds_of["add"]) == {"lifted": (1, 0), "split": (0, 1)}[made]
+
+
+def test_a_wide_kernel_is_split_on_request_only():
+    built = layer_of(16)
+    (miss,) = run(by_name("split_conv_transpose_bias").configured(), built).near_misses
+    assert "ane::lift_conv_transpose_1d lays it on the height" in miss.note
+    assert run(by_name("split_conv_transpose_bias").configured(any_kernel=True), built).fired
+
+
+def padded(built):
+    """The bytes of all tensors of the main function with the rows that their last axes are padded to."""
+    made = [var for op in built.functions["main"].operations if op.op_type != "const" for var in op.outputs]
+    return sum(padded_bytes(static_shape(var), itemsize(var)) for var in made)
+
+
+def codes(package):
+    return {finding.rule.code for finding in ane.lint(package).findings}
+
+
+def test_full_leaves_a_vocoder_without_new_warnings_or_padded_rows(tmp_path):
+    pytest.importorskip("transformers")
+    source = tmp_path / "vocoder.mlpackage"
+    hifigan.convert(minimum_deployment_target=ct.target.iOS17).save(str(source))
+    before, outcome = ane.load(source), ane.rewrite(source, tmp_path / "out.mlpackage", preset="full")
+    assert outcome.proved and kinds(ane.load(tmp_path / "out.mlpackage").program)["conv_transpose"] == 2
+    after = ane.load(tmp_path / "out.mlpackage")
+    assert "ANE301" in codes(before) and codes(after) <= codes(before) - {"ANE301", "ANE302"}
+    # beside what was there two sums: (1, 16, 96) and (1, 8, 192), rows of 192 and 384 bytes
+    assert padded(after.program) - padded(before.program) == 16 * 192 + 8 * 384
