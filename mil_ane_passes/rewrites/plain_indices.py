@@ -22,7 +22,8 @@ class PlainIndices(Rewrite):
             not take, with casts around them. What topk, argmax or a count of truth values give is never negative.
     when    select(i >= c, i, ...) where each i is c at least, by its type (uint16), by constants, or by the ops that
             make it: topk, argmax, argsort, shape, cumsum, sums and products, and what moves their results. And a cast
-            to a wider type of integers and back. Ids that are an input may be negative; see `ane::index_by_mod`.
+            to a wider type of integers and back, or on to a third one, which becomes one cast. Ids that are an input
+            may be negative; see `ane::index_by_mod`.
     exact   bitwise: the same integers.
     cost    less: the ops that only prepared them go.
 
@@ -63,20 +64,22 @@ class PlainIndices(Rewrite):
         least, most = bounds(op.a), bounds(asked.y)
         if least is None or most is None or least[0] < most[1]:
             return Miss(op, "its indices may be negative")
-        return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a)
+        return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a, kind="")
 
     def _cast(self, op: Operation) -> Hit | Miss:
         inner = op.x.op
-        if inner is None or inner.op_type != "cast" or inner.x.dtype != op.outputs[0].dtype:
-            return Miss(op, "is no way back", near=False)
-        if not types.is_int(inner.x.dtype) or not types.is_int(op.x.dtype):
-            return Miss(op, "is no way back", near=False)
+        if inner is None or inner.op_type != "cast" or not all(
+                types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
+            return Miss(op, "is no second cast of integers", near=False)
+        between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
         if not holds(op.x.dtype, bounds(inner.x)):
-            return Miss(op, f"{types.builtin_to_string(op.x.dtype)} may not hold what it is cast from")
-        return Hit(op, note=f"to {types.builtin_to_string(op.x.dtype)} and back", plain=inner.x)
+            return Miss(op, f"{between} may not hold what it is cast from")
+        if inner.x.dtype == op.outputs[0].dtype:
+            return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
+        return Hit(op, note=f"by way of {between} to {result}", plain=inner.x, kind=result)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        plain: Var = hit.plain
+        plain: Var = mb.cast(x=hit.plain, dtype=hit.kind) if hit.kind else hit.plain
         return plain
 
     def examples(self) -> Iterable[Example]:
@@ -88,6 +91,12 @@ class PlainIndices(Rewrite):
         yield Example("wide and back", lambda: program(
             lambda i: Builder.cast(x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"),
                                                      axes=[0]), dtype="fp16", name="y"), dtype=types.int16, i=(3,)))
+        yield Example("wide and on", lambda: program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"), dtype=types.int16,
+            i=(3,)))
+        yield Example("narrow and on", lambda: program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"), dtype=types.int32,
+            i=(3,)), reason="int16 may not hold what it is cast from")
         yield Example("narrow and back", lambda: program(
             lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"), dtype=types.int32,
             i=(3,)), reason="int16 may not hold what it is cast from")

@@ -72,10 +72,51 @@ def test_a_narrow_state_keeps_its_rounding():
     assert kinds(built)["cast"] > casts
 
 
-def test_what_the_pipeline_reaches_a_package_reaches(tmp_path):
+def looked_up():
+    """Rows of a table by the places of the largest values, as coremltools prepares indices: int16, int32, uint16."""
+    def body(x):
+        narrow = mb.cast(x=mb.topk(x=x, k=2, axis=1, output_indices_dtype="int32")[1], dtype="int16")
+        places = mb.cast(x=mb.reverse(x=narrow, axes=[1]), dtype="int32")
+        wrapped = mb.select(cond=mb.greater_equal(x=places, y=np.int32(0)), a=places,
+                            b=mb.add(x=places, y=np.int32(8)))
+        rows = mb.gather(x=weight(8, 3, dtype=np.float32), indices=mb.cast(x=wrapped, dtype="uint16"), axis=0)
+        return mb.relu(x=rows, name="y")
+
+    return program(body, dtype=types.fp32, opset=ct.target.iOS17, x=(4, 8))
+
+
+def test_a_chain_of_casts_that_a_rewrite_leaves_is_one_cast():
+    built = looked_up()
+    x = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
+    before = Runtime(built)(x)["y"]
+    run(by_name("plain_indices").configured(), built)
+    cast = built.functions["main"].find_ops(op_type="gather")[0].indices.op
+    assert cast.x.dtype == types.int16 and cast.outputs[0].dtype == types.uint16
+    np.testing.assert_array_equal(Runtime(built)(x)["y"], before)
+
+
+@pytest.mark.parametrize("kind", [types.int8, types.uint8, types.int16, types.uint16])
+@pytest.mark.parametrize("result", ["int8", "uint8", "int16", "uint16"])
+def test_one_cast_for_two_gives_the_same_numbers(kind, result):
+    """All of them, those that the last type does not hold included."""
+    numbers = np.iinfo(types.nptype_from_builtin(kind))
+    values = np.arange(numbers.min, numbers.max + 1).astype(np.int32)
+
+    def body(i):
+        narrow = mb.cast(x=i, dtype=types.builtin_to_string(kind))
+        return mb.cast(x=mb.cast(x=mb.cast(x=narrow, dtype="int32"), dtype=result), dtype="int32", name="y")
+
+    built = program(body, dtype=types.int32, opset=ct.target.iOS17, i=values.shape)
+    before = Runtime(built)({"i": values})["y"]
+    assert run(by_name("plain_indices").configured(), built).fired and kinds(built)["cast"] < 4
+    np.testing.assert_array_equal(Runtime(built)({"i": values})["y"], before)
+
+
+@pytest.mark.parametrize("source", [scanned, looked_up])
+def test_what_the_pipeline_reaches_a_package_reaches(source, tmp_path):
     def made(pipeline, name):
         path = tmp_path / f"{name}.mlpackage"
-        ct.convert(scanned(), convert_to="mlprogram", skip_model_load=True, pass_pipeline=pipeline,
+        ct.convert(source(), convert_to="mlprogram", skip_model_load=True, pass_pipeline=pipeline,
                    minimum_deployment_target=ct.target.iOS17).save(str(path))
         return path
 
