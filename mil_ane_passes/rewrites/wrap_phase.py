@@ -18,7 +18,8 @@ from ..core.limits import limit
 from ..core.query import is_symbolic
 from ._running_sums import Layout, Running, Summed, as_matrix, grown, layout, radices, running, taken, windows
 
-_LAYOUT = ("expand_dims", "squeeze", "reshape", "transpose", "identity", "concat", "slice_by_index", "split", "tile")
+_LAYOUT = ("expand_dims", "squeeze", "reshape", "transpose", "identity", "concat", "slice_by_index", "split", "tile",
+           "upsample_nearest_neighbor", "resize_nearest_neighbor")
 "Ops that move elements: a sum and the sum less whole turns stay what they are."
 _INTERPOLATES = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
 "Between two sums less different whole turns nothing can be interpolated."
@@ -58,7 +59,10 @@ class WrapPhase(Rewrite):
     when    cumsum in fp16 whose every reader leads to sin and cos, by way of constant factors that make up k turns
             (fp16's 2 pi k, k a whole number up to 512), sums with other phases, and ops that move elements. The least
             common fraction of a turn is what is wrapped. An axis of symbolic length needs `longest`. Not where the
-            sum is interpolated or read by anything else, which needs it whole.
+            sum is read by anything else, which needs it whole, or interpolated: from 0.9 to 1.1 turns the middle is
+            1.0, from 0.9 to 0.1 it is 0.5. Summed up at a lower rate and lengthened linearly (iSTFTNet, Kokoro), the
+            sum less its turns would have to be held and increment times place in between added, a sum of up to tens
+            of turns for each, which fp16 does not hold to a small part of a turn.
     exact   rounding: x less its nearest whole number is exact, and is cut into a multiple of 2^-8 turn and a rest. Both
             are summed by convs with ones, of up to 13 elements; after each, whole steps of the rests go to the
             multiples and whole turns away, exactly: sin(2 pi (s - n)) = sin(2 pi s). A conv rounds rests by up to
@@ -280,12 +284,19 @@ def _angle_factors(total: Var) -> list[float] | str:
                 continue
             following = _factors(reader, var)
             if following is None:
-                refusal = refusal or f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
+                refusal = refusal or _needs_whole(reader)
                 following = [1.0] if reader.op_type in _INTERPOLATES else []
             pending += [(output, factor * each) for each in following for output in reader.outputs]
     if not phase:
         return "no sine of it is taken"
     return f"a phase, but {refusal}" if refusal else sorted(found)
+
+
+def _needs_whole(reader: Operation) -> str:
+    if reader.op_type not in _INTERPOLATES:
+        return f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
+    return (f"{reader.op_type} '{reader.name}' interpolates it: between sums that lost different whole turns lie other "
+            "angles; lengthen what is summed up, and sum at the rate of the output")
 
 
 def _factors(reader: Operation, var: Var) -> list[float] | None:
@@ -338,6 +349,11 @@ def _examples() -> Iterator[Example]:
                   reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
     yield Example("read elsewhere", lambda: _wave((1, 40), beside=lambda total: Builder.relu(x=total, name="z")),
                   reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
+    yield Example("lengthened by its nearest elements", lambda: _lengthened(Builder.upsample_nearest_neighbor),
+                  within=0.1)
+    yield Example("lengthened linearly", lambda: _lengthened(Builder.upsample_bilinear, align_corners=False),
+                  reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
+                         "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
     yield Example("in fp32", lambda: _wave((1, 40), dtype=types.fp32), reason=FP32)
     yield Example("no sine", lambda: program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(1, 40)),
                   reason="no sine of it is taken")
@@ -353,6 +369,18 @@ def _wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 
         return wave if beside is None else (wave, beside(total))
 
     return program(body, dtype=dtype, x=shape)
+
+
+def _lengthened(upsample: Any, **how: Any) -> Program:
+    """As vocoders of the iSTFTNet kind: the sum at a lower rate, times the factor that it is lengthened by."""
+    def body(x: Var) -> Var:
+        angle = Builder.mul(x=Builder.cumsum(x=x, axis=1), y=np.float16(2 * math.pi * 4))
+        spread = Builder.expand_dims(x=angle, axes=[0, 1])
+        long = upsample(x=spread, scale_factor_height=1, scale_factor_width=4, name="long", **how)
+        result: Var = Builder.cos(x=Builder.squeeze(x=long, axes=[0, 1]), name="y")
+        return result
+
+    return program(body, x=(1, 30))
 
 
 def _two_harmonics() -> Program:

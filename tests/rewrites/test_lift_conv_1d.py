@@ -82,7 +82,13 @@ def test_only_what_the_target_does_not_support_is_lifted(kernel, target, lifted)
 
 
 def test_a_guard_counts_the_bytes_of_lifted_buffers():
-    """An encoder that is on the ANE as a whole is not blown up, although the prediction has no price for it."""
+    """An encoder that is on the ANE as a whole is not blown up, although the prediction has no price for it.
+
+    By hand: a row of 3000 at fp16 is 6000 bytes, padded to 94 * 64 = 6016; 80 rows are 481,280, and a buffer is a
+    multiple of 16 KiB: 30 * 16,384 = 491,520. Before there are four: x, conv, gelu and y. Lifted, 80 * 3000 rows of
+    64 bytes are 15,360,000, 938 * 16,384 = 15,368,192. Each conv is lifted for itself, as `carry_lift` does not carry
+    the gelu into such rows: an expand_dims and a conv each make four of those, beside the four as before.
+    """
     def body(x):
         x = mb.gelu(x=mb.conv(x=x, weight=weight(80, 80, 3), pad_type="same"))
         return mb.conv(x=x, weight=weight(80, 80, 3), pad_type="same", name="y")
@@ -91,5 +97,7 @@ def test_a_guard_counts_the_bytes_of_lifted_buffers():
     assert ane.rewrite(built, preset="full", target="m4", verify=False).status == "unchanged"
     report = ane.rewrite(built, preset="full", target="m4", verify=False, options={"lift_conv_1d": {"always": True}})
     assert report.status == "unchanged"
+    flat, lifted = 30 * 16384, 938 * 16384
+    assert f"{(4 * lifted + 4 * flat) / 1e6:.1f} {4 * flat / 1e6:.2f}" == "63.4 1.97"
     assert [trace.undone for trace in report.undone] == [
         "padded buffers of 63.4 MB instead of 1.97 MB (computed), with no unsupported op or transition less"]

@@ -120,3 +120,43 @@ def test_a_flexible_length_up_to_the_longest(length):
     truth = np.sin(2 * np.pi * np.cumsum(x.astype(np.float64), axis=1))
     assert np.abs(found - truth).max() < 6e-3
     assert not find(RULE.configured(), before).fired
+
+
+class LowRate(torch.nn.Module):
+    """The source of iSTFTNet and Kokoro: the phase is summed up at a lower rate and lengthened."""
+
+    def __init__(self, mode: str, factor: int = 10):
+        super().__init__()
+        self.mode, self.factor = mode, factor
+
+    def forward(self, turns: torch.Tensor) -> torch.Tensor:
+        phase = torch.cumsum(turns, dim=2) * (2 * torch.pi * self.factor)
+        return torch.sin(torch.nn.functional.interpolate(phase, scale_factor=float(self.factor), mode=self.mode))
+
+
+def low_rate(length: int = 300) -> torch.Tensor:
+    return frequencies(length).reshape(1, 1, length)
+
+
+def test_a_phase_that_is_interpolated_is_left_with_the_reason():
+    """Sound on either side of a turn only: the middle of 0.9 and 1.1 turns is 1.0, that of 0.9 and 0.1 is 0.5."""
+    mlmodel = converted(LowRate("linear"), low_rate(), pass_pipeline=ane.pipeline(passes="fold_constants"))
+    trace = find(RULE(), mlmodel._mil_program)
+    (miss,) = trace.near_misses
+    assert not trace.fired and "interpolates it: between sums that lost different whole turns" in miss.note
+    assert "lengthen what is summed up" in miss.note
+    wrapped = np.array([0.9, 1.1]) % 1
+    assert np.isclose(wrapped.mean(), 0.5) and np.isclose(np.mean([0.9, 1.1]) % 1, 0.0)
+
+
+def test_a_phase_that_is_held_is_wrapped():
+    """An upsampling that repeats elements moves them only."""
+    x = low_rate()
+    expected = LowRate("nearest")(x).numpy()
+    mlmodel = converted(LowRate("nearest"), x)
+    assert "cumsum" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+    (found,) = ane.run(mlmodel, {"x": x.numpy()}, precision="float16").values()
+    before = converted(LowRate("nearest"), x, pass_pipeline=ane.pipeline(passes="fold_constants"))
+    (noise,) = ane.run(before, {"x": x.numpy()}, precision="float16").values()
+    errors = [np.abs(each - expected).max() for each in (found, noise)]
+    assert errors[0] < 0.05 < errors[1], errors
