@@ -81,6 +81,7 @@ def _promised(traces: Sequence[PassTrace]) -> Strictness:
     return Strictness(
         weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired),
         ulps=sum(trace.ulps for trace in fired), keeps_nonfinite=all(trace.keeps_nonfinite for trace in fired),
+        changes=tuple(change for trace in fired for change in trace.changes),
         smallest_size=max((trace.smallest_size for trace in fired), default=1),
         largest_size=min((trace.largest_size for trace in fired), default=math.inf),
         within=(max((trace.within[0] for trace in fired), default=0.0),

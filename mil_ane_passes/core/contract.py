@@ -232,6 +232,12 @@ class Rewrite(Rule):
     "Whether what was infinite or NaN may be finite afterwards: the fault it cures. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
+    moves_of: ClassVar[Literal["", "operands", "result"]] = ""
+    "Of which largest value at the op itself `moves` is a share, too; then the check propagates it through later ops."
+    reach: ClassVar[float] = math.inf
+    "Magnitude of the op's operands up to which the promise holds: what only float64 can hold is not judged."
+    raises_constants: ClassVar[bool] = False
+    "Whether scalar constants of the op from 0 to below 2^-24, the smallest number of fp16, become that."
     ulps: ClassVar[float] = 0.0
     "For ROUNDING where `bound` is that: how many units in the last place a result may be off, in the stored dtype."
     within: ClassVar[tuple[float, float]] = (0.0, math.inf)

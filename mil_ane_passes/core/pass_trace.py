@@ -10,7 +10,44 @@ from .contract import Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .rule_class import RuleFailure
 from .scopes import origin
 
-__all__ = ["PassTrace", "note"]
+__all__ = ["Change", "PassTrace", "note"]
+
+
+_ROUNDED = 2.0**-40
+"Far above the rounding of float64 and far below all else: by so much of its largest a result may move that rounds."
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a rewrite promises of one op that it replaced, for the check to propagate through the ops behind it.
+
+    Its result moves by at most `moves` times the largest of its `moves_of` ("operands" or "result"). With `raises` its
+    scalar constants from 0 to below 2^-24 are read as 2^-24, except where an operand is exactly 0. Nothing is promised
+    of operands above `reach`. `rounds` says that it fixes nothing and gives the same up to rounding only.
+    """
+
+    function: str
+    op_type: str
+    value: str
+    moves: float = 0.0
+    moves_of: str = "result"
+    raises: bool = False
+    reach: float = math.inf
+    rounds: bool = False
+
+    @classmethod
+    def of(cls, rule: Rewrite, finding: Finding, strength: Exactness, moves: float) -> Change:
+        """The promise of `rule` at the place of `finding`, where it declares that results move by `moves`."""
+        rounds = strength is Exactness.ROUNDING
+        declared = moves if rule.moves_of else 0.0
+        return cls(finding.function, finding.op_type, finding.value, declared or (_ROUNDED if rounds else 0.0),
+                   rule.moves_of if declared else "result", rule.raises_constants, rule.reach,
+                   rounds and not rule.mends)
+
+    @property
+    def says(self) -> bool:
+        """Whether it says anything."""
+        return bool(self.moves or self.raises or self.reach < math.inf)
 
 
 @dataclass
@@ -35,6 +72,8 @@ class PassTrace:
     "The smallest such size."
     keeps_nonfinite: bool = True
     "Whether NaN and infinity reach the same results, by what the forms that fired promise."
+    changes: list[Change] = field(default_factory=list)
+    "What is promised of single ops, for the check to propagate."
     replaced: dict[str, str] = field(default_factory=dict)
     "Names of values that are gone, and of the ones that were there already and took their place."
     rounds: int = 0
@@ -61,6 +100,7 @@ class PassTrace:
         self.largest_size = min(self.largest_size, later.largest_size)
         self.smallest_size = max(self.smallest_size, later.smallest_size)
         self.keeps_nonfinite &= later.keeps_nonfinite
+        self.changes += later.changes
         self.replaced |= later.replaced
         self.rounds = max(self.rounds, later.rounds)
         self.ops_after += later.ops_after - later.ops_before
@@ -98,7 +138,10 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
             if trace.strength is None or order.index(strength) > order.index(trace.strength):
                 trace.strength = strength
             trace.mends |= rule.mends
-            trace.moves = max(trace.moves, answer.facts.get("moves", rule.moves))
+            moves = answer.facts.get("moves", rule.moves)
+            trace.moves = max(trace.moves, moves)
+            change = Change.of(rule, trace.fired[-1], strength, moves)
+            trace.changes += [change] * change.says
             trace.ulps = max(trace.ulps, answer.facts.get("ulps", rule.ulps))
             low, high = answer.facts.get("within", rule.within)
             trace.within = (max(trace.within[0], low), min(trace.within[1], high))

@@ -8,9 +8,16 @@ the program before, plus one unit in the last place. `approximate` reports the e
 as an output.
 
 A rewrite that cures an overflow says so (`mends`): where the program before gives NaN or infinity, the program after
-may give a number. It is held against the program before with those of its constants that fp16 cannot hold read as
-large finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite
-is judged as ever. A rewrite that changes a constant declares by which share of an output that may move it.
+may give a number. It is held against the program before with those of its constants that fp16 cannot hold read as large
+finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite is judged
+as ever. Outputs that are made of NaN without being NaN, such as integers, may be those of that limit, too. A rewrite
+that changes a constant declares by which share of an output that may move it.
+
+Ops behind a rewritten one may amplify what it declares, wrap it round (mod) or turn it into integers (argmax). So where
+a run differs, the program before is run again with the ops that were rewritten changed as their rewrites declare: its
+constants below 2^-24 read as 2^-24 (`raises_constants`; not where an operand is exactly 0), and results moved by
+`moves` times the largest value at the op (`moves_of`), by 2^-40 of it where a rewrite only rounds, and by anything
+where operands are beyond what fp16 holds (`reach`). Each element may move twice as far as it does in ten such runs.
 
 Inputs are drawn per declared type: ids within their table, pixels for images, both values of a lone flag, every
 enumerated shape, both ends of a range (an end that is open or too large for a proof to finish is tried as far as is
@@ -19,9 +26,9 @@ reasonable).
 Besides the normal draws, adversarial feeds are run at float64 (and typed, where the same bits are promised), a few
 extreme elements among ordinary ones so that the rest stays comparable. Where a function has float inputs: one with a
 wide range (rows x 30 and x 0.001, +-65504, +-300), one with NaN, infinities and zeros of both signs, one with ties
-(multiples of 0.5, zeros of both signs, +-6e-8, +-1e-4, a constant row, a one-hot row); a function that computes more
-than 4 million elements gets wide range and ties as halves of one run. Where it has integer inputs: one with indices
-from -n to n - 1, other integers from -100 to 1000, besides the first and the last row of every table. Symbolic
+(multiples of 0.5, zeros of both signs, +-6e-8, +-1e-4, rows of zeros, of one number and one-hot); one that computes
+more than 4 million elements gets wide range and ties as halves of one run. Where it has integer inputs: one with
+indices from -n to n - 1, other integers from -100 to 1000, besides the first and the last row of every table. Symbolic
 dimensions are 1, 2, 7, and 257 where that is cheap (16 and 41 in normal draws), as far as declared ranges allow, and
 the largest that an option of a rewrite allows. What the model itself cannot run on is dropped. The result's `sampled`
 lists what was run. Intervals that users give (`--ranges`) bound these feeds, too. So does the domain of the rewrites

@@ -6,14 +6,15 @@ that are meant to differ, such as one and its compressed form, are judged by the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..core.contract import Exactness
 from ..core.errors import InputError
+from ..core.pass_trace import Change
 from ..core.spelling import asked
 
 __all__ = ["ALGEBRA", "EVERY", "Accuracy", "OutputDifference", "Strictness", "as_arrays", "differences", "limited",
@@ -31,6 +32,8 @@ EVERY = "every output"
 "What stands for an output's name where there are none, as the program cannot be run."
 _WORSE = 4.0
 """How many times further from the full-precision result a typed run may be than the run of the program before."""
+_PROPAGATED = 2.0
+"How many times as far as in a few trials a result may move with what is declared: signs may fall out worse."
 _ULPS = 1e6
 "From here on a count of units in the last place is not given."
 
@@ -190,15 +193,19 @@ class Strictness:
     keeps_nonfinite: bool = True
     largest_size: float = math.inf
     smallest_size: int = 1
+    changes: tuple[Change, ...] = ()
+    "What is promised of single ops: it is propagated through the ops behind them where results differ."
 
 
 def differences(
     before: Mapping[str, Array], after: Mapping[str, Array], promised: Exactness | Strictness,
     truth: Mapping[str, Array] | None = None, nonfinite: bool = False, stepped: Mapping[str, Array] | None = None,
+    moved: Mapping[str, Array] | None = None,
 ) -> list[OutputDifference]:
     """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run;
     `nonfinite` says that NaN and infinities were fed. `stepped` holds results of the program before with each step of
-    recurrent layers rounded: the worse of both errors is the one to compare with.
+    recurrent layers rounded: the worse of both errors is the one to compare with. `moved` is how far each element moves
+    in the program before with what rewrites declare: twice that is allowed besides.
 
     BITWISE asks for the same bits (any NaN equals any NaN). ROUNDING asks at float64 for agreement to `ALGEBRA` of
     the output's scale, and in a typed run for results that are not further from the truth than four times the worst
@@ -208,23 +215,33 @@ def differences(
     if promised.accuracy is not None:
         return [promised.accuracy.judge(name, np.asarray(value), np.asarray(after[name])) if name in after
                 else OutputDifference(name, False, False, reason="is missing after") for name, value in before.items()]
-    judge = _Judge(promised, spreads=nonfinite and not promised.keeps_nonfinite)
+    judge = _Judge(promised, spreads=nonfinite and not promised.keeps_nonfinite, moved=moved or {})
     return [judge.one(name, np.asarray(value), np.asarray(after[name]), None if truth is None else truth[name],
                       value if stepped is None else stepped[name])
             if name in after else OutputDifference(name, False, False, reason="is missing after")
             for name, value in before.items()]
 
 
-def limited(before: Runs, limit: Runs, after: Runs) -> dict[str, dict[str, Array]]:
+def limited(
+    before: Runs, limit: Runs, after: Runs, made_of_nan: Collection[str] = ()
+) -> dict[str, dict[str, Array]]:
     """What the program before is taken to say, by precision: its outputs, and those of `limit`, the same program with
     huge constants read as merely large, for elements that it leaves undefined and `after` defines.
 
     Undefined is what is NaN or infinite at any precision. Where the float64 run is not, as nothing overflows in it, the
     nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is stored as fp16.
+    Of the outputs `made_of_nan`, which need not be NaN themselves, such as integers, the nearer is taken, too.
     """
     taken = {name: _from_limit(name, before, limit, after) for name in before["float64"]}
-    return {precision: {name: np.where(taken[name], limit[precision][name].astype(value.dtype), value)
-                        if np.any(taken[name]) else value for name, value in outputs.items()}
+
+    def read(precision: str, name: str, value: Array) -> Array:
+        other, new = limit[precision][name], after.get(precision, {}).get(name)
+        if name in made_of_nan and new is not None and other.shape == new.shape == value.shape:
+            with np.errstate(invalid="ignore"):
+                value = np.where(_distance(other, new) < _distance(value, new), other, value)
+        return np.where(taken[name], other.astype(value.dtype), value) if np.any(taken[name]) else value
+
+    return {precision: {name: read(precision, name, value) for name, value in outputs.items()}
             for precision, outputs in before.items()}
 
 
@@ -262,6 +279,8 @@ class _Judge:
     promised: Strictness
     spreads: bool = False
     "Whether results that are NaN or infinite in the program after are not judged, nor integers made of such."
+    moved: Mapping[str, Array] = field(default_factory=dict)
+    "How far elements of outputs move in the program before with what rewrites declare."
 
     def one(self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array) -> OutputDifference:
         if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
@@ -272,28 +291,37 @@ class _Judge:
         if old.dtype.kind in "US":
             return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
         if old.dtype.kind != "f":
-            return self._integers(name, old, new)
+            return self._integers(name, old, new, truth)
         return self._numbers(name, old, new, truth, stepped)
 
-    def _integers(self, name: str, old: Array, new: Array) -> OutputDifference:
-        """Equal, unless what approximates may let a share of them go another way, as an argmax of near ties does."""
+    def _integers(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
+        """Equal to those before or, in a typed run, to those at full precision; what approximates may let a share of
+        them go another way, as an argmax of near ties does."""
         if self.spreads:
             return OutputDifference(name, False, True, reason="not compared where NaN or infinity may spread")
         if self.promised.exactness is not Exactness.APPROXIMATE:
-            return worst(name, old, new, np.zeros(old.shape), False)
+            allowed = self._propagated(name, old)
+            good = (_distance(old, new) <= allowed) | (False if truth is None else new == truth)
+            return worst(name, old, new, allowed, bool(np.all(good)))
         changed = int(np.count_nonzero(old != new))
-        allowed = self.promised.moves * old.size
-        return OutputDifference(name, False, changed <= allowed,
-                                reason=f"{changed} of {old.size} integers changed ({allowed:.3g} allowed)")
+        most = self.promised.moves * old.size
+        return OutputDifference(name, False, changed <= most,
+                                reason=f"{changed} of {old.size} integers changed ({most:.3g} allowed)")
+
+    def _propagated(self, name: str, old: Array) -> Array:
+        """What is allowed of each element for a change that rewrites declare of ops before it."""
+        moved = self.moved.get(name)
+        return np.zeros(old.shape) if moved is None or moved.shape != old.shape else _PROPAGATED * moved
 
     def _numbers(
         self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array
     ) -> OutputDifference:
         mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.mends
         if self.promised.exactness is Exactness.BITWISE:
-            allowed, good = np.zeros(old.shape), _same_each_bit(old, new)
+            allowed = self._propagated(name, old)
+            good = _same_each_bit(old, new) | ((allowed > 0) & (_distance(old, new) <= allowed))
         else:
-            allowed = np.maximum(self._allowed(old, truth), self._allowed(stepped, truth))
+            allowed = np.maximum(self._allowed(old, truth), self._allowed(stepped, truth)) + self._propagated(name, old)
             with np.errstate(invalid="ignore"):
                 good = np.abs(new.astype(np.float64) - _reference(old, truth)) <= allowed
             good |= ~np.isfinite(old) & _same(old, new)  # what overflowed before may overflow the same way
@@ -318,6 +346,12 @@ class _Judge:
         error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
         units = 1 + self.promised.ulps
         return np.full(old.shape, _WORSE * error + units * _unit(old.dtype, scale) + moved)
+
+
+def _distance(old: Array, new: Array) -> Array:
+    """How far apart elements are; NaN where that is no number."""
+    with np.errstate(invalid="ignore"):
+        return np.abs(new.astype(np.float64) - old.astype(np.float64))
 
 
 def _reference(old: Array, truth: Array | None) -> Array:

@@ -15,6 +15,7 @@ from ..core.query import chain
 from ..runtime.feeds import read_stored
 from ..runtime.interface import apply_description
 from ..runtime.pipeline import taken
+from ..runtime.quirks.base import Quirk
 from .compare import as_arrays
 from .feeds import ShapeChoice, make_feeds, make_state, shape_choices
 
@@ -46,12 +47,19 @@ class Plan:
 
 @dataclass
 class Run:
-    """A plan and its outputs by precision, or the `error` that ended it; `stepped` are outputs at float16 with each
-    step of recurrent layers rounded, where those were needed."""
+    """A plan and its outputs by precision, or the `error` that ended it.
+
+    Where those were needed: `stepped` are outputs at float16 with each step of recurrent layers rounded, `raised`
+    outputs with constants raised as rewrites declare, `moved` how far outputs move with what rewrites declare, and
+    `rounding` the outputs that are made of what only rounds, which are not judged at float16 on extreme values.
+    """
 
     plan: Plan
     results: dict[str, dict[str, Array]] = field(default_factory=dict)
     stepped: dict[str, Array] | None = None
+    raised: dict[str, dict[str, Array]] | None = None
+    moved: dict[str, Array] | None = None
+    rounding: frozenset[str] = frozenset()
     error: str = ""
 
 
@@ -119,12 +127,14 @@ def check_runnable(program: Program, quirks: Sequence[str]) -> None:
 def execute(
     program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
     quirks: Sequence[str] = (), finite_constants: bool = False, rounded_steps: bool = False,
+    depart: Callable[[str], Quirk | None] = lambda function: None,
 ) -> Execution:
     """Execute every plan at every precision; what is left in a state counts as an output.
 
-    `quirks` names published faults to imitate, `finite_constants` and `rounded_steps` are for `Runtime`. Raises
-    NotSupported before running anything if an op is lacking, and InputError for a quirk that is not known or feeds that
-    were given and do not fit; drawn feeds that cannot be run leave an error in their `Run`.
+    `quirks` names published faults to imitate, `finite_constants` and `rounded_steps` are for `Runtime`; so is what
+    `depart` says of a function. Raises NotSupported before running anything if an op is lacking, and InputError for a
+    quirk that is not known or feeds that were given and do not fit; drawn feeds that cannot be run leave an error in
+    their `Run`.
     """
     from ..runtime import Runtime
 
@@ -133,7 +143,8 @@ def execute(
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
             runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
-                              finite_constants=finite_constants, rounded_steps=rounded_steps)
+                              finite_constants=finite_constants, rounded_steps=rounded_steps,
+                              departure=depart(function))
             for run in found.runs:
                 if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
                     continue

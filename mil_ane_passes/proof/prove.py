@@ -13,14 +13,16 @@ from ..core.contract import Exactness
 from ..core.errors import InputError, LimitReached
 from ..core.query import all_ops
 from ..core.words import counted, escaped, lines_text, short_repr
+from ..runtime.quirks.base import Quirk
 from .adversarial import SPECIAL, Domain, adversarial_plans, describe_samples
 from .bisect import first_difference
 from .border import borders, crossed, fed
 from .compare import EVERY, Accuracy, OutputDifference, Strictness, differences, limited
 from .coverage import blocks_not_entered
 from .difference import FirstDifference
-from .execute import GIVEN, Execution, Plan, check_runnable, execute, execute_pipeline, plans
+from .execute import GIVEN, Execution, Plan, Run, check_runnable, execute, execute_pipeline, plans
 from .feeds import symbol_sizes
+from .propagate import MOVED, NOT_JUDGED, RAISED, departing, largest_moves, made_of_nan, made_of_roundings
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judged"]
 
@@ -148,17 +150,7 @@ def judged(before: Execution, after: Execution, promised: Exactness | Strictness
             report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
                                 f"({old.error})")
             continue
-        nonfinite = old.plan.adversarial == SPECIAL
-        for precision, results in old.results.items():
-            if precision not in new.results:
-                reason = f"the program after cannot run: {new.error}"
-                lost = OutputDifference(EVERY, False, False, reason=reason)
-                report.cases.append(Case(old.plan.function, old.plan.label, precision, [lost]))
-                continue
-            truth = old.results.get("float64") if precision != "float64" else None
-            stepped = old.stepped if precision == "float16" else None
-            found = differences(results, new.results[precision], promised, truth, nonfinite, stepped)
-            report.cases.append(Case(old.plan.function, old.plan.label, precision, found))
+        report.cases += _cases(old, new, promised)
     if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
@@ -166,6 +158,37 @@ def judged(before: Execution, after: Execution, promised: Exactness | Strictness
     sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(GIVEN)]
     report.sampled = tuple(describe_samples(sampled))
     return report
+
+
+def _cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
+    """The differences of one run at each precision."""
+    made = []
+    for precision in old.results:
+        if precision in new.results:
+            found = _compared(old, new, precision, promised)
+        else:
+            reason = f"the program after cannot run: {new.error}"
+            found = [OutputDifference(EVERY, False, False, reason=reason)]
+        made.append(Case(old.plan.function, old.plan.label, precision, found))
+    return made
+
+
+def _compared(old: Run, new: Run, precision: str, promised: Exactness | Strictness) -> list[OutputDifference]:
+    """The differences of one run at one precision from the program before; none from the same program with constants
+    raised as rewrites declare is as good."""
+    typed = precision == "float16"
+    found: list[list[OutputDifference]] = []
+    for runs in filter(None, (old.results, old.raised)):
+        truth = runs.get("float64") if precision != "float64" else None
+        found.append(differences(
+            runs[precision], new.results[precision], promised, truth, old.plan.adversarial == SPECIAL,
+            old.stepped if typed and runs is old.results else None, old.moved))
+        if typed and old.rounding:
+            found[-1] = [each if each.passed or each.output not in old.rounding
+                         else replace(each, passed=True, reason=NOT_JUDGED) for each in found[-1]]
+        if all(output.passed for output in found[-1]):
+            return found[-1]
+    return found[0]
 
 
 def compare_programs(
@@ -219,9 +242,51 @@ def _judged_fairly(
     report = judged(old, new, promised)
     if report.status == "different" and _round_steps(before, old, report):
         report = judged(old, new, promised)
-    report.notes += [DEFINED] * defined
+    if report.status == "different" and (promised.changes or promised.mends):
+        report = _judged_with_changes(before, old, new, promised, precisions)
+    report.notes += [DEFINED] * (defined and DEFINED not in report.notes)
     report.accuracy = promised.accuracy
     return report
+
+
+def _judged_with_changes(
+    before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
+) -> VerifyReport:
+    """As `judged`, with what rewrites declare of single ops propagated through those behind them by running `before`
+    so changed, in the runs that differ; as soon as one differs all the same, the rest need not be looked at."""
+    notes: list[str] = []
+
+    def fails(run: Run, other: Run) -> bool:
+        return not run.error and not all(case.passed for case in _cases(run, other, promised))
+
+    for run, other in filter(lambda pair: fails(*pair), zip(old.runs, new.runs)):
+        if run.plan.adversarial:
+            run.rounding = made_of_roundings(before, run, promised.changes)
+        if promised.mends and fails(run, other) and _define_made_of_nan(before, run, other, precisions):
+            notes.append(DEFINED)
+        if fails(run, other) and _raise_constants(before, run, other, promised, precisions):
+            notes.append(RAISED)
+        if fails(run, other) and largest_moves(before, run, promised.changes):
+            notes.append(MOVED)
+        if fails(run, other):
+            break
+    report = judged(old, new, promised)
+    report.notes += dict.fromkeys(notes)
+    return report
+
+
+def _raise_constants(
+    program: Program, run: Run, new: Run, promised: Strictness, precisions: Sequence[str]
+) -> bool:
+    """Run `program` again with constants raised as declared. Whether any are."""
+    if not any(change.raises for change in promised.changes):
+        return False
+    depart = departing(program, promised.changes)
+    again = execute(program, [run.plan], precisions, lambda text: None, depart=depart)
+    if promised.mends:
+        _define(program, again, Execution([new]), precisions, depart)
+    run.raised = None if again.runs[0].error else again.runs[0].results
+    return True
 
 
 def _with_adversarial(
@@ -274,7 +339,10 @@ def _round_steps(program: Program, found: Execution, report: VerifyReport) -> bo
     return True
 
 
-def _define(program: Program, found: Execution, after: Execution, precisions: Sequence[str]) -> bool:
+def _define(
+    program: Program, found: Execution, after: Execution, precisions: Sequence[str],
+    depart: Callable[[str], Quirk | None] = lambda function: None,
+) -> bool:
     """Fill in what `found` leaves undefined and `after` does not, from runs with huge constants read as merely large.
 
     A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
@@ -285,11 +353,23 @@ def _define(program: Program, found: Execution, after: Execution, precisions: Se
         for outputs in run.results.values() for value in outputs.values())]
     if not undefined:
         return False
-    limits = execute(program, [run.plan for run, _ in undefined], precisions, lambda text: None, finite_constants=True)
+    limits = execute(program, [run.plan for run, _ in undefined], precisions, lambda text: None, finite_constants=True,
+                     depart=depart)
     for (run, new), limit in zip(undefined, limits.runs):
         if not limit.error:
             run.results = limited(run.results, limit.results, new.results)
     return True
+
+
+def _define_made_of_nan(program: Program, run: Run, new: Run, precisions: Sequence[str]) -> bool:
+    """Fill in what `run` gives for outputs that are made of NaN without being NaN, such as integers. Whether any are.
+    """
+    names = made_of_nan(program, run)
+    limits = execute(program, [run.plan] if names else [], precisions, lambda text: None, finite_constants=True)
+    for limit in limits.runs:
+        if not limit.error:
+            run.results = limited(run.results, limit.results, new.results, names)
+    return bool(names)
 
 
 def compare_with_pipeline(

@@ -48,6 +48,7 @@ class CropResizeBySlices(Rewrite):
     bound = ("as resize_bilinear where corners are elements (measured 9e-4 of 2.7, as the op's own); elsewhere half a "
              "unit in the last place for each weight, product and sum: measured 2.0e-3 of 2.7 against 8.7e-4 of the op")
     moves = 2.0**-10
+    moves_of = "operands"
     preset = "full"
     roots = ("crop_resize",)
     evidence = (

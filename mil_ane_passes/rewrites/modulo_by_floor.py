@@ -45,6 +45,7 @@ class ModuloByFloor(Rewrite):
     code, slug = "ANE248", "modulo-off-the-ane"
     stage = "decompose"
     exactness = Exactness.BITWISE
+    reach = 65504.0  # the largest number of fp16: what is beyond is infinite there, and its remainder NaN
     preset = "full"
     roots = ("mod",)
     evidence = (

@@ -49,6 +49,7 @@ class RepresentableEpsilon(Rewrite):
     preset = "full"
     mends = True
     moves = 2.0**-11
+    raises_constants = True
     within = (2.0**-6, math.inf)  # below, variances come near 2^-14, from which on results move further
     roots = (
         "layer_norm", "instance_norm", "l2_norm", "batch_norm", "rsqrt", "inverse", "log", "add", "maximum", "clip",

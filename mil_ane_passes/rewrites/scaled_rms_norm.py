@@ -66,6 +66,7 @@ class ScaledRmsNorm(Rewrite):
     preset = "safe"
     mends = True
     moves = 2.0**-20
+    moves_of = "result"
     measures = True
     roots = ("mul", "real_div")
     evidence = (

@@ -52,8 +52,8 @@ class Runtime:
     defaults. `finite_constants` reads constants of 65504 and more, infinite or not, as numbers far beyond any other:
     1e6, and 3e4 at float16. `rounded_steps` rounds what recurrent layers compute within a step as float16 stores it.
     `partial_sums` is called with (op, bound) of each op that sums products, before its
-    observer: no partial sum of any element is larger than the bound. A program that was edited between two calls runs
-    as it then is.
+    observer: no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites
+    declare. A program that was edited between two calls runs as it then is.
     """
 
     @synchronized
@@ -61,7 +61,7 @@ class Runtime:
         self, program: Any, *, function: str | None = None, precision: str = "float32", quirks: Sequence[str] = (),
         observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
         finite_constants: bool = False, rounded_steps: bool = False,
-        partial_sums: Callable[[Any, float], None] | None = None,
+        partial_sums: Callable[[Any, float], None] | None = None, departure: Quirk | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -80,6 +80,8 @@ class Runtime:
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
         if partial_sums is not None:
             self._quirks.append(PartialSums(partial_sums))
+        if departure is not None:
+            self._quirks.append(departure)
         self._observer = observer
         self._description = description
         self._finite_constants, self._rounded_steps = finite_constants, rounded_steps

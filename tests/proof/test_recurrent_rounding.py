@@ -63,7 +63,8 @@ def test_rounded_steps_are_less_exact_at_float16_and_the_same_elsewhere(kind):
     before = layer(kind, 1)
     feeds = {"x": np.random.default_rng(0).standard_normal(before.functions["main"].inputs["x"].shape).astype("f2")}
     exact = Runtime(before, precision="float64")(feeds)["y"]
-    plain, stepped = (Runtime(before, precision="float16", rounded_steps=rounds)(feeds)["y"] for rounds in (False, True))
+    plain, stepped = (Runtime(before, precision="float16", rounded_steps=rounds)(feeds)["y"]
+                      for rounds in (False, True))
     assert np.abs(plain - exact).mean() < np.abs(stepped - exact).mean() < 0.01
     for precision in ("float32", "float64"):
         one, other = (Runtime(before, precision=precision, rounded_steps=rounds)(feeds)["y"]

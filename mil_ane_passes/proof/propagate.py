@@ -1,0 +1,112 @@
+"""What rewrites declare of single ops, propagated through the ops behind them: the program before, run so changed.
+
+Rewrites that fire declare a change of constants, or how far a result may move, of one op. Behind it a product may
+amplify that, a remainder wrap it round, and an output other than the largest may show it. So where results differ the
+program before is run again with its ops changed as declared, and what that does to its outputs is what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Program, Var
+
+from ..core.pass_trace import Change
+from ..core.query import within
+from ..runtime.departure import TRIALS, Departure
+from .execute import Run, execute, fresh_state
+from .match import Values, ancestors
+
+__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
+
+Array = np.ndarray[Any, Any]
+RAISED = ("what depends on a constant too small for fp16, such as an epsilon, is held against the same program with "
+          "2^-24 in its place")
+MOVED = ("a change that a rewrite declares for one op was propagated by running: results may move twice as far as in "
+         "the same program with that op so changed")
+NOT_JUDGED = "not judged at float16 on extreme values, as what it is made of only rounds"
+STATE = "state "
+
+
+def departing(
+    program: Program, changes: Sequence[Change], trial: int | None = None
+) -> Callable[[str], Departure | None]:
+    """For each function of `program` what changes the ops in it that `changes` are about; None where there are none."""
+    def depart(function: str) -> Departure | None:
+        found = _found(program, function, changes)
+        return Departure(found, trial) if found else None
+
+    return depart
+
+
+def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[Operation, Change]:
+    known = {(change.op_type, change.value): change for change in changes if change.function == function}
+    places = ((op, known.get((str(op.op_type), op.outputs[0].name)))
+              for op in within(program.functions[function]) if op.outputs)
+    return {op: change for op, change in places if change is not None}
+
+
+def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool:
+    """Note how far each element of the outputs of `run` moves at float64 with results of ops moved as declared.
+    Whether any does."""
+    moving = [change for change in changes if change.moves or change.reach < math.inf]
+    if not _found(program, run.plan.function, moving):
+        return False
+    base, *trials = (
+        execute(program, [run.plan], ("float64",), lambda text: None, depart=departing(program, changes, trial))
+        for trial in (None, *range(TRIALS)))
+    outputs = [each.runs[0].results.get("float64", {}) for each in trials]
+    run.moved = {
+        name: np.max([_gap(value, moved.get(name)) for moved in outputs], axis=0)
+        for name, value in base.runs[0].results.get("float64", {}).items() if value.dtype.kind in "fiub"}
+    return any(np.any(gap) for gap in run.moved.values())
+
+
+def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:
+    """The outputs and states that are made of ops whose rewrites only round: at float16 extreme values are no test of
+    those, as partial results may overflow that the op does not have."""
+    function = run.plan.function
+    rounding = _found(program, function, [change for change in changes if change.rounds])
+    return _made_of(program, run, {var for op in rounding for var in op.outputs})
+
+
+def made_of_nan(program: Program, run: Run) -> frozenset[str]:
+    """The outputs and states that are made of what is NaN in `run`, at any of its precisions."""
+    from ..runtime import Runtime
+
+    found: set[Var] = set()
+
+    def look(op: Operation, var: Var, value: Any) -> None:
+        if hasattr(value, "numpy") and value.is_floating_point() and bool(value.isnan().any()):
+            found.add(var)
+
+    for precision in run.results:
+        Runtime(program, function=run.plan.function, precision=precision, observer=look)(
+            run.plan.feeds, fresh_state(run.plan))
+    return _made_of(program, run, found)
+
+
+def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
+    """The outputs and states of `run` for which one of the values `found` is computed."""
+    function = run.plan.function
+    values = Values(function, program.functions[function])
+
+    def names(name: str) -> tuple[list[str], list[str]]:
+        state = name.removeprefix(STATE)
+        return ([], [state]) if state != name else ([name.removesuffix(" labels")], [])
+
+    outputs = run.results.get("float64", {}) if found else {}
+    return frozenset(name for name in outputs if found & ancestors(values, *names(name)))
+
+
+def _gap(value: Array, other: Array | None) -> Array:
+    """How far apart two results are; infinitely, where what was finite is not."""
+    if other is None or other.shape != value.shape:
+        return np.zeros(value.shape)
+    one, two = value.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(two - one)
+    return np.where(np.isfinite(one), np.where(np.isfinite(two), gap, np.inf), 0.0)
