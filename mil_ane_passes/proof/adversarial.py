@@ -39,9 +39,10 @@ _LONG_RUN = 1 << 22
 _CONTENTS = {
     WIDE: "normal draws x 30 and x 0.001, some elements +-65504 and +-300, first and last rows of tables",
     SPECIAL: "some elements NaN, inf, -inf, -0 and 0",
-    TIES: "multiples of 0.5 with zeros of both signs, some elements +-6e-8 and +-1e-4, a constant and a one-hot row",
+    TIES: "multiples of 0.5 with zeros of both signs, some elements +-6e-8 and +-1e-4, rows of zeros, of one number "
+          "and one-hot",
     BOTH: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the other "
-          "multiples of 0.5, some elements +-6e-8 and +-1e-4, a constant and a one-hot row",
+          "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }
 "What each kind of feeds holds, as the result states it."
@@ -149,7 +150,7 @@ class _Sampler:
             if name in self._images:
                 if kind in (WIDE, BOTH):
                     feeds[name] = random.choice([0, 255], value.shape).astype(value.dtype)
-            elif self._is_free_float(name, var):
+            elif self._is_free_float(name, var) and kind != INDICES:
                 feeds[name] = self._floats(name, kind, random, value)
             elif self._is_index(name, var) and kind in (WIDE, BOTH, INDICES):
                 feeds[name] = self._integers(name, kind, random, value)
@@ -219,13 +220,14 @@ def _with_elements(
 
 
 def _with_rows(random: np.random.Generator, values: Array, extremes: Sequence[float]) -> Array:
-    """`values` with a few elements set to `extremes`, and with a constant and a one-hot row behind those, where there
-    are rows enough to keep others."""
+    """`values` with a few elements set to `extremes`, and with rows of zeros (such as padding), of one number and of a
+    single 1 behind those, where there are rows enough to keep others."""
     if values.ndim < 2 or not values.size or values.size // values.shape[-1] < 4:
         return _with_elements(random, values, extremes)
     rows = values.reshape(-1, values.shape[-1]).copy()
-    rows[:-2] = _with_elements(random, rows[:-2], extremes)
+    kept = len(rows) - (3 if len(rows) > 4 else 2)
+    rows[:kept] = _with_elements(random, rows[:kept], extremes)
+    rows[kept:] = 0.0
     rows[-2] = 1.5
-    rows[-1] = 0.0
     rows[-1, len(rows[-1]) // 2] = 1.0
     return rows.reshape(values.shape)

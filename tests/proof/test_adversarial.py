@@ -12,7 +12,7 @@ from coremltools.proto import FeatureTypes_pb2, Model_pb2
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Exactness
 from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.registry import by_name, rewrites
 from mil_ane_passes.proof.adversarial import BOTH, INDICES, SPECIAL, TIES, WIDE, Domain, adversarial_plans
 from mil_ane_passes.proof.compare import Strictness
 from mil_ane_passes.proof.prove import compare_programs
@@ -345,3 +345,33 @@ def test_hyperbolic_sines_are_allowed_what_is_promised():
         shape = (1 + seed % 3, 2 + seed % 7)
         report = ane.rewrite(program(lambda x: mb.sinh(x=x, name="y"), x=shape), passes="hyperbolic", seeds=3)
         assert report.verify.equal, (shape, report.verify)
+
+
+def test_floats_beside_indices_are_ordinary():
+    """A run on extreme indices says nothing of NaN: other floats stay normal draws."""
+    @mb.program(input_specs=[mb.TensorSpec((4, 64), types.fp16), mb.TensorSpec((3,), types.int32)],
+                opset_version=ct.target.iOS17)
+    def made(x, i):
+        return mb.gather(x=x, indices=i, axis=0, validate_indices=False, name="y")
+
+    plans = [plan for plan in adversarial_plans(made, lambda name: None) if plan.adversarial == INDICES]
+    assert plans and all(np.isfinite(plan.feeds["x"]).all() for plan in plans)
+
+
+def test_a_row_of_zeros_is_among_the_ties():
+    made = unary(same, 8, 16)
+    (ties,) = [plan.feeds["x"] for plan in adversarial_plans(made, lambda name: None) if plan.adversarial == TIES]
+    assert not ties[5].any() and len(set(ties[6])) == 1 and ties[7].sum() == 1 and len(set(ties[0])) > 1
+
+
+@pytest.mark.parametrize("name", [name for name, rule in rewrites().items()
+                                  if not rule.interface and not rule.measures])
+def test_what_rewrites_make_of_their_examples_passes(name):
+    def spelt(options):
+        listed = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
+        return f"{name}{{{listed}}}" if options else name
+
+    fired = [example for example in by_name(name).configured().examples() if example.reason is None]
+    for example in fired:
+        report = ane.rewrite(example.build(), passes=spelt(example.options), target="m4", max_growth=None)
+        assert report.status != "not proved", (example.name, str(report.verify))
