@@ -73,6 +73,50 @@ def _pooled(pad: list[int]) -> Program:
     return program(body, x=(1, 2, 7, 8))
 
 
+def _norm_behind_conv() -> Program:
+    """Rows of neighbours that hardly differ: their variances are as small as the epsilon that is raised."""
+    return program(lambda x: mb.layer_norm(
+        x=mb.conv(x=x, weight=weight(1, 1, 1, 3, 1), bias=np.array([0.055], np.float16), strides=[5, 1, 7],
+                  pad_type="custom", pad=[2, 1, 1, 2, 3, 0], dilations=[1, 1, 2]),
+        axes=[4], epsilon=np.float32(1e-12), name="y"), x=(3, 1, 7, 8, 7))
+
+
+def _beside_a_norm(body: Callable[..., Var]) -> Program:
+    """Something whose epsilon has to stay beside a norm whose epsilon is raised."""
+    def both(x: Var) -> list[Var]:
+        return [mb.layer_norm(x=x, axes=[-1], epsilon=np.float32(1e-12), name="norm"), body(x)]
+
+    return program(both, x=(2, 4, 8))
+
+
+def _of_another(x: Var) -> Var:
+    root = mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True), epsilon=np.float32(1e-12))
+    made: Var = mb.mul(x=mb.cos(x=x), y=root, name="y")
+    return made
+
+
+def _root_behind_relu(x: Var) -> Var:
+    made: Var = mb.rsqrt(x=mb.relu(x=mb.linear(x=x, weight=weight(8, 8))), epsilon=np.float32(1e-12), name="y")
+    return made
+
+
+def _logarithm(x: Var) -> Var:
+    made: Var = mb.log(x=mb.square(x=x), epsilon=np.float32(1e-10), name="y")
+    return made
+
+
+def _crop_then_mod() -> Program:
+    """A box off the elements, amplified and wrapped round."""
+    def body(x: Var) -> Var:
+        y = mb.crop_resize(x=x, boxes=np.array([[0.59, 2.21, 2.54, 2.61]], np.float32),
+                           box_indices=np.zeros(1, np.int32), target_height=6, target_width=3,
+                           sampling_mode="OFFSET_CORNERS")
+        made: Var = mb.mod(x=mb.mul(x=y, y=np.float16(10)), y=np.float16(4), name="y")
+        return made
+
+    return program(body, x=(1, 1, 4, 4))
+
+
 DIRECTED: dict[str, Callable[[], Program]] = {
     "transposed_same": lambda: _transposed((1, 2, 5, 6), (2, 3, 4, 5), strides=[1, 2], pad_type="same_lower",
                                            output_shape=[1, 3, 5, 12]),
@@ -105,6 +149,11 @@ DIRECTED: dict[str, Callable[[], Program]] = {
     "scatter_negative": lambda: _scatter([-1, 2, -3], "update"),
     "scatter_sub": lambda: _scatter([1, 2, 3], "sub"),
     "scatter_unsorted": lambda: _scatter([5, 0, 3], "update"),
+    "norm_behind_conv": _norm_behind_conv,
+    "norm_of_another": lambda: _beside_a_norm(_of_another),
+    "root_behind_relu": lambda: _beside_a_norm(_root_behind_relu),
+    "logarithm": lambda: _beside_a_norm(_logarithm),
+    "crop_then_mod": _crop_then_mod,
     "slice_less_two": lambda: _slice(2),
     "crop_width_first": lambda: program(lambda x: mb.crop_resize(
         x=x, boxes=np.array([[1, 0, 5, 3], [0.5, 1.25, 4, 3]], np.float32), box_indices=np.zeros(2, np.int32),
