@@ -30,7 +30,8 @@ class Departure(Quirk):
 
     `trial` says how results move: None not at all, 0 all up as far as declared, 1 all down, 2 and 3 each element one
     way or the other, and from 4 on each up or down by any part of that: a remainder may be back at the end. Where an
-    operand is beyond the rewrite's reach the result is NaN in trial 0, and else moves by as much as the largest one.
+    operand is beyond the rewrite's reach, or subnormal at full precision as only underflow leaves it, the result is NaN
+    in trial 0, and else moves by as much as the largest one.
     Raised constants leave alone what an op gives element by element where an operand is exactly 0: such a result is the
     constant's, and a rewrite may raise it only if later ops do not show it.
     """
@@ -76,12 +77,13 @@ class Departure(Quirk):
     def _moved(
         self, y: torch.Tensor, by: float, operands: Sequence[torch.Tensor], reach: float, pointwise: bool
     ) -> torch.Tensor:
-        """`y` moved by at most `by`, or by anything where an operand is out of `reach`."""
+        """`y` moved by at most `by`, or by anything where an operand is out of `reach` or too small to be exact."""
         import torch
 
         moved = y + by * self._drawn(y)
         for value in operands:
-            beyond = value.abs() > reach
+            size = value.abs()
+            beyond = (size > reach) | ((size > 0) & (size < torch.finfo(value.dtype).tiny))
             if bool(beyond.any()):
                 anything = y + _largest(y) * self._drawn(y) if self._trial else torch.full_like(y, torch.nan)
                 moved = torch.where(beyond if pointwise else torch.ones_like(y, dtype=torch.bool), anything, moved)

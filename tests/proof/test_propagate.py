@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
@@ -183,6 +185,20 @@ def test_rounding_before_a_remainder_may_wrap_it_round():
 
     status, verify = rewritten(program(body, x=(16, 4, 5)), "stable_log_softmax")
     assert status == "in memory", str(verify)
+
+
+def test_logarithms_of_what_underflows_at_full_precision_are_not_judged():
+    """exp(-741) is subnormal at float64, and keeps a few bits only."""
+    built = program(lambda x: mb.log(x=mb.softmax(x=mb.mul(x=x, y=np.float16(20)), axis=2), name="y"), x=(2, 4, 6, 6))
+    before, change = clone(built), Change("main", "log", "y", 2.0**-40)
+    assert run(by_name("stable_log_softmax").configured(), built).fired
+    promised = Strictness(Exactness.ROUNDING, mends=True, within=(0.0, 40.0), keeps_nonfinite=False)
+    x = np.zeros((2, 4, 6, 6), np.float16)
+    x[:, :, 0], x[:, :, 1] = 37, np.float16(-0.1)
+    feeds = {"x": x}
+    assert compare_programs(before, built, precisions=BOTH, exactness=promised, feeds=feeds).status == "different"
+    propagated = replace(promised, changes=(change,))
+    assert compare_programs(before, built, precisions=BOTH, exactness=propagated, feeds=feeds).equal
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["beside", "behind"])
