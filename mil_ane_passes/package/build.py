@@ -29,7 +29,9 @@ _EVALUATED_BYTES = 64 * 1024
 _SHARED_USES = 64
 
 # What the host's rules and checks raise on an op they do not understand.
-_HOST_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_HOST_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+"What coremltools raises on inputs that it does not accept; NameError: its `conv_transpose` on an unknown `pad_type`."
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 "Blocks of rows that the weights of a recurrent op have."
 _UPSTREAM = 8
