@@ -11,10 +11,13 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "Kind", "all_blocks", "all_ops", "chain", "computes_in_fp16", "consumers", "flat_inputs", "function_name",
-    "is_all_zero", "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize", "kind_of",
-    "op_count", "static_shape", "used", "value", "within",
+    "OPAQUE", "Kind", "all_blocks", "all_ops", "chain", "computes_in_fp16", "consumers", "contradiction", "flat_inputs",
+    "function_name", "is_all_zero", "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize",
+    "kind_of", "op_count", "plain_type", "static_shape", "used", "value", "within",
 ]
+
+OPAQUE = " (opaque)"
+"What follows the type of an op that coremltools knows but does not accept as it stands in the file."
 
 _STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
 "Ops that say nothing about the precision in which a program computes."
@@ -77,6 +80,16 @@ def static_shape(var: Var) -> tuple[int, ...] | None:
 def is_opaque(op: Operation) -> bool:
     """Whether the loader could not make out `op` (newer opset, custom layer): it is kept, and no rule sees it."""
     return bool(getattr(op, "opaque", False))
+
+
+def contradiction(op: Operation) -> str:
+    """What coremltools says against an opaque op of a type that it knows; "" for other ops."""
+    return str(getattr(op, "contradiction", ""))
+
+
+def plain_type(op: Operation) -> str:
+    """The op's type as the file has it."""
+    return str(op.op_type).removesuffix(OPAQUE)
 
 
 def itemsize(var: Var) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from coremltools.converters.mil.mil.input_type import InputSpec, TupleInputType, _InputType
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
+from ..core.query import OPAQUE
+
 if TYPE_CHECKING:
 
     class Operation:
@@ -28,18 +30,20 @@ else:
 # What pymil and the loader call something else on an op, or in the arguments of those who make and change one.
 _TAKEN = frozenset(
     {"self", "name", "enclosing_block", "scopes", "before_op", "blocks", "outputs", "inputs", "declared", "opaque",
-     "origin", "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype", "symbolic_value", "value",
-     "version"}
+     "contradiction", "rejected", "origin", "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype",
+     "symbolic_value", "value", "version"}
 )
 
 
 class OpaqueOp(Operation):
     """An op known by its type's name, its inputs and its declared output types alone.
 
-    `opaque` tells it from the host's ops: its attributes are only those the file binds.
+    `opaque` tells it from the host's ops: its attributes are only those the file binds. `contradiction` is what
+    coremltools says against it where it has an op of that name.
     """
 
     opaque = True
+    contradiction = ""
     input_spec = InputSpec()
     declared: tuple[Any, ...] = ()
 
@@ -72,7 +76,7 @@ def _is_taken(param: str) -> bool:
 def shown_type(op_type: str) -> str:
     """The type an opaque op of type `op_type` shows: never that of the host's, whose ops have inputs it may lack."""
     known = op_type in SSAOpRegistry.core_ops or op_type in SSAOpRegistry.dialect_ops
-    return f"{op_type} (opaque)" if known else op_type
+    return f"{op_type}{OPAQUE}" if known else op_type
 
 
 def opaque_class(op_type: str, inputs: Mapping[str, Any], declared: Sequence[Any]) -> Any:

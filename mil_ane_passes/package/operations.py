@@ -207,7 +207,7 @@ class BlockReader:
     ) -> Operation:
         cls = self._class(spec.type)
         # An input left out because pymil has no form for it would show the host's class a default instead.
-        rejected = None
+        rejected, why = None, ""
         complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCKS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
             try:
@@ -218,8 +218,9 @@ class BlockReader:
             except Rejected as error:
                 # What the host's own rule says of these inputs; nothing where it only gives other outputs.
                 rejected = "" if isinstance(error.__cause__, Rejected) else " ".join(str(error.__cause__).split())
+                why = _reason(error.__cause__)
         op = self._build.opaque(spec.type, name, inputs, blocks, declared)
-        op.rejected = rejected
+        op.rejected, op.contradiction = rejected, why
         return op
 
     def _publish(self, var: Var, name: str) -> None:
@@ -229,6 +230,12 @@ class BlockReader:
             )
         var.name = name
         self._own[name] = var
+
+
+def _reason(error: BaseException | None) -> str:
+    """What coremltools says against an op, in one line; the kind of the error where its text alone means little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (Rejected, ValueError)) else f"{type(error).__name__}: {text}"
 
 
 def _reads(spec: Any, inputs: Mapping[str, Any], write: Operation) -> bool:

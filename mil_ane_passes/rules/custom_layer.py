@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from coremltools.converters.mil.mil import Block, Builder, mil_list, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, mil_list, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..core.contract import BlockRule, Example, Hit, Miss
 from ..core.evidence import in_2020
 from ..core.examples import program
-from ..core.query import is_opaque
+from ..core.query import contradiction, is_opaque, plain_type
 from ._cuts import cuts, describe_cuts
 from ._refused import refusal
 
@@ -46,11 +46,18 @@ class CustomLayer(BlockRule):
             elif op.op_type == "classify":
                 yield refusal(self, op, "classify returns a label and a dictionary, which are no tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
-                yield Hit(op, note=f"this version of coremltools cannot read {op.op_type}, so what the ANE makes of it "
-                                   "is not known", sure=False)
+                yield Hit(op, note=_unread(op), sure=False)
 
     def examples(self) -> Iterable[Example]:
         yield Example("classifier", lambda: program(
             lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
             dtype=types.fp32, x=(1, 2)))
         yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+
+
+def _unread(op: Operation) -> str:
+    found, unknown = contradiction(op), "so what the ANE makes of it is not known"
+    if found:
+        return (f"coremltools does not accept {plain_type(op)} with these inputs and outputs ({found}), {unknown}; "
+                "correct them where the package is made")
+    return f"this version of coremltools cannot read {plain_type(op)}, {unknown}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.errors import InputError, NotSupported, nearest
 from ..core.locking import synchronized
+from ..core.query import contradiction, plain_type
 from .feeds import check_feeds, check_state, split_inputs
 from .interface import apply_description
 from .magnitudes import PartialSums
@@ -75,6 +76,7 @@ class Runtime:
         self.function = _function_name(program, function)
         self._block = _function(program, self.function)
         self._kernels = load_kernels()
+        _refuse_contradictions(self._block)
         _refuse_missing(missing_ops(program, self.function))
         refuse_giants(_walk(self._block))
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
@@ -185,6 +187,18 @@ def _function_name(program: Any, name: str | None) -> str:
 
 def _function(program: Any, name: str) -> Any:
     return program.functions[_function_name(program, name)]
+
+
+def _refuse_contradictions(block: Any) -> None:
+    """Raises NotSupported where coremltools knows an op but does not accept it as it stands in the package."""
+    found = [op for op in _walk(block) if contradiction(op)]
+    if found:
+        first = found[0]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        name = first.outputs[0].name if first.outputs else first.name
+        raise NotSupported(
+            f"{plain_type(first)} '{name}': cannot be executed{more}: coremltools does not accept these "
+            f"inputs and outputs ({contradiction(first)}); correct them where the package is made")
 
 
 def _refuse_missing(missing: Sequence[tuple[str, str]]) -> None:
