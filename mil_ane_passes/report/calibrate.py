@@ -89,12 +89,22 @@ class CalibrateReport:
             lines.append(f"{_named(row, several)} {what}; cured by {cures}")
         if self.worst is not None and len(self.beyond) > self.worst:
             lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
+        if (nan := self._nan()) is not None:
+            lines.append(nan)
         if not lines:
             lines = [f"everything fits fp16 in {counted(self.runs, 'run')}"]
         lines += [f"{each.code} {each.slug} failed {each}" for each in self.found.failed]
         rules = all_rules()
         return lines + [f"{rules[name].code} {rules[name].slug}: {counted(places, 'place')}{_fix(rules[name])}"
                         for name, places in self.found.fires.items()]
+
+    def _nan(self) -> str | None:
+        """The first value that holds NaN, if one does."""
+        trace = next((row.trace for row in self.found.rows if row.trace.nan), None)
+        if trace is None:
+            return None
+        return (f"first NaN: %{trace.value} in {' > '.join(trace.place)}, {trace.nan} of "
+                f"{counted(trace.elements, 'element')}; NaN is left out of min, max and headroom")
 
 
 def _pass_name(rule: type[Rule]) -> str | None:

@@ -77,6 +77,17 @@ def test_what_fits_is_said_to_fit(saved, capsys):
     assert lines[3] == "  and 4 more values, with more room (--worst says how many are shown)"
 
 
+def test_nan_does_not_fit(saved, capsys):
+    """NaN is in no range: a model that gives nothing else is not one whose values fit."""
+    package, feeds = saved(squares(), x=np.full((2, 8), np.nan, np.float16))
+    lines = called(capsys, package, "--feeds", feeds).splitlines()
+    assert not any(line.startswith("everything fits") for line in lines)
+    assert "first NaN: %scaled in main, 16 of 16 elements; NaN is left out of min, max and headroom" in lines
+    package, feeds = saved(program(lambda x: mb.log(x=x, name="y"), x=(1, 4)), x=np.array([[1, 2, -1, 4]], np.float16))
+    lines = called(capsys, package, "--feeds", feeds).splitlines()
+    assert "first NaN: %y in main, 1 of 4 elements; NaN is left out of min, max and headroom" in lines
+
+
 def test_the_text_shows_thirty_values_where_nobody_says_how_many_and_the_data_has_all(saved, capsys):
     def body(x):
         return functools.reduce(lambda y, _: mb.abs(x=y), range(40), mb.mul(x=x, y=np.float16(500), name="scaled"))
