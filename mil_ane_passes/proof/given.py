@@ -152,5 +152,9 @@ def parse_ranges(text: str | None) -> dict[str, Interval]:
         low, colon, high = ends.partition(":")
         if not (equals and colon and name.strip() and _is_number(low) and _is_number(high)):
             raise InputError(f"ranges: '{part.strip()}'; expected NAME=LOW:HIGH, several separated by commas")
-        found[name.strip()] = _interval(name.strip(), (low, high))
+        name, interval = name.strip(), _interval(name.strip(), (low, high))
+        if found.get(name, interval) != interval:
+            both = " and ".join(f"{ends[0]:g} to {ends[1]:g}" for ends in (found[name], interval))
+            raise InputError(f"ranges: '{name}' has two ranges, {both}; expected one for each input")
+        found[name] = interval
     return found

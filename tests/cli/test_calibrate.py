@@ -131,6 +131,7 @@ def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
     (["--ranges", "x"], "ranges: 'x'; expected NAME=LOW:HIGH"),
     (["--ranges", "x=2:1"], "ranges: 'x' is 2 to 1; expected two finite numbers, the lower one first"),
     (["--ranges", "x=a:1"], "ranges: 'x=a:1'; expected NAME=LOW:HIGH"),
+    (["--ranges", "x=0:1,x=0:2"], "ranges: 'x' has two ranges, 0 to 1 and 0 to 2; expected one for each input"),
     (["--ranges", "y=0:1"], "ranges: no input 'y'; expected x"),
     (["--ranges", "x=0:1e6"], "ranges: 'x' is 0 to 1e+06; fp16 holds -65504 to 65504"),
     (["--feeds", "missing.npz"], "feeds: no file 'missing.npz'"),
