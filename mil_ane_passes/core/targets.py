@@ -77,7 +77,6 @@ def between(first: str = "", last: str = "") -> tuple[Generation, ...]:
     return GENERATIONS[start:end + 1]
 
 
-@cache
 def parse_target(name: str) -> tuple[Generation, ...]:
     """The generations a target name stands for: `all`, a chip (m1, A17 Pro), a device (iPhone 15 Pro, Mac16,12).
 
@@ -85,6 +84,11 @@ def parse_target(name: str) -> tuple[Generation, ...]:
     """
     if not isinstance(name, str):
         raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'")
+    return _parsed(name)
+
+
+@cache
+def _parsed(name: str) -> tuple[Generation, ...]:
     if name.strip().lower() == "all":
         return GENERATIONS
     chip = chip_of(name, CHIPS)

@@ -105,6 +105,9 @@ def load(path: str | os.PathLike[str]) -> Package:
 
     Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"cannot load a {type(path).__name__}; expected the path of an .mlpackage (lint, rewrite and "
+                         "verify take an MLModel as well)")
     layout = read_layout(path)
     return Package(layout, read_model(layout))
 

@@ -68,10 +68,10 @@ def named_feeds(feeds: object) -> dict[str, Any]:
 def as_array(who: str, value: Any) -> np.ndarray[Any, Any]:
     """`value` as an array. Raises InputError for what is none, such as lists of different lengths."""
     try:
-        return np.asarray(value)
+        return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{who}: {error}; expected an array of numbers") from error
 
 

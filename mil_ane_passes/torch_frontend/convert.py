@@ -84,7 +84,10 @@ def _refuse_unread(model: Any) -> None:
                      "2.5 on: update torch, or convert what torch.jit.trace makes")
 
 
-def _with_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
+def _with_ours(base: Any) -> ct.PassPipeline:
+    if not (base is None or isinstance(base, ct.PassPipeline)):
+        raise InputError(f"pass_pipeline: found {base!r}; expected a ct.PassPipeline, such as "
+                         "mil_ane_passes.pipeline(preset='full')")
     ours = base is not None and any(name.startswith(f"{NAMESPACE}::") for name in base.passes)
     return base if ours else pipeline(base)
 

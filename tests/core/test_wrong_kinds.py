@@ -13,6 +13,7 @@ WRONG = {
     "preset None": ({"preset": None}, "no preset 'None'; expected safe or full"),
     "preset 3": ({"preset": 3}, "no preset '3'; expected safe or full"),
     "target None": ({"target": None}, "target: found None; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'"),
+    "targets": ({"target": ["m1", "m4"]}, "target: found ['m1', 'm4']; expected a name"),
     "target 4": ({"target": 4}, "target: found 4; expected a name"),
     "passes 3": ({"passes": 3}, "passes: found 3; expected 'a,b{option=value}', a list of such, or a mapping"),
     "passes of None": ({"passes": [None]}, "passes: found [None]; expected"),
@@ -37,6 +38,33 @@ def test_a_preset_is_no_base():
         ane.pipeline("full")
     assert str(refused.value) == ("base: found 'full'; expected a ct.PassPipeline, or None for coremltools' default; "
                                   "did you mean preset='full'?")
+
+
+@pytest.mark.parametrize("asked", ["full", ["ane::triangle_cumsum"], 3])
+def test_convert_takes_pipelines_only(asked):
+    with pytest.raises(ane.InputError) as refused:
+        ane.convert(program(lambda x: mb.relu(x=x), x=(1, 2)), pass_pipeline=asked)
+    assert str(refused.value).startswith(f"pass_pipeline: found {asked!r}; expected a ct.PassPipeline")
+
+
+@pytest.mark.parametrize("asked", [None, 0, b"in.mlpackage", ["in.mlpackage"]])
+def test_load_takes_paths_only(asked):
+    with pytest.raises(ane.InputError) as refused:
+        ane.load(asked)
+    assert "expected the path of an .mlpackage" in str(refused.value)
+
+
+def test_load_says_what_to_do_with_an_mlmodel(fixtures):
+    model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
+    with pytest.raises(ane.InputError, match=r"^cannot load a MLModel; expected the path of an \.mlpackage"):
+        ane.load(model)
+
+
+def test_tensors_that_require_gradients_are_fed_as_they_are():
+    torch = pytest.importorskip("torch")
+    made = program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
+    outputs = ane.run(made, {"x": torch.ones(1, 2, dtype=torch.float16, requires_grad=True)})
+    assert outputs["y"].tolist() == [[1.0, 1.0]]
 
 
 def test_only_packages_are_saved(tmp_path, fixtures):
