@@ -1,15 +1,17 @@
-"""Which functions and nested blocks of two programs differ although no run entered them: nothing is proved there."""
+"""What the runs of two programs that differ leave open: blocks that none entered, outputs that were NaN throughout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Function, Operation, Program
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from ..core.printer import block_text
+from .execute import Run
 
-__all__ = ["Place", "blocks_not_entered", "blocks_of"]
+__all__ = ["Place", "blocks_not_entered", "blocks_of", "outputs_without_numbers"]
 
 Place = tuple[str, ...]
 "Where a block is: the function, and for each level the op's first output and the block's number."
@@ -23,6 +25,50 @@ def blocks_not_entered(before: Program, after: Program, seen_before: set[Block],
         if (place not in old or _differ(old[place], block))
         and (block not in seen_after or (place in old and old[place] not in seen_before))
     ]
+
+
+def outputs_without_numbers(before: Program, after: Program, runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """(function, output) where every element was NaN in all `runs` of `before`, at all precisions, and the ops that
+    make the output differ: any two NaN are equal, so that such runs tell nothing."""
+    numbers: dict[tuple[str, str], bool] = {}
+    for run in runs:
+        for outputs in run.results.values():
+            for name, value in outputs.items():
+                if value.size:
+                    key = (run.plan.function, name)
+                    numbers[key] = numbers.get(key, False) or value.dtype.kind != "f" or not np.all(np.isnan(value))
+    return [(function, name) for (function, name), any_number in numbers.items()
+            if not any_number and not _same_ops(before.functions[function], after.functions[function], name)]
+
+
+def _same_ops(before: Function, after: Function, output: str) -> bool:
+    """Whether the same ops on the same inputs and constants make `output`, whatever their values are called."""
+    known: dict[Any, int] = {}
+    made = [{var.name: keys[var] for var in function.outputs}
+            for function, keys in ((before, _keys(before, known)), (after, _keys(after, known)))]
+    return output in made[0] and made[0][output] == made[1].get(output)
+
+
+def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
+    """A number for each value of a function, the same for values that are computed alike; `known` is shared."""
+    keys = {var: known.setdefault(("input", name), len(known)) for name, var in function.inputs.items()}
+    for op in function.operations:
+        inputs = tuple((param, _keys_of(bound, keys)) for param, bound in sorted(op.inputs.items()))
+        held = _held(op) if op.op_type == "const" else tuple(map(block_text, op.blocks))
+        for place, var in enumerate(op.outputs):
+            keys[var] = known.setdefault((op.op_type, place, inputs, held), len(known))
+    return keys
+
+
+def _keys_of(bound: Any, keys: Mapping[Var, int]) -> tuple[Any, ...]:
+    """The numbers of what one input reads; of what lives in pymil only, its text."""
+    found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
+    return tuple(keys[var] if var in keys else str(getattr(var, "val", var)) for var in found)
+
+
+def _held(const: Operation) -> tuple[Any, ...]:
+    value = np.asarray(const.outputs[0].val)
+    return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else repr(value.tolist()))
 
 
 def _nested(program: Program) -> Iterator[tuple[Place, Block]]:

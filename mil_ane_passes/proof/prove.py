@@ -12,13 +12,14 @@ from coremltools.converters.mil.mil import Program, Var, types
 from ..core.contract import Exactness
 from ..core.errors import InputError, LimitReached
 from ..core.query import all_ops
+from ..core.spelling import option
 from ..core.words import counted, escaped, lines_text, short_repr
 from ..runtime.quirks.base import Quirk
 from .adversarial import SPECIAL, Domain, adversarial_plans, describe_samples
 from .bisect import first_difference
 from .border import borders, crossed, fed
 from .compare import EVERY, Accuracy, OutputDifference, Strictness, differences, limited
-from .coverage import blocks_not_entered
+from .coverage import blocks_not_entered, outputs_without_numbers
 from .difference import FirstDifference
 from .execute import GIVEN, Execution, Plan, Run, check_runnable, execute, execute_pipeline, plans
 from .feeds import symbol_sizes
@@ -224,6 +225,7 @@ def compare_programs(
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[ACROSS] * bool(across)]
     unseen = blocks_not_entered(before, after, old.entered, new.entered)
     lost = lost or (f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else "")
+    lost = lost or _without_numbers(before, after, old)
     if report.equal and lost:
         report.status, report.reason = "not proved", lost
     if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
@@ -231,6 +233,16 @@ def compare_programs(
         _find_first(report, made, lambda plan, case: first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
+
+
+def _without_numbers(before: Program, after: Program, runs: Execution) -> str:
+    """Why nothing is proved where an output was NaN throughout; empty where none was."""
+    found = outputs_without_numbers(before, after, runs.runs)
+    if not found:
+        return ""
+    function, name = found[0]
+    return (f"every element of the output '{name}' of function '{function}' was NaN in all runs, so that nothing of it "
+            f"was compared; give {option('feeds')} on which it is a number")
 
 
 def _judged_fairly(

@@ -99,6 +99,36 @@ def test_an_unchanged_branch_need_not_be_entered():
     assert compare_programs(built, built).equal
 
 
+def undefined(values):
+    """A program whose first output is NaN whatever is fed: the root of a negative number times `values`."""
+
+    def body(x):
+        root = mb.sqrt(x=mb.sub(x=mb.clip(x=x, alpha=np.float16(-9), beta=np.float16(9)), y=np.float16(1000)))
+        return mb.mul(x=root, y=values(x), name="y"), mb.relu(x=x, name="z")
+
+    return program(body, x=(2, 6))
+
+
+def test_outputs_that_are_nan_throughout_prove_nothing():
+    report = compare_programs(undefined(lambda x: mb.cumsum(x=x, axis=1)), undefined(lambda x: x))
+    assert report.status == "not proved"
+    assert report.reason.startswith("every element of the output 'y' of function 'main' was NaN in all runs")
+
+
+def test_programs_alike_are_equal_where_they_give_nan():
+    assert compare_programs(undefined(lambda x: x), undefined(lambda x: x)).equal
+
+
+def test_a_rewrite_that_gives_nan_throughout_is_not_written(tmp_path):
+    source = tmp_path / "in.mlpackage"
+    ct.convert(undefined(lambda x: mb.cumsum(x=x, axis=1)), minimum_deployment_target=ct.target.iOS17,
+               pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True).save(str(source))
+    for asked in ({"preset": "full"}, {"passes": "triangle_cumsum"}):
+        report = ane.rewrite(source, tmp_path / "out.mlpackage", **asked)
+        assert report.status == "not proved" and "NaN in all runs" in str(report)
+        assert not (tmp_path / "out.mlpackage").exists()
+
+
 def flexible(kernel, shape, tmp_path):
     import torch
 
