@@ -16,9 +16,9 @@ from ..core.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
 from ..report.lint_finding import LintFinding
-from ..report.mending import cures, mended
 from ..residency import predict
 from ..residency.agreement import agreement, believe
+from ..residency.fixes import attach_fixes, names_of_fixes
 from ..residency.measured import Measured, Measurement, best_match, read_measurements
 from ..residency.measured_otherwise import MeasuredOtherwise, contradictions
 from ..surgery.contract import apply_all
@@ -40,7 +40,7 @@ def lint(
     options: Mapping[str, Mapping[str, Any]] | None = None, after: Any = None,
     baseline: str | PathLike[str] | None = None, measured: Measured | None = None,
 ) -> LintReport:
-    """Which ops of `src` leave the ANE of `target`, by which rule, on whose evidence, and what mends it.
+    """Which ops of `src` leave the ANE of `target`, by which rule, on whose evidence, and what fixes it.
 
     `select` and `ignore` say which rules are reported (codes, beginnings of codes such as ANE3, slugs or names;
     `ignore` wins). A rule that refuses ops counts in the prediction all the same: what is not mentioned does not get
@@ -61,7 +61,7 @@ def _lint(
     parse_target(target)
     names, rules = reported(*chosen), configured(options)
     known = None if baseline is None else read_baseline(baseline)
-    helping = cures(rule for name, rule in rules.items() if name in names)
+    helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
     asked = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
 
     def looked_at(each: Any, plans: Sequence[Measurement]) -> LintReport:
@@ -73,7 +73,7 @@ def _lint(
         if told is not None:
             found += contradictions(told)
             believe(plan, told)
-        report = LintReport.of(source.name, target, plan, mended(found, names), {*names, MeasuredOtherwise.name})
+        report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
         report.measured = told
         report.findings = _with_possible_cuts(report.findings, source)
         report.left_out = {} if source.package is None else source.package.members.others

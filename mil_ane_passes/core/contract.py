@@ -63,19 +63,19 @@ class Exactness(Enum):
 class Hit:
     """A place where a rule applies. Keyword facts found by `match` are attributes: everything `rewrite` needs.
 
-    `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides the
-    rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form lies
-    between what was measured to pass and what was measured to fail, and `likely` says that the prediction is to count
-    such an op as taken all the same; `message` is what Core ML itself says of such an op, word for word, where that was
-    measured; `covers` are all ops that one finding stands for, where they are more than `op`; `mended_by` is what mends
-    this place, as `--passes` takes it (`fp16_compute{mixed=true}`), where that is not what the rule names; `unmended`
-    says why a rewrite that the rule names leaves it alone. `split_at` are cuts that put `op` in a package of its own:
-    for each the names of the values to cut behind, each cut made in the first part of the one before it.
+    `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides
+    the rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form
+    lies between what was measured to pass and what was measured to fail, and `likely` says that the prediction is
+    to count such an op as taken all the same; `message` is what Core ML itself says of such an op, word for word,
+    where that was measured; `covers` are all ops that one finding stands for, where they are more than `op`;
+    `fixed_by` is the pass that fixes this match, as `--passes` takes it (`fp16_compute{mixed=true}`), where the
+    rule itself can tell. `split_at` are cuts that put `op` in a package of its own: for each the names of the
+    values to cut behind, each cut made in the first part of the one before it.
     """
 
     def __init__(
         self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
-        likely: bool = False, message: str | None = None, covers: Sequence[Operation] = (), mended_by: str = "",
+        likely: bool = False, message: str | None = None, covers: Sequence[Operation] = (), fixed_by: str = "",
         split_at: Sequence[Sequence[str]] = (), **facts: Any,
     ) -> None:
         self.op = op
@@ -85,8 +85,7 @@ class Hit:
         self.likely = likely
         self.message = message
         self.covers = tuple(covers) or (op,)
-        self.mended_by = mended_by
-        self.unmended = ""
+        self.fixed_by = fixed_by
         self.split_at = tuple(map(tuple, split_at))
         self.facts = facts
 
@@ -168,11 +167,7 @@ class Rule:
     level: ClassVar[Literal["warning", "note"]] = "warning"
     "A note is worth knowing and fails no gate."
     advice: ClassVar[str] = ""
-    "What the user can do, in one sentence; where a rewrite mends it, that is named beside."
-    mended_by: ClassVar[tuple[str, ...]] = ()
-    "Names of rewrites that mend what this rule finds, the first one first; a rewrite's own findings it mends itself."
-    no_rewrite: ClassVar[str] = ""
-    "Of a rule that refuses: why what no rewrite that it names mends cannot be rewritten, in one sentence."
+    "What the user can do, in one sentence; reports name the rewrites that fix it beside."
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
     drawn: ClassVar[bool] = False
@@ -222,8 +217,14 @@ class Rule:
 
 
 class Rewrite(Rule):
-    """A rule that knows its fix; registered with coremltools as the graph pass `ane::<name>`."""
+    """A change of the program, registered with coremltools as the graph pass `ane::<name>`.
 
+    It either fixes problems that rules find (`fixes`), and then has the code and slug of the first of them, or finds a
+    problem of its own and states a code, a slug and evidence like any rule.
+    """
+
+    fixes: ClassVar[tuple[type[Rule], ...]] = ()
+    "The rules whose findings it fixes."
     exactness: ClassVar[Exactness] = Exactness.BITWISE
     bound: ClassVar[str] = ""
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
@@ -249,6 +250,16 @@ class Rewrite(Rule):
     repeats: ClassVar[bool] = False
     "Whether it runs once more behind all other rewrites, on what they leave."
     _asked: bool = False
+
+    def find_problem(self, op: Operation) -> type[Rule]:
+        """The first of the rules in `fixes` that reports `op` on this target; without one the rewrite itself."""
+        for problem in self.fixes:
+            rule = problem()
+            rule._generations = self._generations
+            if op.op_type in problem.roots and any(map(problem.targets.admits, self._generations)) \
+                    and isinstance(rule.match(op), Hit):
+                return problem
+        return type(self)
 
     @property
     def asked(self) -> bool:

@@ -130,8 +130,9 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
     value = op.outputs[0].name if op.outputs else op.name
     where = origin(op)
     if isinstance(answer, Hit):
+        problem = rule.find_problem(op) if isinstance(rule, Rewrite) else type(rule)
         trace.fired.append(
-            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.note, origin=where))
+            Finding(rule.name, problem.code, problem.slug, function, op.op_type, value, answer.note, origin=where))
         if isinstance(rule, Rewrite):
             strength = answer.exactness or rule.exactness
             order = list(Exactness)

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from .contract import Rule
-from .rule_class import BASES, flaw, named, place
+from .rule_class import BASES, flaw, named, place, shares_code
 from .words import escaped
 
 __all__ = ["ENTRY_POINTS", "LeftOut", "accepted", "defined_in"]
@@ -105,7 +105,7 @@ def _clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
     for other in known:
         for what in ("name", "code", "slug"):
             key = getattr(rule, what)
-            if key == getattr(other, what):
+            if key == getattr(other, what) and (what == "name" or not shares_code(rule)):
                 hint = ("set `name` on each class" if what == "name" and other.__module__ == rule.__module__ else
                         f"expected a {what} of its own")
                 return f"has {what} '{key}', which {place(other)} has already; {hint}"

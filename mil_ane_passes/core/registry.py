@@ -10,12 +10,12 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 
-from .contract import Rewrite, Rule
+from .contract import STAGES, Rewrite, Rule
 from .errors import InputError, RuleError, nearest
 from .plugins import ENTRY_POINTS, LeftOut, accepted, defined_in
-from .rule_class import flaw, named, place
+from .rule_class import flaw, named, place, shares_code
 
-__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "left_out", "refresh", "rewrites"]
+__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "fixes_for", "left_out", "refresh", "rewrites"]
 
 _FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
 _TELLING = 3
@@ -51,6 +51,8 @@ def _discovered() -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
     codes: dict[str, type[Rule]] = {}
     for rule in _of_folders():
         for table, key, what in ((ours, rule.name, "name"), (codes, rule.code, "code")):
+            if what == "code" and shares_code(rule):
+                continue
             if key in table:
                 raise RuleError(f"{what} '{key}' is claimed by {place(table[key])} and by {place(rule)}; "
                                 f"expected one rule for each {what}")
@@ -62,6 +64,14 @@ def _discovered() -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
 def rewrites() -> dict[str, type[Rewrite]]:
     """The rules that know their fix, by name."""
     return {name: rule for name, rule in all_rules().items() if issubclass(rule, Rewrite)}
+
+
+def fixes_for(rule: type[Rule]) -> list[type[Rewrite]]:
+    """The rewrites that fix what `rule` finds, in the order of pipelines; a rewrite fixes what it finds itself."""
+    if issubclass(rule, Rewrite):
+        return [rule]
+    found = [each for each in rewrites().values() if rule in each.fixes]
+    return sorted(found, key=lambda each: (STAGES.index(each.stage), each.name))
 
 
 def by_name(name: str) -> type[Rewrite]:
@@ -83,7 +93,7 @@ def explainable(key: str, *others: type[Rule]) -> type[Rule]:
     """
     names: dict[str, type[Rule]] = {}
     rules = [*all_rules().values(), *others]
-    for rule in rules:
+    for rule in sorted(rules, key=shares_code, reverse=True):  # a code that is shared means the problem
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:

@@ -20,7 +20,7 @@ from .errors import AnePassesError, RuleError
 from .words import counted
 
 __all__ = ["BASES", "Position", "RuleFailure", "blamed", "failed", "flaw", "is_fault", "is_ours", "named", "place",
-           "where"]
+           "shares_code", "where"]
 
 BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 """The classes that rules derive from; none is a rule itself."""
@@ -42,10 +42,21 @@ _TO_DEFINE = (
 
 
 def named(rule: type[Rule]) -> type[Rule]:
-    """`rule`, which without a name of its own has that of its module."""
+    """`rule`, which without a name of its own has that of its module, and without a code (and
+    evidence) that of what it fixes.
+    """
     if not vars(rule).get("name"):
         rule.name = rule.__module__.rpartition(".")[2]
+    if not rule.code and issubclass(rule, Rewrite) and isinstance(rule.fixes, tuple) and rule.fixes:
+        rule.code, rule.slug = rule.fixes[0].code, rule.fixes[0].slug
+        if not rule.evidence:
+            rule.evidence = tuple(dict.fromkeys(each for problem in rule.fixes for each in problem.evidence))
     return rule
+
+
+def shares_code(rule: type[Rule]) -> bool:
+    """Whether `rule` is a rewrite under the code of a problem that another rule finds."""
+    return issubclass(rule, Rewrite) and any(rule.code == problem.code for problem in rule.fixes)
 
 
 def place(rule: type[Rule]) -> str:
@@ -167,7 +178,7 @@ def flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:
 def _flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
     for field in ("code", "slug", "evidence"):
         if not getattr(rule, field):
-            yield f"has no {field}; every rule states code, slug and evidence"
+            yield f"has no {field}; every rule states code, slug and evidence, or the rules that it `fixes`"
     yield from _of_words(rule, ours)
     yield from _of_fields(rule)
 
@@ -190,7 +201,7 @@ def _of_code(rule: type[Rule]) -> Iterator[str]:
 def _of_words(rule: type[Rule], ours: bool) -> Iterator[str]:
     if not _CODE.fullmatch(str(rule.code)):
         yield f"has code {rule.code!r}; expected capital letters and digits, such as ACME101"
-    elif not ours and _RESERVED_CODE.fullmatch(rule.code):
+    elif not ours and _RESERVED_CODE.fullmatch(rule.code) and not shares_code(rule):
         yield (f"has code '{rule.code}', from the range of mil_ane_passes itself; expected letters of its own, such "
                "as ACME101")
     if not _SLUG.fullmatch(str(rule.slug)):
@@ -201,7 +212,7 @@ def _of_words(rule: type[Rule], ours: bool) -> Iterator[str]:
 
 
 def _of_fields(rule: type[Rule]) -> Iterator[str]:
-    for field in ("roots", "after", "mended_by"):
+    for field in ("roots", "after"):
         value: Any = getattr(rule, field)
         if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
             yield f"has {field}={value!r}; expected a tuple of texts, such as ('relu',)"
@@ -210,6 +221,9 @@ def _of_fields(rule: type[Rule]) -> Iterator[str]:
     if rule.stage not in STAGES:
         yield f"has stage '{rule.stage}'; expected one of {', '.join(STAGES)}"
     if issubclass(rule, Rewrite):
+        if not isinstance(rule.fixes, tuple) or not all(isinstance(each, type) and issubclass(each, Rule)
+                                                        for each in rule.fixes):
+            yield f"has fixes={rule.fixes!r}; expected a tuple of classes of rules, such as (Cumsum,)"
         if rule.preset not in _PRESETS:
             yield f"has preset '{rule.preset}'; expected one of {', '.join(_PRESETS)}"
         if not isinstance(rule.exactness, Exactness):

@@ -6,15 +6,16 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.contract import Rewrite, Rule
-from ..core.registry import all_rules
+from ..core.contract import Evidence, Rewrite, Rule
+from ..core.registry import all_rules, fixes_for
+from ..core.rule_class import shares_code
 from ..core.targets import GENERATIONS
 from .table import aligned
 
 __all__ = ["NO_FIX", "Catalogue", "Page"]
 
 NO_FIX = "no fix"
-"What stands where a rewrite states its exactness, for a rule that only reports."
+"For a rule that only reports what no rewrite fixes."
 
 
 def _row(rule: type[Rule]) -> dict[str, Any]:
@@ -24,6 +25,8 @@ def _row(rule: type[Rule]) -> dict[str, Any]:
         "preset": rule.preset if issubclass(rule, Rewrite) else None,
         "exactness": rule.exactness.value if issubclass(rule, Rewrite) else None,
         "stage": rule.stage if fix else None,
+        "fixes": [problem.name for problem in rule.fixes] if issubclass(rule, Rewrite) else [],
+        "fixed_by": [] if fix else [each.name for each in fixes_for(rule)],
         "options": {name: option.default for name, option in rule.options().items()},
     }
 
@@ -33,19 +36,26 @@ def _spelt(row: dict[str, Any]) -> str:
     return f"ane::{row['pass']}" if row["fix"] else str(row["pass"])
 
 
+def _relation(row: dict[str, Any]) -> str:
+    """The fixes of a problem, or the problems that a rewrite fixes."""
+    if row["fix"]:
+        return f"fixes {', '.join(row['fixes'])}" if row["fixes"] else "fixes what it finds"
+    return f"fixed by {', '.join(row['fixed_by'])}" if row["fixed_by"] else NO_FIX
+
+
 @dataclass(frozen=True)
 class Catalogue:
-    """Every rule, one row each."""
+    """Every rule, one row each: by code, and of one code the problem before its fixes."""
 
     def rows(self) -> list[dict[str, Any]]:
-        return sorted((_row(rule) for rule in all_rules().values()), key=lambda row: str(row["code"]))
+        return [_row(rule) for rule in sorted(all_rules().values(), key=lambda rule: (rule.code, shares_code(rule)))]
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "passes", "passes": self.rows()}
 
     def __str__(self) -> str:
-        lines = [[row["code"], _spelt(row), row["preset"] or "-", row["exactness"] or NO_FIX, row["summary"]]
-                 for row in self.rows()]
+        lines = [[row["code"], _spelt(row), row["preset"] or "-", row["exactness"] or "-", _relation(row),
+                  row["summary"]] for row in self.rows()]
         return "\n".join(aligned(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
 
 
@@ -59,19 +69,24 @@ class Page:
         return {"schema": 1, "command": "explain", **_row(self.rule), "text": inspect.getdoc(self.rule),
                 "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
                 "confidence": self.rule.confidence, "level": self.rule.level, "advice": self.rule.advice or None,
-                "mended_by": list(self.rule.mended_by), "no_rewrite": self.rule.no_rewrite or None,
                 "targets": _generations(self.rule),
-                "evidence": [evidence.to_dict() for evidence in self.rule.evidence]}
+                "evidence": [evidence.to_dict() for evidence in self._evidence()]}
+
+    def _evidence(self) -> list[Evidence]:
+        """The rule's own evidence, then that of the problems that it fixes."""
+        problems = self.rule.fixes if issubclass(self.rule, Rewrite) else ()
+        return list(dict.fromkeys(each for rule in (self.rule, *problems) for each in rule.evidence))
 
     def __str__(self) -> str:
         row = _row(self.rule)
         lines = [f"{self.rule.code} {self.rule.slug}"]
-        lines.append(f"fix: {_spelt(row)} ({row['exactness']}, preset {row['preset']})" if row["fix"]
-                     else f"{NO_FIX}: {_spelt(row)} reports, and says what to do")
-        cures = ", ".join(f"ane::{name}" for name in self.rule.mended_by)
-        lines += [f"mended by: {cures}"] if cures else []
-        lines += [f"no rewrite: {self.rule.no_rewrite}"] if self.rule.no_rewrite else []
-        lines += ["refuses: the ANE does not take what it finds"] if self.rule.refuses else []
+        if row["fix"]:
+            lines.append(f"pass: {_spelt(row)} ({row['exactness']}, preset {row['preset']})")
+            lines += [f"fixes: {', '.join(row['fixes'])}"] if row["fixes"] else []
+        else:
+            names = ", ".join(f"ane::{name}" for name in row["fixed_by"])
+            lines.append(f"rule: {_spelt(row)}, {f'fixed by {names}' if names else NO_FIX}")
+        lines += ["unsupported on the ANE"] if self.rule.refuses else []
         lines.append(f"on: {', '.join(_generations(self.rule))}; confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")
         lines += ["", inspect.getdoc(self.rule) or ""]
@@ -80,7 +95,7 @@ class Page:
         options = self.rule.options()
         lines += ["", "options"] if options else []
         lines += [f"    {name}={option.default}  {option.doc}" for name, option in options.items()]
-        lines += ["", "evidence", *(f"    {evidence}" for evidence in self.rule.evidence)]
+        lines += ["", "evidence", *(f"    {evidence}" for evidence in self._evidence())]
         return "\n".join(lines)
 
 

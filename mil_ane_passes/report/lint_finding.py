@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ..core.contract import Hit, Rewrite, Rule
 from ..core.printer import size_text
 from ..core.query import is_symbolic
-from ..core.registry import rewrites
+from ..core.registry import fixes_for, rewrites
+from ..core.rule_class import shares_code
 from ..core.scopes import Origin, origin
 from ..residency.predict import Found
 
@@ -39,12 +40,17 @@ class LintFinding:
     message: str | None
     origin: Origin | None
     covers: tuple[int, ...] = ()
-    mended_by: str = ""
-    "What mends this place, as `--passes` takes it, where that is known; else what the rule names."
-    unmended: str = ""
-    "Why the rewrite that the rule names leaves this place alone."
+    fixed_by: str = ""
+    "The pass that fixes it, as `--passes` takes it."
+    not_fixed_because: str = ""
+    "Why the rewrites that fix such findings leave this op alone."
     split_at: tuple[tuple[str, ...], ...] = ()
     "Cuts that put the op in a package of its own, as `edit --split-at` takes them, one after the other."
+
+    @property
+    def problem(self) -> type[Rule]:
+        """The rule whose code and slug it has: of a rewrite without a code of its own, the first that it fixes."""
+        return self.rule.fixes[0] if issubclass(self.rule, Rewrite) and shares_code(self.rule) else self.rule
 
     @property
     def level(self) -> str:
@@ -54,9 +60,9 @@ class LintFinding:
 
     @property
     def fix(self) -> dict[str, Any] | None:
-        """The pass that mends it, as `--passes` takes it, or what the user can do; None for neither."""
-        name, brace, options = self.mended_by.partition("{")
-        fix = rewrites()[name] if name else None if self.unmended else find_fix(self.rule)
+        """The pass that fixes it, as `--passes` takes it, or what the user can do; None for neither."""
+        name, brace, options = self.fixed_by.partition("{")
+        fix = rewrites()[name] if name else None if self.not_fixed_because else find_fix(self.rule)
         if fix is not None:
             return {"pass": f"ane::{fix.name}{brace}{options}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
@@ -81,7 +87,7 @@ class LintFinding:
             "covers": list(self.covers), "op": self.op, "value": self.value,
             "reason": self.reason, "near_miss": self.near_miss, "refuses": self.refuses, "sure": self.sure,
             "message": self.message, "confidence": self.rule.confidence, "fix": self.fix,
-            "unmended": self.unmended or None,
+            "not_fixed_because": self.not_fixed_because or None,
             "split_at": [list(values) for values in self.split_at],
             "origin": self.origin.to_dict() if self.origin else None,
             "evidence": [source.to_dict() for source in self.rule.evidence],
@@ -89,11 +95,8 @@ class LintFinding:
 
 
 def find_fix(rule: type[Rule]) -> type[Rewrite] | None:
-    """The rewrite that fixes what `rule` finds: itself, or the first known one it names."""
-    if issubclass(rule, Rewrite):
-        return rule
-    known = rewrites() if rule.mended_by else {}
-    return next((known[name] for name in rule.mended_by if name in known), None)
+    """The first rewrite that fixes what `rule` finds, which a rewrite does itself."""
+    return next(iter(fixes_for(rule)), None)
 
 
 def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
@@ -107,7 +110,7 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
         answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
         origin(op), tuple(places[one] for one in covered if one in places),
-        answer.mended_by if isinstance(answer, Hit) else "", answer.unmended if isinstance(answer, Hit) else "",
+        item.fixed_by, item.not_fixed_because,
         answer.split_at if isinstance(answer, Hit) else ())
 
 

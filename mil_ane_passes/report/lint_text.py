@@ -123,7 +123,7 @@ def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
     lines += [f"  {line}" for line in _fix(report, group.findings)]
-    reasons = dict.fromkeys(item.unmended for item in group.findings if item.unmended)
+    reasons = dict.fromkeys(item.not_fixed_because for item in group.findings if item.not_fixed_because)
     lines += _cut([f"  not by {reason}" for reason in reasons], shown)
     return lines if brief else [*lines, f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}"]
 
@@ -183,8 +183,8 @@ def _more(count: int, shown: int | None) -> str:
 
 
 def _fix(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
-    """What mends these findings of one rule: the passes, then what the user can do."""
-    fixes = [item.fix for item in {(item.mended_by, bool(item.unmended)): item for item in findings}.values()]
+    """What fixes these findings of one rule: the passes, then what the user can do."""
+    fixes = [item.fix for item in {(item.fixed_by, bool(item.not_fixed_because)): item for item in findings}.values()]
     words: dict[str, None] = {}
     for fix in fixes:
         if fix is not None and fix["pass"]:
@@ -238,9 +238,9 @@ def _near(report: LintReport, shown: int | None) -> list[str]:
 
 def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
     """One command for all that has a pass, where that is more than one pass."""
-    mends = {(group.rule, item.mended_by, bool(item.unmended)): item
+    fixes_of = {(group.rule, item.fixed_by, bool(item.not_fixed_because)): item
              for group in found if not group.is_note for item in group.findings}
-    fixes = [item.fix for item in mends.values()]
+    fixes = [item.fix for item in fixes_of.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:
         yield f"all fixes at once: {_rewrite(report, passes)}"

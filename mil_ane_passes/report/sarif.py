@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .._version import __version__
-from ..core.contract import Rewrite, Rule
+from ..core.contract import Rule
+from ..core.registry import fixes_for
 from .lint_finding import LintFinding
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ FINGERPRINT = "milAnePasses/v1"
 def sarif(report: LintReport) -> dict[str, Any]:
     """One run with a result for each finding and near miss."""
     listed = [*report.findings, *report.near_misses]
-    rules = sorted({item.rule.name: item.rule for item in listed}.values(), key=lambda rule: rule.code)
+    rules = sorted({item.problem.name: item.problem for item in listed}.values(), key=lambda rule: rule.code)
     where = {rule.name: number for number, rule in enumerate(rules)}
     location = _artifact(report.model)
     seen: Counter[Any] = Counter()
-    results = [_result(item, where[item.rule.name], location, seen) for item in listed]
+    results = [_result(item, where[item.problem.name], location, seen) for item in listed]
     if report.baseline is not None:
         new = {id(item) for item in report.baseline.new}
         for item, result in zip(report.findings, results):
@@ -62,7 +63,7 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
         "defaultConfiguration": {"level": rule.level},
         "properties": {"tags": list(dict.fromkeys((rule.slug, rule.name, rule.stage))), "confidence": rule.confidence,
                        "refuses": rule.refuses, "evidence": [source.to_dict() for source in rule.evidence],
-                       "pass": f"ane::{rule.name}" if issubclass(rule, Rewrite) else None},
+                       "passes": [f"ane::{fix.name}" for fix in fixes_for(rule)]},
     }
 
 
@@ -72,7 +73,7 @@ def _result(
     identity = (item.near_miss, *item.key)
     seen[identity] += 1
     made: dict[str, Any] = {
-        "ruleId": item.rule.code, "ruleIndex": number,
+        "ruleId": item.problem.code, "ruleIndex": number,
         "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
         "message": {"text": _literal(_message(item))},
         "locations": [_location(item, location)],

@@ -32,11 +32,16 @@ _COUNTED = 1024
 
 @dataclass(slots=True)
 class Found:
-    """One answer of one rule: a hit or a near miss, and the function it is in."""
+    """One answer of one rule: a hit or a near miss, and the function it is in.
+
+    `fixed_by` is the pass that fixes a hit, as `--passes` takes it; `not_fixed_because` says why no rewrite does.
+    """
 
     rule: Rule
     answer: Hit | Miss
     function: str
+    fixed_by: str = ""
+    not_fixed_because: str = ""
 
 
 def predict(

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary import EVIDENCE, one, stands_back
 
 _ERRORS = {"asin": 1.79, "acos": 2.15}
@@ -42,7 +43,7 @@ class Arcsine(Rewrite):
         %y: fp16[2, 8] = mul(x=%6, y=2.0)
     """
 
-    code, slug = "ANE250", "arcsine-off-the-ane"
+    fixes = (ElementaryFunctions,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "1.79 units in the last place for asin and 2.15 for acos, over all fp16 numbers"

@@ -13,6 +13,7 @@ from ..core.contract import FP32, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import consumers, is_symbolic, value
+from ..rules.index_results import IndexResults
 
 _MOST = 1024
 "Twice as much is the largest whole number up to which all are fp16 numbers."
@@ -53,7 +54,7 @@ class ArgmaxByMax(Rewrite):
         %y: fp16[3] = add(x=%9, y=%12)
     """
 
-    code, slug = "ANE290", "place-of-the-largest"
+    fixes = (IndexResults,)
     stage = "decompose"
     after = ("one_hot_compare",)
     preset = "full"

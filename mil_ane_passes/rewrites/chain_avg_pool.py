@@ -13,6 +13,8 @@ from ..core.evidence import private
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import value
+from ..rules.max_pool_kernel import MaxPoolKernel
+from ..rules.old_pools import OldPools
 from . import _windows as windows
 from ._mean_windows import Axis, axis_of, built
 
@@ -40,7 +42,7 @@ class ChainAvgPool(Rewrite):
         %y: fp16[1, 2, 1, 1] = reduce_mean(x=%x, axes=[2, 3], keep_dims=True)
     """
 
-    code, slug = "ANE275", "large-avg-pool"
+    fixes = (MaxPoolKernel, OldPools)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place of each mean of a part, and of the mean over one axis before the next; "

@@ -13,6 +13,8 @@ from ..core.evidence import private
 from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import value
+from ..rules.max_pool_kernel import MaxPoolKernel
+from ..rules.old_pools import OldPools
 from . import _windows as windows
 from ._windows import Pads
 
@@ -40,7 +42,7 @@ class ChainMaxPool(Rewrite):
         %y: fp16[1, 2, 16, 16] = max_pool(x=%0, kernel_sizes=[9, 5], pad_type=custom, pad=[4, 4, 0, 0])
     """
 
-    code, slug = "ANE274", "large-max-pool"
+    fixes = (MaxPoolKernel, OldPools)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "no rounding: the same numbers, but for the sign of a zero where zeros of both signs are the maximum"

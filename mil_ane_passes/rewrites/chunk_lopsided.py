@@ -15,6 +15,7 @@ from ..core.examples import program
 from ..core.limits import evidence_of
 from ..core.query import consumers, is_const, static_shape
 from ..core.words import counted
+from ..rules.dimension_limit import DimensionLimit
 from ._lift import same_op
 from ._lopsided import balanced, operands, refuses, regions
 from ._spared import taken_by
@@ -48,7 +49,7 @@ class ChunkLopsided(BlockRewrite):
         %y: fp16[1, 70000] = reshape(x=%5, shape=[1, 70000])
     """
 
-    code, slug = "ANE279", "lopsided-elementwise"
+    fixes = (DimensionLimit,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"

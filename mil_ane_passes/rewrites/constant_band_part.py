@@ -10,9 +10,10 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m1, on_m4, private
+from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_const, is_symbolic, value
+from ..rules.masks_at_run_time import MasksAtRunTime
 from ._generated import Size, constant, first_elements, line, too_large
 
 _DEEPEST = 2048
@@ -37,7 +38,7 @@ class ConstantBandPart(Rewrite):
         %y: fp16[1, 8, 16] = select(cond=<bool[8, 16]>, a=%x, b=0.0)
     """
 
-    code, slug = "ANE245", "band-at-run-time"
+    fixes = (MasksAtRunTime,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
@@ -45,7 +46,6 @@ class ConstantBandPart(Rewrite):
     evidence = (
         on_m4("band_part is refused; select is accepted"),
         private("band_part is supported nowhere, select everywhere"),
-        on_m1("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"),
     )
 
     longest: int = 0

@@ -10,9 +10,9 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import notes, on_m4, private
 from ..core.examples import program
 from ..core.targets import Gate
+from ..rules.fills import Fills
 from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
 from ._generated import too_large
 
@@ -42,16 +42,11 @@ class ConstantFill(BlockRewrite):
         %y: fp16[2, s0] = add(x=%x, y=[[0.5]])
     """
 
-    code, slug = "ANE242", "filled-at-run-time"
+    fixes = (Fills,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
     roots = FILLS
-    evidence = (
-        notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
-        on_m4("at odds with it: fill_like is accepted", rows=True),
-        private("at odds with it: fill and fill_like make constants on every generation"),
-    )
 
     max_bytes: int = 1 << 20
     "Bytes of one constant, at most."

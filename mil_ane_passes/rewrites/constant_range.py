@@ -14,6 +14,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import notes, on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic, value
+from ..rules.range_1d import Range1d
 from ._generated import Size, constant, first_elements, float_ends, line, replaced, sizes, too_large
 
 
@@ -44,7 +45,7 @@ class ConstantRange(BlockRewrite):
         %relu_0: fp16[2, s3] = relu(x=%x)
     """
 
-    code, slug = "ANE243", "range-at-run-time"
+    fixes = (Range1d,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"

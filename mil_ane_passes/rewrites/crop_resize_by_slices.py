@@ -11,9 +11,10 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private, private_quirk
+from ..core.evidence import on_m4, private_quirk
 from ..core.examples import program
 from ..core.query import is_const, is_symbolic
+from ..rules.crop_resize import CropResize
 from ._crops import cropped, crops_of
 
 _BOXES = ("boxes", "box_indices", "roi")
@@ -42,7 +43,7 @@ class CropResizeBySlices(Rewrite):
         %y: fp16[1, 2, 4, 4] = resize_bilinear(x=%0, target_size_height=4, target_size_width=4, sampling_mode=ALIGN_CORNERS)
     """  # noqa: E501
 
-    code, slug = "ANE291", "crops-at-constant-boxes"
+    fixes = (CropResize,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("as resize_bilinear where corners are elements (measured 9e-4 of 2.7, as the op's own); elsewhere half a "
@@ -53,7 +54,6 @@ class CropResizeBySlices(Rewrite):
     roots = ("crop_resize",)
     evidence = (
         on_m4("crop_resize is refused, and runs on no GPU either; resize and slices are accepted"),
-        private("crop_resize is not there on M1; the hardware has it from M2 on"),
         private_quirk("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
                       "transposing the axis away and back is right on all"),
     )

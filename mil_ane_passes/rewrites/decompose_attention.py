@@ -11,9 +11,10 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import for_authors, on_m4
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic
+from ..rules.several_attentions import SeveralAttentions
 
 _MASKED = -4e4
 "What a score becomes where a boolean mask is false: Apple's number."
@@ -42,6 +43,7 @@ class DecomposeAttention(Rewrite):
     """
 
     code, slug = "ANE285", "fused-attention"
+    fixes = (SeveralAttentions,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("the fp16 roundings of scaled queries, scores and weights, which the fused op may keep (measured: "
@@ -56,7 +58,6 @@ class DecomposeAttention(Rewrite):
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "
                   "falls back to the CPU without an error", os="macOS 26.5 and 26.6", date="2026-08-26",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/89"),
-        for_authors("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
         on_m4("contradicts it for one: scaled_dot_product_attention is accepted, with a mask, too"),
     )
 

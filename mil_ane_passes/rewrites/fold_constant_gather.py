@@ -12,9 +12,10 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import in_2020, on_m4
+from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.query import consumers, is_const, itemsize, static_shape, value
+from ..rules.constant_gather import ConstantGather
 from ._gathers import KINDS, gathered, outside
 from ._told import tell
 
@@ -40,7 +41,7 @@ class FoldConstantGather(Rewrite):
         %y: fp16[4, 5] = mul(x=%0, y=<fp16[4, 5]>)
     """
 
-    code, slug = "ANE266", "gather-of-constants"
+    fixes = (ConstantGather,)
     stage = "structure"
     exactness = Exactness.BITWISE
     preset = "full"
@@ -48,7 +49,6 @@ class FoldConstantGather(Rewrite):
     roots = KINDS
     evidence = (
         on_m4("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of"),
-        in_2020("gather does not run on the ANE"),
     )
 
     max_bytes: int = 1 << 20

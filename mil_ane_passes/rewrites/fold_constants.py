@@ -10,9 +10,11 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 
 from ..core.build import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import on_m4, surgery_tip
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import consumers, flat_inputs, kind_of
+from ..rules.data_dependent_shape import DataDependentShape
+from ..rules.int32_ops import Int32Ops
 from ._settled import Float64Values, held_bytes, settled
 
 _TINY = 4096
@@ -42,13 +44,13 @@ class FoldConstants(BlockRewrite):
     """
 
     code, slug = "ANE258", "known-at-conversion"
+    fixes = (Int32Ops, DataDependentShape)
     stage, after = "structure", ("fold_constant_gather",)
     exactness = Exactness.BITWISE
     preset = "full"
     repeats = True
     evidence = (
         on_m4("any arithmetic on int32 is refused"),
-        surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
     )
 
     max_bytes: int = 65536

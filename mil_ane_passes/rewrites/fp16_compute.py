@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Builder, Program, types
 
 from ..core.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ..core.examples import program, weight
+from ..rules.fp32_compute_left import Fp32ComputeLeft
 from ._narrow import narrow
 from ._precision import Decision, Wish, decide, with_weights
 
@@ -37,7 +38,7 @@ class Fp16Compute(ProgramRewrite):
         %y: fp32[1, 4] = cast(x=%2, dtype=fp32)
     """
 
-    code, slug = "ANE316", "fp32-compute"
+    fixes = (Fp32ComputeLeft,)
     stage = "precision"
     exactness = Exactness.APPROXIMATE
     bound = "max_error (1e-2) of an output's largest value, in the runs measured"

@@ -10,11 +10,11 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.again import bindings, detached, infer
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
-from ..core.evidence import on_m4, private_quirk
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.examples import program
 from ..core.groups import grouped, join
 from ..core.query import consumers, flat_inputs
+from ..rules.fp32_compute_left import Fp32ComputeLeft
 from ._fp32_moves import half, judged, moves, to_fp16
 
 
@@ -42,17 +42,11 @@ class Fp32Island(BlockRewrite):
         %tanh_0: fp16[2, 1, 8] = tanh(x=%2)
     """
 
-    code, slug = "ANE262", "fp32-moves"
+    fixes = (Fp32ComputeLeft,)
     stage = "precision"
     after = ("fp16_compute",)
     exactness = Exactness.BITWISE
     preset = "full"
-    evidence = (
-        Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
-               source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        on_m4("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
-        private_quirk("fp32, int32 and bf16 are not implemented"),
-    )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         ends: dict[Operation, bool] = {}

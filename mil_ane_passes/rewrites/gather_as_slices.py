@@ -11,10 +11,11 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
-from ..core.evidence import in_2020, on_m4, private_quirk
+from ..core.evidence import on_m4, private_quirk
 from ..core.examples import program, weight
 from ..core.query import is_const
 from ..core.targets import Gate
+from ..rules.constant_gather import ConstantGather
 from ._gathers import KINDS, planned, taken
 
 _OLD = Gate(last="m3")
@@ -40,15 +41,13 @@ class GatherAsSlices(Rewrite):
         %y: fp16[1, 5, 4] = concat(values=(%1, %0), axis=1)
     """
 
-    code, slug = "ANE265", "gather-at-constant-places"
+    fixes = (ConstantGather,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
     level, confidence = "note", "low"
     roots = KINDS
     evidence = (
-        in_2020("gather does not run on the ANE"),
-        on_m4("contradicts it: gather with constant indices is accepted", rows=True),
         on_m4("by Core ML's estimates a gather moves 23 GB/s on the CPU (fitted to them), a slice 73 on "
               "the ANE", rows=True),
         Vendor("contradicts it: gather resides on the ANE",

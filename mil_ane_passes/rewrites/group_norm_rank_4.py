@@ -8,11 +8,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
-from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.examples import program
 from ..core.large import islands
 from ..core.limits import limit
 from ..core.query import value
+from ..rules.group_norm_rank_5 import GroupNormRank5
 from ._lowered import Bounds
 from ._rank_regions import in_few_axes, plans_of
 
@@ -53,21 +54,13 @@ class GroupNormRank4(BlockRewrite):
         %y: fp16[2, 8, 4, 8] = reshape(x=%7, shape=[2, 8, 4, 8])
     """
 
-    code, slug = "ANE282", "group-norm-of-rank-5"
+    fixes = (GroupNormRank5,)
     stage = "decompose"
     after = ("lower_rank", "triangle_cumsum")
     exactness = Exactness.ROUNDING
     bound = "the means are over the same numbers, which may be added in another order"
     preset = "full"
     level, confidence = "note", "low"
-    evidence = (
-        Vendor("group norm at rank 5 is not supported on h16c: reshape to (B * G, C / G, H, W) (Core AI)",
-               source="apple/coreai-models primitives, mask_decoder.py", date="2026"),
-        Vendor("contradicts it: the UNet has torch's GroupNorm and is meant for the ANE", date="2022",
-               source="apple/ml-stable-diffusion python_coreml_stable_diffusion/unet.py"),
-        Community("group norm is lowered at rank 4, [1, G, C / G, H * W] (private route)", date="2026",
-                  source="sbryngelson/ANEForge docs/developer/capabilities-and-targets.md"),
-    )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         longest = limit("spatial", self.generations)

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary import EVIDENCE, TABLES, one, stands_back
 
 _ERRORS = {"cosh": 2.07, "sinh": 3.27}
@@ -41,7 +42,7 @@ class Hyperbolic(Rewrite):
         %y: fp16[2, 8] = add(x=%4, y=%5)
     """
 
-    code, slug = "ANE251", "hyperbolic-off-the-ane"
+    fixes = (ElementaryFunctions,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "2.07 units in the last place for cosh and 3.27 for sinh, over all fp16 numbers"

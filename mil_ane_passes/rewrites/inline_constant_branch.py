@@ -9,8 +9,9 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m1, private
+from ..core.evidence import private
 from ..core.examples import program, weight
+from ..rules.control_flow import ControlFlow
 from ._inline import handed_over, same_sizes
 
 
@@ -36,14 +37,13 @@ class InlineConstantBranch(Rewrite):
         %y: fp16[2, 3] = relu(x=%x)
     """
 
-    code, slug = "ANE259", "constant-branch"
+    fixes = (ControlFlow,)
     stage = "structure"
     after = ("fold_constants",)
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("cond",)
     evidence = (
-        on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
         private("cond and while_loop have no form of their own on any generation"),
     )
 

@@ -15,6 +15,7 @@ from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_const
 from ..core.words import counted
+from ..rules.int32_ops import Int32Ops
 from ._small_integers import COMPARES, DATA, chains, reason
 
 
@@ -38,7 +39,7 @@ class IntCasts(BlockRewrite):
         %y: fp16[2, 3] = cast(x=%0, dtype=fp16)
     """
 
-    code, slug = "ANE263", "counted-in-int32"
+    fixes = (Int32Ops,)
     stage = "precision"
     after = ("fp16_compute",)
     exactness = Exactness.BITWISE

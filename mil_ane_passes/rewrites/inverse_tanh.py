@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary import EVIDENCE, one, stands_back
 
 
@@ -43,7 +44,7 @@ class InverseTanh(Rewrite):
         %y: fp16[2, 8] = mul(x=%x, y=%10)
     """
 
-    code, slug = "ANE252", "atanh-off-the-ane"
+    fixes = (ElementaryFunctions,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "2.97 units in the last place over all fp16 numbers"

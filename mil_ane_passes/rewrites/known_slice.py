@@ -10,9 +10,9 @@ from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_const, is_symbolic
+from ..rules.runtime_slice import RuntimeSlice
 from ._sizes_known import constant_slice, numbers
 
 _KINDS = {"slice_by_index": ("begin", "end"), "slice_by_size": ("begin", "size")}
@@ -40,15 +40,12 @@ class KnownSlice(Rewrite):
         %y: fp16[4, s0] = slice_by_index(x=%x, begin=[0, 0], end=[0, -1], end_mask=[True, False])
     """
 
-    code, slug = "ANE269", "known-slice-place"
+    fixes = (RuntimeSlice,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
     confidence = "high"
     roots = tuple(_KINDS)
-    evidence = (
-        on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
-    )
 
     shortest: int = 1
     "The shortest length that a flexible axis has."

@@ -12,6 +12,7 @@ from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.limits import over
+from ..rules.conv_1d_kernel import Conv1dKernel
 from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
 
 
@@ -36,7 +37,7 @@ class LiftConv1d(Rewrite):
         %y: fp16[1, 6, 40] = squeeze(x=%1, axes=[-1])
     """
 
-    code, slug = "ANE103", "conv-1d-rank-3"
+    fixes = (Conv1dKernel,)
     stage = "layout"
     exactness = Exactness.BITWISE
     preset = "full"

@@ -12,6 +12,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.words import counted
+from ..rules.control_flow import ControlFlow
 from . import _written_examples as examples
 from ._written_reads import Reads, is_bare, single
 from ._written_rows import WRITERS
@@ -55,6 +56,7 @@ class ListsAsStack(BlockRewrite):
     """
 
     code, slug = "ANE261", "rows-by-places"
+    fixes = (ControlFlow,)
     stage = "structure"
     after = ("unroll_while_loop", "fold_constants")
     exactness = Exactness.ROUNDING

@@ -9,9 +9,10 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
+from ..core.evidence import on_m4
 from ..core.examples import masks
 from ..core.targets import Gate
+from ..rules.logical_ops import LogicalOps
 
 _M4 = Gate(first="m4", last="m4")
 _MOST_KNOWN = 32768
@@ -45,13 +46,12 @@ class LogicalAsArithmetic(Rewrite):
         %y: fp16[2, 3] = cast(x=%5, dtype=fp16)
     """
 
-    code, slug = "ANE289", "mask-arithmetic"
+    fixes = (LogicalOps,)
     stage = "decompose"
     preset = "full"
     roots = tuple(_FORMS)
     evidence = (
         on_m4("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too"),
-        private("logical_and, logical_or and logical_xor are supported nowhere"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

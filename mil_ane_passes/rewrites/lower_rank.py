@@ -12,6 +12,7 @@ from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Mi
 from ..core.examples import program, weight
 from ..core.large import islands
 from ..core.limits import evidence_of, limit
+from ..rules.rank_above_5 import RankAbove5
 from ._lowered import MOVES, Bounds
 from ._rank_regions import in_few_axes, plans_of
 
@@ -39,7 +40,7 @@ class LowerRank(BlockRewrite):
         %y: fp16[4, 16, 4] = reshape(x=%1, shape=[4, 16, 4])
     """
 
-    code, slug = "ANE281", "rank-above-5-region"
+    fixes = (RankAbove5,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "sums, means and softmaxes over merged axes add the same numbers in another order; the rest is bitwise"

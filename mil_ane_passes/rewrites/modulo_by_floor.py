@@ -12,8 +12,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
+from ..core.evidence import on_m4
 from ..core.examples import program
+from ..rules.modulo import Modulo
 from ._remainders import LEAST, MOST, by_fraction, by_whole, remainder, steps_for
 
 _WHOLE = tuple(2.0**exponent for exponent in range(6))
@@ -42,7 +43,7 @@ class ModuloByFloor(Rewrite):
         %y: fp16[2, 8] = sub(x=%x, y=%0)
     """
 
-    code, slug = "ANE248", "modulo-off-the-ane"
+    fixes = (Modulo,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     reach = 65504.0  # the largest number of fp16: what is beyond is infinite there, and its remainder NaN
@@ -50,7 +51,6 @@ class ModuloByFloor(Rewrite):
     roots = ("mod",)
     evidence = (
         on_m4("mod is refused; floor, round, mul, sub, select and comparisons are accepted"),
-        private("mod has no form on any generation"),
     )
 
     periods: int = 0

@@ -14,6 +14,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import value
+from ..rules.masks_at_run_time import MasksAtRunTime
 from ._generated import constant, float_ends, replaced
 
 _DEEPEST = 2048
@@ -44,7 +45,7 @@ class OneHotCompare(BlockRewrite):
         %y: fp16[2, 4, 8] = cast(x=%2, dtype=fp16)
     """
 
-    code, slug = "ANE244", "one-hot-at-run-time"
+    fixes = (MasksAtRunTime,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"

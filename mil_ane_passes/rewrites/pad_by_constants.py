@@ -14,6 +14,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
 from ..core.examples import program
 from ..core.query import consumers, value
+from ..rules.pad_constant_nonzero import PadConstantNonzero
 from . import _slabs as slabs
 from ._lift import same_op
 
@@ -38,7 +39,7 @@ class PadByConstants(Rewrite):
         %y: fp16[1, 4, 10, 11] = concat(values=(<fp16[1, 4, 10, 1]>, %0, <fp16[1, 4, 10, 2]>), axis=3)
     """
 
-    code, slug = "ANE254", "pad-with-another-number"
+    fixes = (PadConstantNonzero,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"

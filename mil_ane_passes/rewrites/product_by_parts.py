@@ -10,9 +10,10 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.query import is_symbolic, value
+from ..rules.product import Product
 
 
 class ProductByParts(Rewrite):
@@ -40,7 +41,7 @@ class ProductByParts(Rewrite):
         %y: fp16[2] = squeeze(x=%7, axes=[1])
     """
 
-    code, slug = "ANE247", "product-along-axis"
+    fixes = (Product,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "(n - 1) / 2048 of a product of n elements, while partial products stay between 2^-14 and 65504"
@@ -48,7 +49,6 @@ class ProductByParts(Rewrite):
     roots = ("reduce_prod",)
     evidence = (
         on_m4("reduce_prod is refused; split and mul are accepted"),
-        private("reduce_prod has no form on any generation"),
     )
 
     max_parts: int = 8

@@ -14,6 +14,7 @@ from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ..core.evidence import on_m1, on_m4
 from ..core.examples import program, weight
 from ..core.query import is_const
+from ..rules.scatter import Scatter
 from ._put_plans import executed, planned
 
 _SCATTERS = ("scatter", "scatter_nd", "scatter_along_axis")
@@ -46,7 +47,7 @@ class ScatterAsSlices(BlockRewrite):
         %y: fp16[2, 3, 4] = select(cond=[[[False, False, False, True]]], a=%2, b=%x)
     """
 
-    code, slug = "ANE268", "scatter-at-constant-places"
+    fixes = (Scatter,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "the same bits, but that max and min of two zeros may keep the sign of either"

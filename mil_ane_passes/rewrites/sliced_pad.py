@@ -14,6 +14,7 @@ from ..core.evidence import on_m4, private
 from ..core.examples import program
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
+from ..rules.texture_ops import TextureOps
 from ._slabs import amounts
 from ._spared import taken, too_long
 
@@ -37,14 +38,13 @@ class SlicedPad(Rewrite):
         %y: fp16[1, 2, 6] = concat(values=(%0, %x, %1), axis=2)
     """
 
-    code, slug = "ANE283", "reflecting-pad-before-m2"
+    fixes = (TextureOps,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("pad",)
     targets = Gate(last="m1")
     evidence = (
-        private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
         on_m4("at odds with it for M4: reflecting and replicating pads are accepted"),
         private("reverse is native on M1", chip="M1"),
     )

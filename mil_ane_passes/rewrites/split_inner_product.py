@@ -14,6 +14,7 @@ from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, is_symbolic, value
 from ..core.targets import listed
+from ..rules.matmul_inner_dimension import MatmulInnerDimension
 from ._cut import piece, spans, too_large
 from ._lift import same_op
 from ._spared import refusing, taken_by
@@ -42,7 +43,7 @@ class SplitInnerProduct(Rewrite):
         %y: fp16[1, 2, 3] = add(x=%4, y=%5)
     """
 
-    code, slug = "ANE280", "inner-dimension-too-long"
+    fixes = (MatmulInnerDimension,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place for each part and each add (measured: below 1e-3 of the largest result); "

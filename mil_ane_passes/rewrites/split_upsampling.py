@@ -16,6 +16,7 @@ from ..core.examples import program
 from ..core.limits import evidence_of, limit
 from ..core.query import is_symbolic, value
 from ..core.targets import Gate
+from ..rules.old_upsampling import OldUpsampling
 from ._spared import taken
 
 _NEAREST = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
@@ -43,7 +44,7 @@ class SplitUpsampling(Rewrite):
         %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%0, scale_factor_height=2, scale_factor_width=2)
     """
 
-    code, slug = "ANE253", "upsampling-by-more-than-two"
+    fixes = (OldUpsampling,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"

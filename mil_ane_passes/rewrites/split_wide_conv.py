@@ -15,6 +15,7 @@ from ..core.examples import program, weight
 from ..core.limits import evidence_of, over
 from ..core.query import is_compressed, is_symbolic, value
 from ..core.targets import parse_target
+from ..rules.conv_kernel_size import ConvKernelSize
 from ._phases import explicit_pads
 from ._readers import read_alike
 from ._shown import cannot_show
@@ -50,7 +51,7 @@ class SplitWideConv(Rewrite):
         %y: fp16[1, 4, 1, 2] = conv(x=%2, weight=<fp16[4, 3072, 1, 1]>)
     """
 
-    code, slug = "ANE272", "large-conv-kernel"
+    fixes = (ConvKernelSize,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("frames, upright and fold: the order of one sum. parts: half a unit in the last place of each partial sum "

@@ -13,6 +13,7 @@ from ..core.evidence import on_m1
 from ..core.examples import program, weight
 from ..core.limits import evidence_of, limit
 from ..core.query import is_compressed, is_const, value
+from ..rules.dimension_limit import DimensionLimit
 from ._cut import piece, spans, too_large
 from ._lift import same_op
 from ._spared import refusing, taken_by
@@ -46,7 +47,7 @@ class SplitWideLinear(Rewrite):
         %y: fp16[2, 65540] = concat(values=(%2, %3, %4, %5, %6), axis=-1)
     """
 
-    code, slug = "ANE278", "output-too-wide"
+    fixes = (DimensionLimit,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"

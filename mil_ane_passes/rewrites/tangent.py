@@ -11,6 +11,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
 from ..core.evidence import private
 from ..core.targets import Gate, listed
+from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary import EVIDENCE, TABLES, one, stands_back
 
 
@@ -34,7 +35,7 @@ class Tangent(Rewrite):
         %y: fp16[2, 8] = real_div(x=%0, y=%1)
     """
 
-    code, slug = "ANE249", "tangent-off-the-ane"
+    fixes = (ElementaryFunctions,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "1.64 units in the last place over all fp16 numbers"

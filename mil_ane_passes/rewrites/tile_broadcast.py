@@ -14,6 +14,7 @@ from ..core.evidence import on_m4
 from ..core.examples import program, weight
 from ..core.query import is_compressed, is_const, is_symbolic
 from ..core.targets import between
+from ..rules.old_broadcast import OldBroadcast
 from ._broadcasts import placed
 from ._lift import same_op
 
@@ -40,7 +41,7 @@ class TileBroadcast(Rewrite):
         %y: fp16[2, 3, 4] = mul(x=%x, y=%0)
     """
 
-    code, slug = "ANE105", "broadcast-of-computed-values"
+    fixes = (OldBroadcast,)
     stage = "decompose"
     after = ("drop_broadcast_tile",)
     exactness = Exactness.BITWISE
@@ -48,9 +49,6 @@ class TileBroadcast(Rewrite):
     level, confidence = "note", "low"
     roots = ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div")
     evidence = (
-        Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "
-                  "of Core ML's; NeuralNetwork format)", date="2020-07-14",
-                  source="https://github.com/hollance/neural-engine/issues/2"),
         on_m4("contradicts it for ML Programs: every broadcast is accepted"),
         Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
                   "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",

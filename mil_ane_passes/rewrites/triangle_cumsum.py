@@ -10,9 +10,10 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import notes, on_m4, private
+from ..core.evidence import on_m4
 from ..core.limits import limit
 from ..core.query import is_symbolic, itemsize, static_shape
+from ..rules.cumsum import Cumsum
 from ._cumsum_examples import cumsum_examples
 from ._running_sums import as_matrix, grown, is_mask, layout, radices, running, triangle, windows
 
@@ -47,7 +48,7 @@ class TriangleCumsum(Rewrite):
         %y: fp16[1, 8, 100] = reshape(x=%3, shape=[1, 8, 100])
     """
 
-    code, slug = "ANE241", "running-sum"
+    fixes = (Cumsum,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "2^-11 of the sum of magnitudes up to there for each conv, a triangle half a unit in the last place. " \
@@ -57,8 +58,6 @@ class TriangleCumsum(Rewrite):
     roots = ("cumsum",)
     evidence = (
         on_m4("cumsum is refused; conv, matmul, add, pad and reshape are accepted"),
-        notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),
-        private("MIL's cumsum is not implemented; the ANE does one reached by another way"),
         Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),

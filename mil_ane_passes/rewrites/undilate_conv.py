@@ -15,6 +15,7 @@ from ..core.examples import program, weight
 from ..core.limits import evidence_of
 from ..core.query import is_symbolic
 from ..core.targets import between
+from ..rules.dilated_conv import DilatedConv
 from ._lift import same_op
 from ._phases import batch_of_phases, explicit_pads, phases_of_batch
 from ._wide_convs import Sizes, fitted_to, neutral, sizes_of
@@ -47,7 +48,7 @@ class UndilateConv(Rewrite):
         %y: fp16[1, 4, 20] = reshape(x=%6, shape=[1, 4, 20])
     """
 
-    code, slug = "ANE273", "dilated-conv-phases"
+    fixes = (DilatedConv,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = "the roundings of one sum of as many products"

@@ -13,6 +13,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Example, Vendor
 from ..core.examples import program, weight
 from ..core.query import is_const, value
+from ..rules.recurrent import Recurrent
 from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, linear, plus, product, split
 
 
@@ -56,7 +57,7 @@ class UnrollGru(UnrollRecurrent):
         %y_1: fp16[1, 8] = squeeze(x=%y_0, axes=[0])
     """  # noqa: E501
 
-    code, slug = "ANE256", "gru-on-the-cpu"
+    fixes = (Recurrent,)
     roots = ("gru",)
     step_ops = 14
     activations = ("recurrent_activation", "activation")

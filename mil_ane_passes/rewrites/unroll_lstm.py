@@ -12,6 +12,7 @@ from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Example, Hit, Miss
 from ..core.examples import program, weight
 from ..core.query import is_const, value
+from ..rules.recurrent import Recurrent
 from ._lstm import carried, gates, output_gate, seeing_gates
 from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
 
@@ -56,7 +57,7 @@ class UnrollLstm(UnrollRecurrent):
         %y_2: fp16[1, 8] = squeeze(x=%16, axes=[0])
     """  # noqa: E501
 
-    code, slug = "ANE255", "lstm-on-the-cpu"
+    fixes = (Recurrent,)
     roots = ("lstm",)
     step_ops = 16
     states = ("initial_h", "initial_c")

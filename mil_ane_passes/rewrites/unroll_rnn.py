@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Example
 from ..core.examples import program, weight
+from ..rules.recurrent import Recurrent
 from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
 
 
@@ -44,7 +45,7 @@ class UnrollRnn(UnrollRecurrent):
         %y_1: fp16[1, 8] = squeeze(x=%9, axes=[0])
     """  # noqa: E501
 
-    code, slug = "ANE257", "rnn-on-the-cpu"
+    fixes = (Recurrent,)
     roots = ("rnn",)
     step_ops = 3
     evidence = EVIDENCE

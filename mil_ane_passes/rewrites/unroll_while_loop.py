@@ -10,11 +10,12 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m1, private
+from ..core.evidence import private
 from ..core.examples import program
 from ..core.query import is_opaque
 from ..core.steps import Unknown, count_steps
 from ..core.words import counted
+from ..rules.control_flow import ControlFlow
 from . import _loop_examples as examples
 from ._chains import MOST_OPS, MOST_PRODUCTS, Size, own_chain, written_out
 from ._inline import Copies, handed_over, same_sizes
@@ -55,14 +56,13 @@ class UnrollWhileLoop(Rewrite):
         %y_2: fp16[2, 3] = identity(x=%0)
     """
 
-    code, slug = "ANE260", "fixed-loop"
+    fixes = (ControlFlow,)
     stage = "structure"
     after = ("fold_constants", "inline_constant_branch")
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("while_loop",)
     evidence = (
-        on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
         private("cond and while_loop have no form of their own on any generation"),
     )
 

@@ -10,10 +10,11 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..core.build import RewriteBuilder
 from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
+from ..core.evidence import on_m4
 from ..core.examples import program
 from ..core.limits import limit
 from ..core.query import is_symbolic
+from ..rules.sliding_windows import SlidingWindows
 from . import _cuts as cuts
 
 
@@ -38,7 +39,7 @@ class WindowsBySlices(Rewrite):
         %y: fp16[2, 7, 4] = concat(values=(%1, %2), axis=2)
     """
 
-    code, slug = "ANE284", "windows-off-the-ane"
+    fixes = (SlidingWindows,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
@@ -46,7 +47,6 @@ class WindowsBySlices(Rewrite):
     evidence = (
         on_m4("sliding_windows is refused, and runs on no GPU either; slices with and without steps, stack and "
               "reshape are accepted"),
-        private("sliding_windows has no form on any generation"),
     )
 
     max_parts: int = 64

@@ -51,7 +51,7 @@ class CompileTraps(Rule):
         strides = value(op.strides, [1] * len(kernel))
         if len(kernel) == 2 and all(extent in _SLOW for extent in kernel):
             return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: 16x16 took 212 to 229 s and 11.7 GB to compile (M4), "
-                                "13x13 2 to 23 s", mended_by="split_wide_conv")
+                                "13x13 2 to 23 s", fixed_by="split_wide_conv")
         length = op.x.shape[-1]
         if kernel == [12] and strides == [6] and not is_symbolic(length):
             if length >= 18001:

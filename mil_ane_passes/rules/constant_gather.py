@@ -28,7 +28,6 @@ class ConstantGather(Rule):
     targets = BEFORE_M4
     refuses, confidence, level = True, "low", "note"
     advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
-    mended_by = ("gather_as_slices", "fold_constant_gather")
     evidence = (
         in_2020("gather does not run on the ANE"),
         Vendor("contradicts it: scatter falls off the ANE, while gather resides there",

@@ -33,7 +33,6 @@ class ControlFlow(Rule):
     code, slug = "ANE218", "control-flow"
     roots = ("cond", "while_loop", *_LISTS)
     refuses, confidence = True, "high"
-    mended_by = ("unroll_while_loop", "inline_constant_branch", "lists_as_stack")
     advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
               "cut it out (edit --split-at).")
     evidence = (

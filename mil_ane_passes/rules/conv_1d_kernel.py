@@ -25,7 +25,6 @@ class Conv1dKernel(Rule):
     code, slug = "ANE239", "conv-1d-kernel"
     roots = ("conv",)
     refuses, confidence = True, "medium"
-    mended_by = ("lift_conv_1d",)
     advice = "Lift it to a 2-D conv whose kernel lies on the height."
     evidence = (*evidence_of("conv-kernel-width", "conv-kernel-height"), on_m4("a 1-D conv with kernel 3 is accepted"))
 

@@ -35,7 +35,6 @@ class ConvKernelSize(Rule):
     refuses, confidence = True, "high"
     advice = ("Lay the kernel on the height by swapping the last two axes (the same sums), or split it along the width "
               "into convs that are added (rounded otherwise).")
-    mended_by = ("split_wide_conv",)
     evidence = (*evidence_of("conv-kernel-width", "conv-kernel-height"),
                 on_m4("16x16 is accepted; to ask for it takes 212 to 229 s and 11.7 GB"))
 
@@ -63,7 +62,7 @@ class ConvKernelSize(Rule):
         message = _MESSAGE if measured and len(kernel) == 2 and among(looked_at, "m4") else None
         lifted = op.op_type == "conv_transpose" and len(kernel) == 1 and kernel[0] < 32 and op.bias is not None
         mended = "split_wide_conv" if op.op_type == "conv" else "lift_conv_transpose_1d" if lifted else ""
-        return Hit(op, note=note, sure=sure, message=message, mended_by=mended)
+        return Hit(op, note=note, sure=sure, message=message, fixed_by=mended)
 
     def examples(self) -> Iterable[Example]:
         yield Example("too wide", lambda: _conv(1, 16))

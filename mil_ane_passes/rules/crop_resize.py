@@ -28,7 +28,6 @@ class CropResize(Rule):
     code, slug = "ANE216", "crop-resize"
     roots = ("crop_resize",)
     refuses, confidence = True, "high"
-    mended_by = ("crop_resize_by_slices",)
     advice = "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed."
     evidence = (
         on_m4("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),

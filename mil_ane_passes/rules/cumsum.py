@@ -29,7 +29,6 @@ class Cumsum(Rule):
     roots = ("cumsum",)
     refuses, confidence = True, "high"
     advice = "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in another order."
-    mended_by = ("triangle_cumsum",)
     evidence = (
         on_m4("cumsum is refused"),
         notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),

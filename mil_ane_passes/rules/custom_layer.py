@@ -26,13 +26,13 @@ class CustomLayer(BlockRule):
     cure    Write the layer with ops that Core ML has (a composite op in the converter), or split the model before it
             and behind it, at the values in the note. classify: return the probabilities and look the label up in the
             app; it is the last op, so its cost is one change of processor. An unknown op: a newer coremltools.
+    no fix  What the layer computes is code of the app's own, which is not in the package.
     """
 
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
     advice = ("Write it with ops that Core ML has, or cut the model before and behind it (edit --split-at); of a "
               "classifier, return the probabilities.")
-    no_rewrite = "What the layer computes is code of the app's own, which is not in the package."
     evidence = (
         in_2020("custom layers do not run on the ANE"),
     )

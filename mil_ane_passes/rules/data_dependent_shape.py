@@ -26,15 +26,14 @@ class DataDependentShape(Rule):
     when    Any non_zero; reshape, tile, pad and resize whose shape, repetitions or widths are no constant.
     cure    Fix the shapes (ct.TensorType with fixed numbers, or one function for each size), and fold what is then
             known. Select with a mask in place of picking out the elements that are not zero.
+    no fix  The ANE runs fixed shapes only, and here the data say how large a result is.
     """
 
     code, slug = "ANE210", "data-dependent-shape"
     roots = ("non_zero", *_SHAPES)
     refuses, confidence = True, "high"
-    mended_by = ("fold_constants",)
     advice = ("Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements, or cut "
               "the model there (edit --split-at).")
-    no_rewrite = "The ANE runs fixed shapes only, and here the data say how large a result is."
     evidence = (
         on_m4("non_zero is refused, and runs on no GPU either"),
         private("non_zero has no form on any generation, as its shape depends on the data; shapes are static"),

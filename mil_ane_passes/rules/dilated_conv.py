@@ -33,7 +33,6 @@ class DilatedConv(Rule):
     roots = ("conv",)
     targets = Gate(last="a13")
     refuses, confidence = True, "low"
-    mended_by = ("undilate_conv",)
     advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
     evidence = (
         in_2020("dilated convolutions are among the layers known not to work; some of the list is guessed"),

@@ -32,7 +32,6 @@ class DimensionLimit(BlockRule):
 
     code, slug = "ANE223", "dimension-limit"
     refuses, confidence = True, "high"
-    mended_by = ("chunk_lopsided", "split_wide_linear")
     advice = "Reshape the long axis into two (the same bits where ops are elementwise), or work in chunks."
     evidence = (
         *evidence_of("spatial", "channels"),

@@ -38,7 +38,6 @@ class ElementaryFunctions(Rule):
     code, slug = "ANE202", "elementary-function"
     roots = tuple(_SPELT)
     refuses, confidence = True, "high"
-    mended_by = ("arcsine", "hyperbolic", "inverse_tanh", "tangent")
     advice = "Write it with functions that are taken, as the reason says: same algebra, other roundings."
     evidence = (
         on_m4("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, exp and log are accepted"),

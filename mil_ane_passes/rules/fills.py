@@ -28,7 +28,6 @@ class Fills(Rule):
     roots = ("fill", "fill_like")
     refuses, confidence = True, "low"
     advice = "Put a constant in its place, of one element where its reader broadcasts: the same bits."
-    mended_by = ("constant_fill",)
     evidence = (
         notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
         on_m4("at odds with it: fill_like is accepted", rows=True),

@@ -35,7 +35,6 @@ class Fp32ComputeLeft(BlockRule):
 
     code, slug = "ANE502", "fp32-compute-left"
     refuses, confidence = True, "high"
-    mended_by = ("fp16_compute", "fp32_island")
     evidence = (
         Vendor("the ANE does not support FLOAT32", date="2022-12",
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
@@ -53,7 +52,7 @@ class Fp32ComputeLeft(BlockRule):
                     join(island, var.op, op)
         mend = "fp16_compute{mixed=true}" if island and _is_mixed(block) else "fp16_compute"
         for members in grouped(island):
-            yield Hit(members[0], note=_note(members, mend), covers=members, mended_by=mend)
+            yield Hit(members[0], note=_note(members, mend), covers=members, fixed_by=mend)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one island", lambda: _chain(types.fp32, False))

@@ -25,7 +25,6 @@ class GroupNormRank5(Rule):
     code, slug = "ANE236", "group-norm-rank-5"
     roots = ("reduce_mean",)
     confidence, level = "low", "note"
-    mended_by = ("group_norm_rank_4",)
     advice = "Reshape to [N * G, C / G, H, W] and normalise over the last three axes: the same sums."
     evidence = (
         Vendor("group norm at rank 5 is not supported on h16c: reshape to (B * G, C / G, H, W) (Core AI)",

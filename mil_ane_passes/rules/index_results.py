@@ -35,7 +35,6 @@ class IndexResults(Rule):
     roots = tuple(_INDICES)
     refuses, confidence = True, "high"
     advice = "Return the scores and rank them outside the model; reduce_max where only the value is wanted."
-    mended_by = ("argmax_by_max",)
     evidence = (
         on_m4("reduce_argmax and argsort are refused for their int32 output; topk with uint16 indices is accepted",
               rows=True),

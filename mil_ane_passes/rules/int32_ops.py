@@ -38,7 +38,6 @@ class Int32Ops(BlockRule):
 
     code, slug = "ANE201", "int32-op"
     refuses, confidence = True, "high"
-    mended_by = ("fold_constants", "int_casts")
     advice = "Fold what is known at conversion, pass numbers as fp16 (exact up to 2048), and use indices outside."
     evidence = (
         on_m4("any arithmetic on int32 is refused, and casts between fp16 and int32 and from fp16 to int8"),

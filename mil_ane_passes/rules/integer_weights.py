@@ -29,6 +29,7 @@ class IntegerWeights(Rule):
             scales along the input channels, which are ANE402's. Palettized weights are none.
     cure    Palettize (coremltools.optimize.coreml.palettize_weights), which no report of this kind speaks of; or
             ask a device: the plan that `mil-ane-passes mac-script` brings back tells for each op.
+    no fix  Palettizing or quantizing anew changes the weights, which is for who made them to decide.
     """
 
     code, slug = "ANE240", "integer-weights"
@@ -36,7 +37,6 @@ class IntegerWeights(Rule):
     targets = M4
     refuses, confidence = True, "low"
     advice = "Look at the compute plan on a device, or palettize the weights instead."
-    no_rewrite = "Palettizing or quantizing anew changes the weights, which is for who made them to decide."
     evidence = (
         Community("a conv, linear or matmul with an int4 or int8 constexpr weight reports supported=[CPU] from "
                   "MLComputePlan, up to target iOS26; to be checked again on other chips and systems, its author says",

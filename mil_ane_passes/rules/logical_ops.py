@@ -26,7 +26,6 @@ class LogicalOps(Rule):
     roots = ("logical_and", "logical_or", "logical_xor")
     refuses, confidence = True, "low"
     advice = "Use fp16 masks of 0 and 1 with mul (and), maximum (or), abs of sub (xor): the same bits."
-    mended_by = ("logical_as_arithmetic",)
     evidence = (
         on_m4("logical_and is accepted, contradicts the private route"),
         private("logical_and, logical_or and logical_xor are supported nowhere"),

@@ -30,7 +30,6 @@ class MasksAtRunTime(Rule):
     code, slug = "ANE208", "mask-at-run-time"
     roots = tuple(_CURES)
     refuses, confidence = True, "high"
-    mended_by = ("constant_band_part", "one_hot_compare")
     advice = "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot."
     evidence = (
         on_m4("one_hot and band_part are refused; comparisons, select and mul are accepted"),

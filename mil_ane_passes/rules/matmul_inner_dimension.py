@@ -26,7 +26,6 @@ class MatmulInnerDimension(Rule):
     code, slug = "ANE224", "matmul-inner-dimension"
     roots = ("matmul", "linear")
     refuses, confidence = True, "medium"
-    mended_by = ("split_inner_product",)
     advice = "Split the inner dimension into products that are added (rounded otherwise)."
     evidence = evidence_of("matmul-inner")
 

@@ -29,7 +29,6 @@ class MaxPoolKernel(Rule):
     code, slug = "ANE222", "pool-window"
     roots = ("max_pool", "avg_pool", "l2_pool")
     refuses, confidence = True, "high"
-    mended_by = ("chain_max_pool", "chain_avg_pool")
     advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); a mean over all is a reduce_mean."
     evidence = (
         *evidence_of("max-pool-width"),

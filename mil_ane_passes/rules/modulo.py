@@ -25,7 +25,6 @@ class Modulo(Rule):
     code, slug = "ANE203", "modulo"
     roots = ("mod",)
     refuses, confidence = True, "high"
-    mended_by = ("modulo_by_floor",)
     advice = "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y."
     evidence = (
         on_m4("mod is refused; floor_div, floor, mul and sub are accepted"),

@@ -33,7 +33,6 @@ class OldBroadcast(BlockRule):
     code, slug = "ANE234", "broadcast-before-m4"
     targets = BEFORE_M4
     level, confidence = "note", "low"
-    mended_by = ("tile_broadcast",)
     advice = "Leave it unless a device shows that it falls off the ANE; then bring both sides to one shape first."
     evidence = (
         Community("elementwise with channel broadcast supported only with constant vector or transplant input (a log "

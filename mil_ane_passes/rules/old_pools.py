@@ -31,7 +31,6 @@ class OldPools(Rule):
     roots = ("max_pool", "avg_pool", "l2_pool")
     targets = Gate(last="m3")
     refuses, confidence = True, "medium"
-    mended_by = ("chain_max_pool", "chain_avg_pool")
     advice = "Pool with stride 1 and slice with the stride, or chain smaller max pools: the same bits."
     evidence = (
         *evidence_of("pool-kernel", "pool-stride"),

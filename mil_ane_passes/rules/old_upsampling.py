@@ -30,7 +30,6 @@ class OldUpsampling(Rule):
     roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_TARGETED)
     targets = Gate(last="a13")
     refuses, confidence = True, "medium"
-    mended_by = ("split_upsampling",)
     advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
     evidence = (
         *evidence_of("upsampling"),

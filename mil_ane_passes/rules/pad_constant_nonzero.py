@@ -24,7 +24,6 @@ class PadConstantNonzero(Rule):
     code, slug = "ANE226", "pad-constant-nonzero"
     roots = ("pad",)
     refuses, confidence = True, "medium"
-    mended_by = ("pad_by_constants",)
     advice = "Concat constant blocks instead, or pad with zero and add a border of -0.0 around which the fill stands."
     evidence = (
         Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"',

@@ -26,13 +26,13 @@ class PerBlockInt8(Rule):
             on an M4; elsewhere it may compute it, wrongly.
     cure    None here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
             output channel: granularity="per_channel" in coremltools.optimize.
+    no fix  Quantizing or palettizing anew changes the weights, which is for who made them to decide.
     """
 
     code, slug = "ANE402", "per-block-int8-weight"
     roots = ("conv", "linear", "matmul")
     refuses, confidence = True, "medium"
     advice = "Palettize the weight, or quantize it with one scale for each output channel."
-    no_rewrite = "Quantizing or palettizing anew changes the weights, which is for who made them to decide."
     evidence = (
         Community("8-bit weights with a scale for each block: output cosine 0.367 on the Neural Engine, 0.999 on the "
                   "GPU; 8-bit palettized in groups of 32: 0.9975 on the Neural Engine (Core AI)",

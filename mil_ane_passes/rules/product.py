@@ -26,7 +26,6 @@ class Product(Rule):
     roots = ("reduce_prod",)
     refuses, confidence = True, "high"
     advice = "Multiply slices of few elements (other roundings); of many positive x exp(reduce_sum(log(x)))."
-    mended_by = ("product_by_parts",)
     evidence = (
         on_m4("reduce_prod is refused; the other reductions to numbers are accepted"),
         private("reduce_prod has no form on any generation"),

@@ -22,13 +22,13 @@ class RandomNumbers(Rule):
     when    random_normal, random_uniform, random_bernoulli and random_categorical.
     cure    Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the
             same in every run is a constant.
+    no fix  What is drawn cannot be said by other ops: numbers that are drawn beforehand are another model.
     """
 
     code, slug = "ANE209", "random-numbers"
     roots = ("random_normal", "random_uniform", "random_bernoulli", "random_categorical")
     refuses, confidence = True, "high"
     advice = "Draw the numbers outside and pass them in as an input."
-    no_rewrite = "What is drawn cannot be said by other ops: numbers that are drawn beforehand are another model."
     evidence = (
         on_m4("random_normal is refused"),
         private("random_normal, random_bernoulli and random_categorical have no form on any generation; "

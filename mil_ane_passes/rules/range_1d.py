@@ -28,7 +28,6 @@ class Range1d(Rule):
     roots = ("range_1d",)
     refuses, confidence = True, "high"
     advice = "Put in a constant: with fixed bounds the same bits, else the longest range, cut to its length."
-    mended_by = ("constant_range",)
     evidence = (
         on_m4("range_1d is refused, and runs on no GPU either"),
         notes("range_1d runs on the CPU only"),

@@ -23,7 +23,6 @@ class RankAbove5(BlockRule):
 
     code, slug = "ANE225", "rank-above-5"
     refuses, confidence = True, "high"
-    mended_by = ("lower_rank",)
     advice = "Merge axes that stay together, or transpose in two steps of rank 4 or 5: the same bits."
     evidence = (
         *evidence_of("rank"),

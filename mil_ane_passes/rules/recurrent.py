@@ -30,7 +30,6 @@ class Recurrent(Rule):
     roots = ("lstm", "gru", "rnn")
     refuses, confidence = True, "high"
     advice = "Fix the length of the sequence, so that it can be written out step by step, or split the model there."
-    mended_by = ("unroll_lstm", "unroll_gru", "unroll_rnn")
     evidence = (
         Vendor("RNN and LSTM ops are not supported on the neural engine",
                source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),

@@ -31,6 +31,8 @@ class RuntimeGather(Rule):
             Or look up outside, and pass the rows in. A small table: a one-hot row, passed in or compared in fp16,
             times the table: exact where the table is finite and its sums stay below 32768. A row to be chosen by
             position: multiply by a mask and sum.
+    no fix  Which rows are taken is known only when the model runs, and no op that the ANE takes goes by that;
+            without the lookup the model has other inputs.
     """
 
     code, slug = "ANE214", "runtime-gather"
@@ -38,8 +40,6 @@ class RuntimeGather(Rule):
     refuses, confidence = True, "high"
     advice = ("Make the lookup a model of its own (edit --split-at, behind the value that it gives); or multiply a "
               "one-hot row by a small table.")
-    no_rewrite = ("Which rows are taken is known only when the model runs, and no op that the ANE takes goes by that; "
-                  "without the lookup the model has other inputs.")
     evidence = (
         on_m4("gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True),
         on_m4("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),

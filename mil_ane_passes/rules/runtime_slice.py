@@ -36,7 +36,6 @@ class RuntimeSlice(Rule):
     roots = tuple(_PLACES)
     refuses, confidence = True, "high"
     advice = "Fix the place (one function for each), or multiply by a mask that is an input, and sum."
-    mended_by = ("known_slice",)
     evidence = (
         on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
         on_m4("at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "

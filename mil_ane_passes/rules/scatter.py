@@ -29,7 +29,6 @@ class Scatter(Rule):
     roots = ("scatter", "scatter_nd", "scatter_along_axis")
     refuses, confidence = True, "high"
     advice = "Write a fixed window by slice_update or by slices and concat (same bits), chosen places by a mask."
-    mended_by = ("scatter_as_slices",)
     evidence = (
         Vendor("scatter and scatter_nd fall off the ANE; an assignment to a window may reside there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),

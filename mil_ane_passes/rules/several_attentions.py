@@ -30,7 +30,6 @@ class SeveralAttentions(BlockRule):
 
     code, slug = "ANE232", "several-fused-attentions"
     confidence = "medium"
-    mended_by = ("decompose_attention",)
     advice = "Write attention out as matmul, softmax, matmul (rounded otherwise), or convert for iOS17."
     evidence = (
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "

@@ -21,6 +21,7 @@ class SinCos(Rule):
     when    sin and cos of numbers, on chips up to M2. A13 and before were not measured.
     cure    Where the angles are constants (positions, frequencies), put the values into the model: the same bits.
             Otherwise a polynomial after the angle is brought into one turn (close, not equal).
+    no fix  No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each.
     """
 
     code, slug = "ANE238", "sin-cos-before-m3"
@@ -28,7 +29,6 @@ class SinCos(Rule):
     targets = Gate(last="m2")
     refuses, confidence = True, "medium"
     advice = "Store the values where the angles are constants (the same bits); else a polynomial within one turn."
-    no_rewrite = "No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each."
     evidence = (
         private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
         surgery_tip("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does"),

@@ -26,7 +26,6 @@ class SlidingWindows(Rule):
     code, slug = "ANE211", "sliding-windows"
     roots = ("sliding_windows",)
     refuses, confidence = True, "high"
-    mended_by = ("windows_by_slices",)
     advice = "Reshape where windows do not overlap, else join slices (the same bits)."
     evidence = (
         on_m4("sliding_windows is refused, and runs on no GPU either"),

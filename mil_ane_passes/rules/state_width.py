@@ -25,12 +25,12 @@ class StateWidth(BlockRule):
     when    Each state whose last dimension is no multiple of 32, at its first reader. Chips other than M4 were not
             measured.
     cure    Make the state wider, to the next multiple of 32, and slice what is read; write back padded.
+    no fix  The shape of a state is the model's interface: who makes the state makes it wider.
     """
 
     code, slug = "ANE233", "state-width"
     refuses, confidence = True, "medium"
     advice = "Pad the state's last dimension to a multiple of 32 and slice what is read (the same bits)."
-    no_rewrite = "The shape of a state is the model's interface: who makes the state makes it wider."
     evidence = (
         Measured("a state 270 wide fails on the ANE, 256 works", chip="M4", os="macOS 15.2", date="2025-12-19",
                  source="https://github.com/apple/coremltools/issues/2631"),

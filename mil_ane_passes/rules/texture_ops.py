@@ -25,15 +25,14 @@ class TextureOps(Rule):
             is said to work there, rounded otherwise.
     cure    A fixed integer enlargement is a conv_transpose; a reflecting pad is slices, reverse and concat (the same
             bits); sampling grids have to stay outside the model.
+    no fix  Sampling at places that are computed needs a gather, which is refused as well.
     """
 
     code, slug = "ANE231", "texture-op"
     roots = ("affine", "resample", "pad")
     targets = Gate(last="m1")
     refuses, confidence = True, "medium"
-    mended_by = ("sliced_pad",)
     advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
-    no_rewrite = "Sampling at places that are computed needs a gather, which is refused as well."
     evidence = (
         private("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
         private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
@@ -48,9 +47,7 @@ class TextureOps(Rule):
             return Hit(op, sure=False, note="a reflecting pad: by a private route native from M2 on only")
         sure = bool(among(tuple(self.generations), "m1"))
         where = "M1 (a private route)" if sure else "M1; older chips were not measured"
-        hit = Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
-        hit.unmended = "sliced_pad: it is for reflecting pads"
-        return hit
+        return Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("resample", lambda: program(lambda x, at: Builder.resample(

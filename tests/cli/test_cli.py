@@ -17,7 +17,7 @@ from mil_ane_passes._version import __version__
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import Rewrite
 from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import all_rules, fixes_for
 from mil_ane_passes.report.catalogue import Catalogue
 from mil_ane_passes.runtime.registry import load_kernels
 
@@ -241,7 +241,7 @@ def test_passes_lists_every_rule(capsys):
     for rule in all_rules().values():
         spelt = f"ane::{rule.name}" if issubclass(rule, Rewrite) else rule.name
         (line,) = [line for line in lines if line.startswith(f"{rule.code}  {spelt} ")]
-        assert line.endswith(f"  {rule.summary()}") and ("  no fix  " in line) is not issubclass(rule, Rewrite)
+        assert line.endswith(f"  {rule.summary()}") and ("  no fix  " in line) == (not fixes_for(rule))
     assert main(["passes", "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert data == json.loads(json.dumps(Catalogue().to_dict()))
@@ -252,7 +252,7 @@ def test_passes_lists_every_rule(capsys):
 def test_explain_shows_the_page(key, capsys):
     assert main(["explain", key]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("ANE301 conv-transpose-1d-bias\nfix: ane::lift_conv_transpose_1d (bitwise, preset safe)\n")
+    assert text.startswith("ANE301 conv-transpose-1d-bias\npass: ane::lift_conv_transpose_1d (bitwise, preset safe)\n")
     assert "\nbefore\n" in text and "axis=-1  Where the dummy axis goes" in text and "<https://" in text
     assert main(["explain", key, "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
@@ -263,7 +263,7 @@ def test_explain_shows_the_page(key, capsys):
 def test_explain_shows_a_rule_without_fix(key, capsys):
     assert main(["explain", key]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("ANE501 int-inputs\nno fix: int_inputs reports, and says what to do\n")
+    assert text.startswith("ANE501 int-inputs\nrule: int_inputs, no fix\n")
     assert "\ncure    " in text and "ane::int_inputs" not in text and text.count("contradicts it") == 2
     assert main(["explain", key, "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)

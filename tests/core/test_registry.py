@@ -19,6 +19,7 @@ from mil_ane_passes.core.examples import program
 from mil_ane_passes.core.pipeline import register_passes
 from mil_ane_passes.core.query import all_ops
 from mil_ane_passes.core.registry import all_rules, by_name, explainable
+from mil_ane_passes.core.rule_class import shares_code
 
 SOURCE = '''
 """Square by mul."""
@@ -75,9 +76,11 @@ def test_every_file_of_the_folders_is_a_rule():
     assert all(rule.name == name for name, rule in all_rules().items())
 
 
-def test_rules_are_in_order_of_their_names_and_codes_are_unique():
+def test_rules_are_in_order_of_their_names_and_problems_have_codes_of_their_own():
     assert list(all_rules()) == sorted(all_rules())
-    assert len({rule.code for rule in all_rules().values()}) == len(all_rules())
+    problems = [rule for rule in all_rules().values() if not shares_code(rule)]
+    assert len({rule.code for rule in problems}) == len({rule.slug for rule in problems}) == len(problems)
+    assert {rule.code for rule in all_rules().values()} == {rule.code for rule in problems}
 
 
 def test_one_new_file_is_all_it_takes(newcomer, capsys):
@@ -113,11 +116,11 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence"),
-        (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence"),
+        (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence, or the rules that it `fixes`"),
+        (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence, or the rules that it `fixes`"),
         (
             source().replace('"square"', '""', 1),
-            "SquareByMul in {file} has no slug; every rule states code, slug and evidence",
+            "SquareByMul in {file} has no slug; every rule states code, slug and evidence, or the rules that it `fixes`",
         ),
         (source() + source("Other", "ACME902"), "{file} defines 2 rules; expected exactly one a file"),
         ("x = 1", "{file} defines 0 rules; expected exactly one a file"),

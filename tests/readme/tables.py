@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mil_ane_passes.core.contract import Rewrite, Rule
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import all_rules, fixes_for
 from mil_ane_passes.torch_frontend.registry import findings as patch_findings
 from tests.benchmarks.table import startup
 from tests.benchmarks.table import table as speed_table
@@ -46,15 +46,14 @@ def rules() -> str:
     rows = []
     for rule in by_code():
         if rule.refuses and not issubclass(rule, Rewrite):
-            cures = ", ".join(named(name) for name in rule.mended_by)
-            rows.append((short(rule), rule.summary(), ". ".join(filter(None, (cures, rule.no_rewrite.rstrip(".")))),
-                         witnesses([rule])))
+            fixes = ", ".join(named(fix.name) for fix in fixes_for(rule))
+            rows.append((short(rule), rule.summary(), fixes or rule.advice, witnesses([rule])))
     return markdown(("ANE", "what", "what takes its place", "on whose word"), rows)
 
 
 def rewrites() -> str:
-    """The rewrites that no refusal names."""
-    answers = {name for rule in all_rules().values() if rule.refuses for name in rule.mended_by}
+    """The rewrites that fix no unsupported op."""
+    answers = {fix.name for rule in all_rules().values() if rule.refuses for fix in fixes_for(rule)}
     rows = [(short(rule), f"`{rule.name}`{fired(rule.name)}", f"{rule.preset}, {rule.exactness.value}", rule.summary())
             for rule in by_code()
             if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]

@@ -16,7 +16,7 @@ MESSAGE = "ANE: this op is not for me"
 class NoRelu(Rule):
     """The ANE does not take a relu."""
 
-    name, code, slug = "no_relu", "ANE291", "no-relu"
+    name, code, slug = "no_relu", "ANE216", "no-relu"
     roots, refuses, confidence, evidence = ("relu",), True, "high", SEEN
     advice = "Use a tanh."
 

@@ -1,4 +1,4 @@
-"""ANE290: the place that PyTorch's argmax and argmin give, in fp16."""
+"""ANE212: the place that PyTorch's argmax and argmin give, in fp16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE105 and ANE106: broadcasts as tiles and tiles as broadcasts, which do not undo each other."""
+"""ANE234 and ANE106: broadcasts as tiles and tiles as broadcasts, which do not undo each other."""
 
 from __future__ import annotations
 

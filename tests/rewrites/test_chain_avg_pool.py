@@ -1,4 +1,4 @@
-"""ANE275: large means from smaller ones, against PyTorch's own pooling."""
+"""ANE222: large means from smaller ones, against PyTorch's own pooling."""
 
 from __future__ import annotations
 

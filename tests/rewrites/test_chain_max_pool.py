@@ -1,4 +1,4 @@
-"""ANE274: large maxima in steps, against PyTorch's own pooling."""
+"""ANE222: large maxima in steps, against PyTorch's own pooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE279: elementwise work on long axes in shapes that fit, against PyTorch's own."""
+"""ANE223: elementwise work on long axes in shapes that fit, against PyTorch's own."""
 
 from __future__ import annotations
 

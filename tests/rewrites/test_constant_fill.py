@@ -1,4 +1,4 @@
-"""ANE242: fills as constants, and as zeros of a size known at run time."""
+"""ANE206: fills as constants, and as zeros of a size known at run time."""
 
 from __future__ import annotations
 

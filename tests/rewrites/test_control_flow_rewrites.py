@@ -1,4 +1,4 @@
-"""ANE259 and ANE260: branches that are always taken, and loops of a known number of steps."""
+"""ANE218 and ANE218: branches that are always taken, and loops of a known number of steps."""
 
 from __future__ import annotations
 

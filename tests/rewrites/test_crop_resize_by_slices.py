@@ -1,4 +1,4 @@
-"""ANE291: constant boxes of crop_resize as slices that are resized, against the op, coremltools' values and PyTorch."""
+"""ANE216: constant boxes of crop_resize as slices that are resized, against the op, coremltools' values and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE253 and ANE283: enlarged images and reflecting pads for old chips, to the bit PyTorch's own."""
+"""ANE230 and ANE231: enlarged images and reflecting pads for old chips, to the bit PyTorch's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE316: fp32 packages in fp16, against PyTorch in double precision, and what has to stay in fp32."""
+"""ANE502: fp32 packages in fp16, against PyTorch in double precision, and what has to stay in fp32."""
 
 from __future__ import annotations
 

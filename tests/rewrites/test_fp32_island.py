@@ -1,4 +1,4 @@
-"""ANE262: what is only moved in fp32 is moved in fp16."""
+"""ANE502: what is only moved in fp32 is moved in fp16."""
 
 from __future__ import annotations
 

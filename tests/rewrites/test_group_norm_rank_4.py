@@ -1,4 +1,4 @@
-"""ANE282: group norms in four axes, against PyTorch's."""
+"""ANE236: group norms in four axes, against PyTorch's."""
 
 from __future__ import annotations
 

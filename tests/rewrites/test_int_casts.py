@@ -1,4 +1,4 @@
-"""ANE263: truth values are counted in fp16."""
+"""ANE201: truth values are counted in fp16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE103 against PyTorch, and beside the host's pass that undoes such lifts."""
+"""ANE239 against PyTorch, and beside the host's pass that undoes such lifts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE289: PyTorch's logical ops on masks, as numbers."""
+"""ANE237: PyTorch's logical ops on masks, as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE281: values of rank 6 to 9 in five axes, against PyTorch's own."""
+"""ANE225: values of rank 6 to 9 in five axes, against PyTorch's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE248: remainders of every fp16 number, to the bit what NumPy's exact ones are when rounded."""
+"""ANE203: remainders of every fp16 number, to the bit what NumPy's exact ones are when rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE254: constant pads as PyTorch makes them, without the fill that the ANE may not take."""
+"""ANE226: constant pads as PyTorch makes them, without the fill that the ANE may not take."""
 
 from __future__ import annotations
 

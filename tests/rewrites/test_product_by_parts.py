@@ -1,4 +1,4 @@
-"""ANE247: products along axes, as PyTorch takes them, from halves that are multiplied."""
+"""ANE204: products along axes, as PyTorch takes them, from halves that are multiplied."""
 
 from __future__ import annotations
 

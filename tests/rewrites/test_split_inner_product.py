@@ -1,4 +1,4 @@
-"""ANE280: products over long dimensions in parts, against PyTorch's own."""
+"""ANE224: products over long dimensions in parts, against PyTorch's own."""
 
 from __future__ import annotations
 

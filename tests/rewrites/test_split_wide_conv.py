@@ -1,4 +1,4 @@
-"""ANE272: large kernels as windows, upright, folded or in parts, against PyTorch's own convolutions."""
+"""ANE221: large kernels as windows, upright, folded or in parts, against PyTorch's own convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE278: heads that are wider than the ANE holds, against PyTorch's own."""
+"""ANE223: heads that are wider than the ANE holds, against PyTorch's own."""
 
 from __future__ import annotations
 

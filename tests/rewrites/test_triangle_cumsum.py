@@ -1,4 +1,4 @@
-"""ANE241: the running sums of PyTorch, by convs with ones or a triangle."""
+"""ANE205: the running sums of PyTorch, by convs with ones or a triangle."""
 
 from __future__ import annotations
 

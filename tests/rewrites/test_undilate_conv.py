@@ -1,4 +1,4 @@
-"""ANE273: dilated convs over the phases of their input, against PyTorch's own."""
+"""ANE228: dilated convs over the phases of their input, against PyTorch's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE256 and ANE257 against the numbers of coremltools' own op tests and PyTorch's layers."""
+"""ANE217 and ANE217 against the numbers of coremltools' own op tests and PyTorch's layers."""
 
 from __future__ import annotations
 

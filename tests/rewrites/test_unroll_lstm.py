@@ -1,4 +1,4 @@
-"""ANE255 against PyTorch's LSTM and the op's own attributes; what is left for the ANE, and what it costs."""
+"""ANE217 against PyTorch's LSTM and the op's own attributes; what is left for the ANE, and what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ANE284: the windows of torch's unfold and of TensorFlow's frame, cut out by slices."""
+"""ANE211: the windows of torch's unfold and of TensorFlow's frame, cut out by slices."""
 
 from __future__ import annotations
 

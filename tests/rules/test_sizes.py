@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, types
 from mil_ane_passes.core.contract import Hit
 from mil_ane_passes.core.engine import answers
 from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import all_rules, fixes_for
 from mil_ane_passes.core.targets import GENERATIONS
 from mil_ane_passes.residency import predict
 
@@ -81,7 +81,7 @@ def test_a_weight_that_is_computed_and_a_transposed_conv_are_not_known():
     (15, "m4", YES), (16, "m4", UNKNOWN), (31, "m4", UNKNOWN), (32, "m4", YES), (14, "m1", UNKNOWN), (13, "all", YES)])
 def test_kernels_of_1d_convs_and_what_mends_them(length, target, expected):
     assert verdict("conv_1d_kernel", conv(length), target) == expected
-    assert all_rules()["conv_1d_kernel"].mended_by == ("lift_conv_1d",)
+    assert [fix.name for fix in fixes_for(all_rules()["conv_1d_kernel"])] == ["lift_conv_1d"]
 
 
 @pytest.mark.parametrize(("kind", "window", "target", "expected"), [

@@ -1,0 +1,74 @@
+"""Which rewrite fixes which finding, asked of the rewrites themselves: one finding for a problem and its fix."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from coremltools.converters.mil.mil import Operation
+
+from ..core.contract import Hit, Miss, Rewrite, Rule
+from ..core.registry import fixes_for
+from .predict import Found
+
+__all__ = ["attach_fixes", "names_of_fixes"]
+
+_Answers = Mapping[Operation, Mapping[str, Hit | Miss]]
+
+
+def names_of_fixes(rules: Iterable[Rule]) -> set[str]:
+    """The names of the rewrites that fix what `rules`, those that only report, find."""
+    return {fix.name for rule in rules if not isinstance(rule, Rewrite) for fix in fixes_for(type(rule))}
+
+
+def attach_fixes(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
+    """`found` with the rewrite that fixes each hit, or the reason why none does.
+
+    Answers of rewrites are left out where the problem that they fix is reported, that is, where the name of its rule is
+    in `reported`. Where each rewrite that was asked leaves the op alone, the finding has the reason of the first.
+    """
+    fixing = names_of_fixes(item.rule for item in found)
+    answers: dict[Operation, dict[str, Hit | Miss]] = defaultdict(dict)
+    for item in found:
+        if item.rule.name in fixing:
+            answers[item.answer.op][item.rule.name] = item.answer
+    firing = {item.rule.name for item in found if item.rule.name in fixing and isinstance(item.answer, Hit)}
+    merged: set[tuple[str, Operation]] = set()
+    kept = []
+    for item in found:
+        if item.rule.name in reported and isinstance(item.answer, Hit) and not isinstance(item.rule, Rewrite):
+            item, able = _attach_fix(item, item.answer, answers, firing)
+            merged |= able
+        kept.append(item)
+    return [item for item in kept if not (isinstance(item.rule, Rewrite)
+                                          and (item.rule.name, item.answer.op) in merged)]
+
+
+def _attach_fix(
+    item: Found, hit: Hit, answers: _Answers, firing: Collection[str]
+) -> tuple[Found, set[tuple[str, Operation]]]:
+    """`item` with its fix, and which answers of rewrites, by name and op, it stands for.
+
+    A rewrite that fires somewhere may fix this op, too: whole regions are reported at one of their ops.
+    """
+    if hit.fixed_by:
+        return replace(item, fixed_by=hit.fixed_by), set()
+    known = fixes_for(type(item.rule))
+    types = {op.op_type for op in hit.covers}
+    fixes = [fix.name for fix in known if not fix.roots or types & set(fix.roots)]
+    if known and not fixes:
+        return replace(item, not_fixed_because=f"{known[0].name}: for {', '.join(known[0].roots)} only"), set()
+    asked = [(name, op, answers[op][name]) for name in fixes for op in dict.fromkeys((hit.op, *hit.covers))
+             if op in answers and name in answers[op]]
+    able = [(name, op) for name, op, answer in asked if isinstance(answer, Hit)]
+    if able:
+        return replace(item, fixed_by=able[0][0]), set(able)
+    merged = {(name, op) for name, op, _ in asked}
+    reasons = [f"{name}: {answer.reason}" for name, _, answer in asked if isinstance(answer, Miss)]
+    elsewhere = [name for name in fixes if name in firing]
+    if elsewhere and not reasons:
+        return replace(item, fixed_by=elsewhere[0]), merged
+    if fixes:
+        return replace(item, not_fixed_because=(reasons or [f"{', '.join(fixes)}: not at this place"])[0]), merged
+    return item, merged

@@ -1,0 +1,65 @@
+"""A finding names the rewrite that fixes it where that rewrite applies, and the reason where it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.registry import all_rules, by_name
+
+CUMSUM, FIX = all_rules()["cumsum"], by_name("triangle_cumsum")
+
+
+def summed(*shape):
+    return program(lambda x: mb.add(x=mb.cumsum(x=x, axis=-1), y=np.float16(1), name="y"), x=shape)
+
+
+def test_a_problem_and_its_fix_are_one_finding():
+    report = ane.lint(summed(2, 5), target="m4")
+    (found,) = [item for item in report.findings if item.rule.code == CUMSUM.code]
+    assert FIX.code == CUMSUM.code and found.rule is CUMSUM
+    assert found.fixed_by == FIX.name and not found.not_fixed_because
+    assert found.fix["pass"] == f"ane::{FIX.name}" and found.to_dict()["not_fixed_because"] is None
+    assert f"passes='{FIX.name}'" in str(report)
+
+
+def test_rewrite_reports_the_code_that_lint_reports():
+    source = summed(2, 5)
+    linted = {item.op: item.rule.code for item in ane.lint(source, target="m4").findings if item.refuses}
+    report = ane.rewrite(source, preset="full", target="m4", verify=False)
+    fired = [each for trace in report.traces for each in trace.fired if trace.rule == FIX.name]
+    assert fired and all(linted[each.op_type] == each.code for each in fired)
+
+
+def test_an_op_that_no_rewrite_fixes_has_the_reason():
+    report = ane.lint(summed(2, None), target="m4")
+    (found,) = [item for item in report.findings if item.rule.code == CUMSUM.code]
+    assert found.not_fixed_because.startswith(f"{FIX.name}: ") and found.fix["pass"] is None
+    assert found.to_dict()["not_fixed_because"] == found.not_fixed_because
+    assert f"  not by {found.not_fixed_because}" in str(report)
+    assert f"passes='{FIX.name}'" not in str(report)
+
+
+def test_the_rewrite_is_asked_when_only_the_finding_is_selected():
+    report = ane.lint(summed(2, None), target="m4", select=[CUMSUM.code])
+    assert [item.rule.code for item in report.findings] == [CUMSUM.code]
+    assert report.findings[0].not_fixed_because and not report.near_misses
+
+
+def test_a_rewrite_that_is_selected_alone_is_a_finding_under_the_code_of_the_problem():
+    report = ane.lint(summed(2, 5), target="m4", select=[FIX.name])
+    assert [(item.rule.name, item.rule.code) for item in report.findings] == [(FIX.name, CUMSUM.code)]
+
+
+def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed():
+    def body(x, at):
+        sampled = mb.resample(x=x, coordinates=at, sampling_mode="bilinear", padding_mode="constant",
+                              padding_value=np.float16(0), coordinates_mode="normalized_minus_one_to_one",
+                              align_corners=True, name="sampled")
+        return sampled, mb.pad(x=x, pad=[1, 1], mode="reflect", name="padded")
+
+    found = ane.lint(program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
+    said = {item.value: (item.fix["pass"], item.not_fixed_because) for item in found}
+    assert said == {"sampled": (None, "sliced_pad: for pad only"), "padded": ("ane::sliced_pad", "")}
