@@ -56,7 +56,9 @@ def _attach_fix(
         return replace(item, fixed_by=hit.fixed_by), set()
     known = fixes_for(type(item.rule))
     types = {op.op_type for op in hit.covers}
-    fixes = [fix.name for fix in known if not fix.roots or types & set(fix.roots)]
+    # A rewrite that looks at some of the rule's own op types does not fix the others. One that looks at readers of such
+    # ops (the cast behind an argmax) fixes them all.
+    fixes = [fix.name for fix in known if not (own := set(fix.roots) & set(item.rule.roots)) or own & types]
     if known and not fixes:
         return replace(item, not_fixed_because=f"{known[0].name}: for {', '.join(known[0].roots)} only"), set()
     asked = [(name, op, answers[op][name]) for name in fixes for op in dict.fromkeys((hit.op, *hit.covers))
