@@ -174,7 +174,7 @@ def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> Sequence[Rewri
     after = found.made.copy
     report.traces, report.verify = found.made.traces, found.verify
     report.left_out_passes, report.blamed = found.left_out, found.blamed
-    if report.changed or report.undone:
+    if report.changed or report.reverted:
         report.predicted = foresee(before.program), foresee(after.program)
     report.ops_after = op_count(after.program)
     report.package = after.package if after.package is not None else after.program

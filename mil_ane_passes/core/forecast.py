@@ -15,34 +15,42 @@ __all__ = ["Forecast", "Foresee"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """`ops` are those that compute something, `refused` those that the ANE is known not to take, `off` those that it is
-    predicted not to take (refused ones, and unknown ones that the nearest evidence speaks against). `cost` is the
-    predicted cost in ms, changes of place included, `switches` how often the place changes from one op to the next.
-    `padded` is what all values take as the ANE lays them out, in bytes; 0 where that was not computed. `on_ane` are the
-    ops that are predicted to run on the ANE, which a small model's need not, though it takes them; None: not predicted.
+    """Counts of ops, and estimated times, of a program on one target.
+
+    `ops` are those that compute something, `unsupported` those known to be unsupported on the ANE, `unmeasured` those
+    about which nothing is known there, `off` those predicted to be unsupported (the known ones, and unmeasured ones that
+    the nearest evidence speaks against). `cost` is the estimated time in ms, transitions included; `transitions` is how
+    often the processor changes from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes,
+    0 where that was not computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a
+    small model, None where that was not predicted; `time_share` is the percentage of the estimated time spent there.
     """
 
     ops: int
-    refused: int
+    unsupported: int
     off: int
     cost: float
-    switches: int
+    transitions: int
     padded: int = 0
     on_ane: int | None = None
+    unmeasured: int = 0
+    time_share: float = 0.0
 
     @classmethod
     def of(cls, plan: Plan) -> Forecast:
         functions = {segment.function for segment in plan.segments}
         return cls(
-            ops=len(plan.rows), refused=sum(row.ane == "no" for row in plan.rows),
+            ops=len(plan.rows), unsupported=sum(row.ane == "no" for row in plan.rows),
             off=sum(not row.takes for row in plan.rows),
             cost=plan.total,
-            switches=max(0, len(plan.segments) - len(functions)),
-            on_ane=sum(row.backend == "ane" for row in plan.rows))
+            transitions=max(0, len(plan.segments) - len(functions)),
+            on_ane=sum(row.backend == "ane" for row in plan.rows),
+            unmeasured=sum(row.ane == "unknown" for row in plan.rows),
+            time_share=plan.time_share)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ops": self.ops, "refused": self.refused, "off_ane": self.off, "est_ms": self.cost,
-                "switches": self.switches}
+        return {"ops": self.ops, "predicted_on_ane": self.on_ane, "ane_unsupported": self.unsupported,
+                "ane_unknown": self.unmeasured, "off_ane": self.off, "est_ms": self.cost,
+                "predicted_time_share": round(self.time_share, 2), "transitions": self.transitions}
 
 
 Foresee = Callable[[Program], Forecast]

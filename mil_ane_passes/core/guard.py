@@ -2,8 +2,8 @@
 
 Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are refused than before,
 its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of which no op
-runs on the ANE before or after, what did that is undone, and the report says so (`undone`). Guarded is what a preset
-brings for the sake of place and speed. Never undone are the cures of wrong numbers (the preset `safe`, and what
+runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is what a preset
+brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and what
 `mends`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
@@ -44,13 +44,13 @@ class Guard:
 
     def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
         """Whether `steps` rewrites may make `after` of `before`."""
-        return not (after.refused > before.refused or _swells(before, after) or _is_pointless(before, after)) and (
+        return not (after.unsupported > before.unsupported or _swells(before, after) or _is_pointless(before, after)) and (
             after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE * steps)
 
     def words(self, before: Forecast, after: Forecast) -> str:
         """Why `after` is not allowed."""
-        if after.refused > before.refused:
-            return f"{after.refused} ops that the ANE does not take instead of {before.refused} (predicted)"
+        if after.unsupported > before.unsupported:
+            return f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)"
         if _swells(before, after):
             return (f"padded buffers of {size_text(after.padded)} instead of {size_text(before.padded)} (computed), "
                     "with no unsupported op or transition less")
@@ -62,7 +62,7 @@ class Guard:
 
 def _swells(before: Forecast, after: Forecast) -> bool:
     """Whether `after` takes more memory and removes neither an unsupported op nor a transition for it."""
-    better = after.refused < before.refused or after.off < before.off or after.switches < before.switches
+    better = after.unsupported < before.unsupported or after.off < before.off or after.transitions < before.transitions
     return not better and after.padded > before.padded * _MOST_PADDED + _LITTLE_MEMORY
 
 
@@ -113,7 +113,7 @@ def settled(
         if not suspects:
             break
         left_out = suspects.popleft()
-        left_out.undone = guard.words(bar, after)
+        left_out.reverted = guard.words(bar, after)
         undone.append(left_out)
         rest = [rule for rule in rest if rule.name != left_out.rule]
         trial = clone(original)
@@ -142,8 +142,8 @@ def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run:
     if not any(trace.fired for trace in run([rule for rule in rules if not watched(rule)], alone)):
         return bar
     cured = guard.foresee(alone)
-    return Forecast(cured.ops, max(bar.refused, cured.refused), max(bar.off, cured.off), max(bar.cost, cured.cost),
-                    cured.switches, max(bar.padded, cured.padded), bar.on_ane or cured.on_ane)
+    return Forecast(cured.ops, max(bar.unsupported, cured.unsupported), max(bar.off, cured.off), max(bar.cost, cured.cost),
+                    cured.transitions, max(bar.padded, cured.padded), bar.on_ane or cured.on_ane)
 
 
 def _by_growth(
@@ -162,7 +162,7 @@ def _by_growth(
             continue
         now = guard.foresee(program)
         if watched(rule):
-            growth = (now.refused - last.refused, now.cost - last.cost, now.padded - last.padded)
+            growth = (now.unsupported - last.unsupported, now.cost - last.cost, now.padded - last.padded)
             added.append(((now.ops - last.ops, 0, 0) if by_ops else growth,
                           PassTrace(rule.name, places=len(trace.fired))))
         last = now

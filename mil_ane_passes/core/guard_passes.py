@@ -62,7 +62,7 @@ def guarding(rules: Sequence[Rewrite], run: Run, guard: Guard | None) -> Callabl
 
     def settle(original: Program, program: Program) -> None:
         for trace in settled(rules, original, program, run, guard)[0]:
-            _log.info("ane::%s undone: %s", trace.rule, escaped(trace.undone))
+            _log.info("ane::%s reverted: %s", trace.rule, escaped(trace.reverted))
 
     return settle
 

@@ -80,8 +80,8 @@ class PassTrace:
     ops_before: int = 0
     ops_after: int = 0
     seconds: float = 0.0
-    undone: str = ""
-    "Why a guard undid it; then nothing of it is left, and `places` says how many it had fired at."
+    reverted: str = ""
+    "Why the guard reverted it; then nothing of it is left, and `places` says how many it had fired at."
     places: int = 0
     failed: RuleFailure | None = None
     "Where and why the rule failed; then nothing of it is left."
@@ -119,7 +119,7 @@ class PassTrace:
             "ops_before": self.ops_before,
             "ops_after": self.ops_after,
             "seconds": round(self.seconds, 6),
-            **({"undone": self.undone, "places": self.places} if self.undone else {}),
+            **({"reverted": self.reverted, "places": self.places} if self.reverted else {}),
             **({"failed": self.failed.to_dict()} if self.failed else {}),
         }
 

@@ -398,8 +398,8 @@ def _log_trace(trace: PassTrace) -> None:
     if trace.failed:
         _log.warning("ane::%s failed %s; what it had changed is undone, and the other passes run", trace.rule,
                      escaped(str(trace.failed)))
-    if trace.undone:
-        _log.info("ane::%s undone: %s", trace.rule, escaped(trace.undone))
+    if trace.reverted:
+        _log.info("ane::%s reverted: %s", trace.rule, escaped(trace.reverted))
     for finding in trace.fired:
         where = f" ({finding.origin})" if finding.origin else ""
         _log.info("ane::%s at %s", trace.rule, escaped(f"{finding.value}{where}: {finding.note}"))

@@ -97,6 +97,16 @@ class Plan:
     failed: list[RuleFailure] = field(default_factory=list)
     "The rules that failed on the program: what they would have found is missing."
 
+    @property
+    def time_share(self) -> float:
+        """Percentage of the ops' estimated time that is spent on the ANE; of the ops where none takes time."""
+        spent = {"ane": 0.0, "cpu": 0.0}
+        for segment in self.segments:
+            spent[segment.backend] += segment.milliseconds
+        if total := sum(spent.values()):
+            return 100.0 * spent["ane"] / total
+        return 100.0 * sum(row.backend == "ane" for row in self.rows) / max(len(self.rows), 1)
+
     def of(self, function: str) -> list[Row]:
         """The rows of one function, by index."""
         return [row for row in self.rows if row.function == function]

@@ -79,23 +79,20 @@ class LintReport:
             "ops": len(self.plan.rows),
             "ane_supported": sum(row.ane == "yes" for row in self.plan.rows),
             "predicted_on_ane": self.on_ane,
-            "switches": sum(one.function == other.function for one, other in pairwise(segments)),
+            "transitions": sum(one.function == other.function for one, other in pairwise(segments)),
             "padded_bytes": sum(item.padded for item in self.buffers),
             "dense_bytes": sum(item.dense for item in self.buffers),
             "ane_unknown": sum(row.ane == "unknown" for row in self.plan.rows),
             "predicted_share": round(self.share, 2),
             "predicted_time_share": round(self.time_share, 2),
-            "est_ms": sum(row.cost.of(row.engine) for row in self.plan.rows),
+            "ane_unsupported": sum(row.ane == "no" for row in self.plan.rows),
+            "est_ms": self.plan.total,
         }
 
     @property
     def time_share(self) -> float:
-        """Percent of the predicted time that is spent on the ANE."""
-        spent = {segment.backend: 0.0 for segment in self.plan.segments}
-        for segment in self.plan.segments:
-            spent[segment.backend] += segment.milliseconds
-        total = sum(spent.values())
-        return 100.0 * spent.get("ane", 0.0) / total if total else self.share
+        """Percent of the estimated time that is spent on the ANE."""
+        return self.plan.time_share
 
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `lint --format json` prints."""

@@ -65,11 +65,11 @@ def verdict(report: LintReport) -> str:
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
-    segments = len(report.plan.segments)
-    return (f"{report.model}: {counted(summary['ops'], 'op')}; {summary['predicted_on_ane']} "
-            f"({_percent(report.share)}) and {_percent(report.time_share)} of the predicted time on the ANE of "
-            f"{_target(report)} (predicted); {counted(segments, 'segment')}, "
-            f"{counted(summary['switches'], 'switch', 'switches')}")
+    partitions, transitions = len(report.plan.segments), summary["transitions"]
+    return (f"{report.model} on {_target(report)}: {summary['predicted_on_ane']} of {counted(summary['ops'], 'op')} "
+            f"({_percent(report.share)}) and {_percent(report.time_share)} of estimated time predicted on the ANE; "
+            f"{counted(partitions, 'partition')}, {counted(transitions, 'transition')}, "
+            f"estimated {duration_text(report.plan.total)}")
 
 
 def _percent(share: float) -> str:

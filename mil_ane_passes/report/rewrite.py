@@ -14,7 +14,7 @@ from ..core.registry import rewrites
 from ..core.rule_class import RuleFailure
 from ..core.spelling import option, without_proof
 from ..core.targets import listed
-from ..core.words import counted, lines_text, short_repr
+from ..core.words import counted, duration_text, lines_text, short_repr
 from ..proof.blame import Blamed
 from ..proof.prove import VerifyReport
 
@@ -65,9 +65,9 @@ class RewriteReport:
         return any(trace.fired for trace in self.traces)
 
     @property
-    def undone(self) -> list[PassTrace]:
-        """What a guard undid."""
-        return [trace for trace in self.traces if trace.undone]
+    def reverted(self) -> list[PassTrace]:
+        """The passes that the guard reverted."""
+        return [trace for trace in self.traces if trace.reverted]
 
     @property
     def failed(self) -> list[RuleFailure]:
@@ -104,9 +104,10 @@ class RewriteReport:
                           ops_after=self.ops_after)
 
     def __str__(self) -> str:
-        lines = [line for trace in self.traces for line in _trace_lines(trace)]
-        lines += [f"ane::{trace.rule}  undone at {counted(trace.places, 'place')}: {trace.undone}"
-                  for trace in self.undone]
+        lines = [] if self.predicted is None else [_describe_change(*self.predicted)]
+        lines += [line for trace in self.traces for line in _trace_lines(trace)]
+        lines += [f"ane::{trace.rule}  reverted at {counted(trace.places, 'match', 'matches')}: {trace.reverted}"
+                  for trace in self.reverted]
         lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
         lines += [f"ane::{name}  did not look at the program: it is for "
@@ -114,10 +115,9 @@ class RewriteReport:
                   for name in self.outside]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
-            lines += ["almost, but left alone:", *near[:_SHOWN], *_more(near)]
+            lines += ["not rewritten (near misses):", *near[:_SHOWN], *_more(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
-            lines += [] if self.predicted is None else [f"predicted: {_change(*self.predicted)}"]
         lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")
@@ -133,7 +133,7 @@ class RewriteReport:
     def _last(self) -> list[str]:
         where = f" to {self.output}" if self.output else ""
         if self.status == "unchanged":
-            left = " and ".join(["undone"] * bool(self.undone) + ["left out"] * bool(self.left_out_passes)
+            left = " and ".join(["reverted"] * bool(self.reverted) + ["left out"] * bool(self.left_out_passes)
                                 + ["rolled back"] * bool(self.failed))
             said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
             return [said + (f"; the package was copied as it is{where}" if where else ""), *self._next()]
@@ -153,7 +153,7 @@ class RewriteReport:
         """What to try where nothing was done."""
         safe = all(name in rewrites() and rewrites()[name].preset == "safe" for name in self.passes)
         tries = ["--preset full tries more"] * safe
-        tries += ["--max-growth none keeps what was undone"] * bool(self.undone)
+        tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
         if self.output:
             tries.append(f"{self._lint(self.source)} says what is off the ANE, and why")
         return [f"next: {'; '.join(tries)}"] if tries else []
@@ -176,12 +176,15 @@ class RewriteReport:
                 f"{without_proof()}")
 
 
-def _change(before: Forecast, after: Forecast) -> str:
-    """What the prediction says has changed, in words."""
-    cost = f"{before.cost:.3f} -> {after.cost:.3f} ms" if max(before.cost, after.cost) >= 0.001 else \
-        "less than 0.001 ms as before"
-    return (f"{before.refused} -> {after.refused} ops that the ANE does not take, {cost}, "
-            f"{before.switches} -> {after.switches} changes of place")
+def _describe_change(before: Forecast, after: Forecast) -> str:
+    """Summarize the prediction before and after: ops and time on the ANE, transitions, estimated time, what is left."""
+    left = [f"{number} {what}" for number, what in ((after.unsupported, "unsupported"), (after.unmeasured, "unmeasured"))
+            if number]
+    return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {counted(after.ops, 'op')}, "
+            f"{before.time_share:.0f} -> {after.time_share:.0f} % of estimated time; "
+            f"transitions {before.transitions} -> {after.transitions}; "
+            f"estimated {duration_text(before.cost)} -> {duration_text(after.cost)}"
+            + (f"; not fixed: {' and '.join(left)} ops" if left else ""))
 
 
 def _trace_lines(trace: PassTrace) -> list[str]:
@@ -189,8 +192,7 @@ def _trace_lines(trace: PassTrace) -> list[str]:
         return []
     first = trace.fired[0]
     strength = trace.strength.value if trace.strength else ""
-    places = "place" if len(trace.fired) == 1 else "places"
-    lines = [f"ane::{trace.rule}  {first.code} {first.slug}  {len(trace.fired)} {places}, {strength}"]
+    lines = [f"ane::{trace.rule}  {first.code} {first.slug}  {counted(len(trace.fired), 'match', 'matches')}, {strength}"]
     alike: dict[str, list[str]] = {}
     for hit in trace.fired:
         alike.setdefault(hit.note, []).append(f"{_place(hit.function)}%{hit.value}")

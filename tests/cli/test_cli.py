@@ -72,7 +72,7 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     assert main(["rewrite", source, "-o", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "ane::lift_conv_transpose_1d  ANE301 conv-transpose-1d-bias  2 places, bitwise" in printed.out
+    assert "ane::lift_conv_transpose_1d  ANE301 conv-transpose-1d-bias  2 matches, bitwise" in printed.out
     assert "equal in 12 runs at float64, float16, bit for bit" in printed.out
     done, following = printed.out.splitlines()[-2:]
     assert done.startswith(f"written to {out} in ")

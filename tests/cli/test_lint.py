@@ -16,7 +16,7 @@ from tests.report.made import chain, empty, two_functions
 NAMES = ["conv_transpose_1d", "nmp", "nothing_to_do"]
 OP = ["function", "index", "name", "op", "output", "shape", "dtype", "ane", "predicted_backend", "est_ane_ms",
       "est_cpu_ms", "codes", "reason", "fix"]
-SUMMARY = ["ops", "ane_supported", "predicted_on_ane", "switches", "padded_bytes", "dense_bytes"]
+SUMMARY = ["ops", "ane_supported", "predicted_on_ane", "transitions", "padded_bytes", "dense_bytes"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,8 @@ def test_a_package_as_text_and_as_json(name, fixtures, capsys):
     code, out, err = ran(capsys, path)
     found = ane.lint(path)
     assert (out, err, code) == (f"{found}\n", "", 1 if found.warnings else 0)
-    assert out.startswith(f"{path}: {len(found.plan.rows)} ops; ") and "(predicted)" in out.splitlines()[0]
+    assert out.startswith(f"{path} on every generation, ") and f" of {len(found.plan.rows)} ops (" in out.splitlines()[0]
+    assert " predicted on the ANE; " in out.splitlines()[0]
     data = strict(ran(capsys, path, "--format", "json", code=code)[1])
     assert data == json.loads(json.dumps(found.to_dict()))
 
@@ -98,7 +99,7 @@ def test_a_file_is_written_whole(form, source, tmp_path, capsys):
     target = tmp_path / "report"
     target.write_text("old")
     code, out, err = ran(capsys, source, "--format", form, "-o", target)
-    assert err == "" and out.splitlines()[1:] == [f"written to {target}"] and out.startswith(f"{source}: 8 ops; ")
+    assert err == "" and out.splitlines()[1:] == [f"written to {target}"] and out.startswith(f"{source} on every generation, ")
     assert target.read_text() == ran(capsys, source, "--format", form, code=code)[1]
     assert os.listdir(tmp_path) == ["report"]
 
@@ -227,7 +228,7 @@ def test_after(source, tmp_path, capsys):
     ane.rewrite(source, tmp_path / "after.mlpackage")
     _, out, _ = ran(capsys, source, "--after", "after.mlpackage", code=1)
     lines = out.splitlines()
-    assert lines[1].startswith("after: after.mlpackage: ") and lines[2].startswith("findings that fail a gate: ")
+    assert lines[1].startswith("after: after.mlpackage on ") and lines[2].startswith("findings that fail a gate: ")
     data = strict(ran(capsys, source, "--after", "after.mlpackage", "--format", "json", code=1)[1])
     assert checked(data["after"])["model"] == "after.mlpackage" and "after" not in data["after"]
     page = ran(capsys, source, "--after", "after.mlpackage", "--format", "html", code=1)[1]

@@ -76,10 +76,10 @@ def test_what_costs_more_is_undone_and_says_so():
     built = chain("relu", "tanh")
     traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "sigmoid", "sigmoid")], built, most=0.1)
     assert kinds(built) == ["relu", "sigmoid", "sigmoid"]
-    assert traces["relu_twice"].undone == "14.000 ms instead of 11.000 (predicted), +27.3%"
+    assert traces["relu_twice"].reverted == "14.000 ms instead of 11.000 (predicted), +27.3%"
     assert traces["relu_twice"].places == 1 and not traces["relu_twice"].fired
-    assert traces["tanh_twice"].fired and not traces["tanh_twice"].undone
-    assert traces["relu_twice"].to_dict()["undone"]
+    assert traces["tanh_twice"].fired and not traces["tanh_twice"].reverted
+    assert traces["relu_twice"].to_dict()["reverted"]
 
 
 def test_the_limit_is_the_users():
@@ -90,8 +90,8 @@ def test_the_limit_is_the_users():
 
 def test_more_refused_ops_are_not_let_stand_however_cheap():
     built = chain("relu")
-    assert ran([rule("relu", "erf", "erf")], built)["relu_twice"].undone == (
-        "2 ops that the ANE does not take instead of 0 (predicted)")
+    assert ran([rule("relu", "erf", "erf")], built)["relu_twice"].reverted == (
+        "2 unsupported ops instead of 0 (predicted)")
     assert kinds(built) == ["relu"]
 
 
@@ -106,20 +106,20 @@ def test_what_cures_cost_is_not_held_against_the_others():
     built = chain("relu", "tanh", "exp")
     cure, other = rule("relu", "abs", "sqrt", mends=True), rule("exp", "tanh", "sigmoid")
     traces = ran([cure, other], built)
-    assert not any(trace.undone for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
+    assert not any(trace.reverted for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
 
 
 def test_a_dear_step_that_another_one_pays_back_stands():
     built = chain("relu")
     traces = ran([rule("relu", "abs", "sqrt"), rule("abs", "tanh", "tanh")], built)
-    assert kinds(built) == ["tanh", "tanh", "sqrt"] and not any(trace.undone for trace in traces.values())
+    assert kinds(built) == ["tanh", "tanh", "sqrt"] and not any(trace.reverted for trace in traces.values())
 
 
 def test_the_program_is_the_same_when_all_is_undone():
     built = chain("relu", "tanh", "relu")
     before = program_text(built)
     traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "abs", "abs")], built)
-    assert program_text(built) == before and {trace.undone != "" for trace in traces.values()} >= {True}
+    assert program_text(built) == before and {trace.reverted != "" for trace in traces.values()} >= {True}
     built.validate()
 
 
@@ -127,7 +127,7 @@ def test_what_fires_in_the_place_of_another_is_looked_at_too():
     built = chain("relu")
     traces = ran([rule("relu", "abs", "sqrt"), rule("relu", "abs", "abs", called="other")], built)
     assert kinds(built) == ["relu"] and [traces[name].places for name in ("relu_twice", "other")] == [1, 1]
-    assert all(trace.undone for trace in traces.values() if not trace.fired and trace.places)
+    assert all(trace.reverted for trace in traces.values() if not trace.fired and trace.places)
 
 
 def test_what_was_left_out_first_is_tried_again_without_what_came_after():
@@ -136,18 +136,18 @@ def test_what_was_left_out_first_is_tried_again_without_what_came_after():
     traces = ran([rule("tanh", "abs", "sqrt"), rule("abs", "sigmoid", "sigmoid"), rule("sqrt", "sigmoid", "sigmoid"),
                   rule("exp", "relu", "sigmoid")], built, most=0.8)
     assert kinds(built) == ["sigmoid"] * 4 + ["exp"]
-    assert [name for name, trace in traces.items() if trace.undone] == ["exp_twice"]
+    assert [name for name, trace in traces.items() if trace.reverted] == ["exp_twice"]
 
 
 def test_each_rewrite_may_add_what_no_model_is_worse_for():
     """So a second run, which would measure by what the first one left, finds nothing to do."""
     def small(prog):
         made = foresee(prog)
-        return Forecast(made.ops, made.refused, made.off, made.cost * 1e-4, made.switches)
+        return Forecast(made.ops, made.unsupported, made.off, made.cost * 1e-4, made.transitions)
 
     built, rules = chain("tanh", "abs"), [rule("tanh", "sigmoid", "exp"), rule("abs", "exp", "exp")]
     assert all(trace.fired for trace in run_all(rules, built, guard=Guard(small, 0.01)))
-    assert not any(trace.fired or trace.undone for trace in run_all(rules, built, guard=Guard(small, 0.01)))
+    assert not any(trace.fired or trace.reverted for trace in run_all(rules, built, guard=Guard(small, 0.01)))
 
 
 def test_nothing_is_predicted_where_nothing_guarded_fires():
@@ -169,8 +169,8 @@ def test_inside_the_hosts_pipeline(caplog):
     built, left = wide(), wide()
     with caplog.at_level(logging.INFO, logger="mil_ane_passes"):
         PassPipelineManager.apply_pipeline(built, ane.pipeline(ct.PassPipeline.EMPTY, preset="full"))
-    undone = [record.message for record in caplog.records if "undone" in record.message]
-    assert len(undone) == 1 and undone[0].startswith("ane::factor_conv_stride undone: ")
+    undone = [record.message for record in caplog.records if "reverted" in record.message]
+    assert len(undone) == 1 and undone[0].startswith("ane::factor_conv_stride reverted: ")
     assert program_text(built) == program_text(left)
     PassPipelineManager.apply_pipeline(left, ane.pipeline(ct.PassPipeline.EMPTY, preset="full", max_growth=None))
     assert program_text(built) != program_text(left)
@@ -190,17 +190,17 @@ def test_the_report_and_the_command_say_it(tmp_path, capsys):
     ct.convert(wide(), convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
                minimum_deployment_target=ct.target.iOS17).save(str(source))
     report = ane.rewrite(source, preset="full")
-    assert [trace.rule for trace in report.undone] == ["factor_conv_stride"] and not report.changed
-    assert "ane::factor_conv_stride  undone at 1 place: " in str(report) and "what fired was undone" in str(report)
+    assert [trace.rule for trace in report.reverted] == ["factor_conv_stride"] and not report.changed
+    assert "ane::factor_conv_stride  reverted at 1 match: " in str(report) and "what fired was reverted" in str(report)
     before, after = report.to_dict()["predicted"]["before"], report.to_dict()["predicted"]["after"]
     assert before == after and before["est_ms"] > 0
     wanted = ["rewrite", str(source), "-o", str(tmp_path / "out.mlpackage"), "--preset", "full"]
     assert main([*wanted, "--max-growth", "none"]) == 0
-    assert "predicted: " in capsys.readouterr().out
+    assert "on the ANE: " in capsys.readouterr().out
     assert main([*wanted, "--overwrite", "--max-growth", "lots"]) == 2
     assert "--max-growth: found 'lots'; expected percent such as 1, or none" in capsys.readouterr().err
     named = ane.rewrite(source, passes="full,factor_conv_stride")
-    assert named.changed and not named.undone
+    assert named.changed and not named.reverted
 
 
 def test_shares_are_checked():
@@ -241,7 +241,7 @@ class TestWhereNothingRunsOnTheAne:
         guard = Guard(self.foreseeing(before, after), 0.01)
         (*_, trace) = run_all([self.lengthening(count)], built, guard=guard)
         assert bool(trace.fired) is stands and len(kinds(built)) == (count if stands else 1)
-        assert stands or trace.undone == (
+        assert stands or trace.reverted == (
             f"{count} ops instead of 1, and none is predicted to run on the ANE, neither before nor after")
 
     def test_what_adds_few_stands_beside_it(self):
@@ -249,7 +249,7 @@ class TestWhereNothingRunsOnTheAne:
         guard = Guard(self.foreseeing(0, 0), 0.01)
         traces = {trace.rule: trace for trace in run_all([rule("abs", "exp", "exp"), self.lengthening(30)], built,
                                                          guard=guard)}
-        assert traces["abs_twice"].fired and traces["lengthening"].undone
+        assert traces["abs_twice"].fired and traces["lengthening"].reverted
         assert kinds(built) == ["relu", "exp", "exp"]
 
 

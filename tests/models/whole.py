@@ -66,10 +66,10 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
             lambda each: sum(not row.takes for row in each.plan.rows))),
         (round(cost[0], 6), round(cost[1], 6)),
         round(cures.predicted[1].cost if cures.predicted else cost[0], 6),
-        (old.summary()["switches"], new.summary()["switches"]), proved,
+        (old.summary()["transitions"], new.summary()["transitions"]), proved,
         errors(after) if report.changed and after.exists() else (errors(before)[0],) * 2,
         {each.rule: len(each.fired) for each in report.traces if each.fired},
-        {each.rule: each.undone for each in report.undone}, dict(left))
+        {each.rule: each.reverted for each in report.reverted}, dict(left))
 
 
 def _weights(package: Path) -> int:

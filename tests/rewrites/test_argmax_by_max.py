@@ -36,7 +36,7 @@ def proved(module, target, tmp_path):
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
     assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
     before, after = report.predicted
-    assert before.refused == 2 and after.refused == 0
+    assert before.unsupported == 2 and after.unsupported == 0
     (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
     return x.double(), found
 
@@ -80,7 +80,7 @@ def test_a_choice_made_by_one_hot_is_cured_in_one_run(tmp_path):
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m4")
     fired = [trace.rule for trace in report.traces if trace.fired]
     assert report.proved and {"one_hot_compare", "argmax_by_max"} <= set(fired)
-    assert report.predicted[1].refused == 0
+    assert report.predicted[1].unsupported == 0
     (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float16").values()
     np.testing.assert_array_equal(found, Gated()(x).numpy())
 

@@ -99,5 +99,5 @@ def test_a_guard_counts_the_bytes_of_lifted_buffers():
     assert report.status == "unchanged"
     flat, lifted = 30 * 16384, 938 * 16384
     assert f"{(4 * lifted + 4 * flat) / 1e6:.1f} {4 * flat / 1e6:.2f}" == "63.4 1.97"
-    assert [trace.undone for trace in report.undone] == [
+    assert [trace.reverted for trace in report.reverted] == [
         "padded buffers of 63.4 MB instead of 1.97 MB (computed), with no unsupported op or transition less"]

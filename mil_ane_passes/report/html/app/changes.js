@@ -51,7 +51,7 @@ const changesView = {
       ["predicted on the ANE", share, percent, 1],
       ["estimated time on the ANE", (one) => one.summary.predicted_time_share, percent, 1],
       ["estimated in all", (one) => one.summary.est_ms, time, -1],
-      ["switches", (one) => one.summary.switches, (value) => value.toLocaleString("en"), -1],
+      ["transitions", (one) => one.summary.transitions, (value) => value.toLocaleString("en"), -1],
       ["findings", (one) => one.hits.length, (value) => value.toLocaleString("en"), -1],
       ["bytes with padding", (one) => one.summary.padded_bytes, bytes, -1],
     ];

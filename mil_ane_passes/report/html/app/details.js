@@ -283,7 +283,7 @@ const details = {
       el("div", { class: "title" }, el("h3", {}, badge(piece.backend, short), ` ${long} segment`)),
       this.pairs([
         ["Ops", [`${count(rows.length, "op")}${piece.segments > 1 ? ` in ${piece.segments} segments` : ""}`]],
-        ["Time", [`${time(piece.ms)} estimated, without the switches`]],
+        ["Time", [`${time(piece.ms)} estimated, without transitions`]],
         ["Kinds", [kinds.join(", ")]],
       ]),
       why,

@@ -14,21 +14,21 @@ function tilesOf(report) {
     ["of ops on the ANE", percent(share(report))],
     ["of estimated time on the ANE", percent(summary.predicted_time_share)],
     ["estimated in all", time(summary.est_ms)],
-    ["switches of processor", summary.switches.toLocaleString("en")],
+    ["transitions", summary.transitions.toLocaleString("en")],
     ["findings", report.hits.length.toLocaleString("en")],
     ["buffer bytes to needed", `${factor(report).toFixed(2)}×`],
   ];
 }
 
 function verdict(report) {
-  const { ops, predicted_on_ane: on, switches, ane_unknown: unknown } = report.summary;
+  const { ops, predicted_on_ane: on, transitions, ane_unknown: unknown } = report.summary;
   if (!ops) return ["This program has no ops: there is nothing to place.", ""];
   const what =
     on === ops
       ? `All ${ops.toLocaleString("en")} ops are predicted to run on the ANE`
       : on === 0
         ? `None of ${count(ops, "op")} is predicted to run on the ANE`
-        : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(switches, "switch", "switches")} of processor`;
+        : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(transitions, "transition")}`;
   const open = unknown
     ? ` For ${count(unknown, "op")} nobody has published what this target does: there the nearest evidence decides.`
     : "";
