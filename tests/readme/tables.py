@@ -1,10 +1,10 @@
-"""The generated parts of the README, each by the name of its marker."""
+"""The generated tables of the pages of documentation."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from mil_ane_passes.core.contract import Rewrite, Rule
@@ -15,9 +15,7 @@ from tests.benchmarks.table import table as speed_table
 from tests.models.whole_table import summary
 from tests.reliability.table import table as reliability_table
 from tests.residency.agreement import table as agreement_table
-from tests.torch_frontend.grid.run import table as grid
 from tests.upstream.__main__ import Counts
-from tests.versions.table import table as versions
 
 ROOT = Path(__file__).parents[2]
 SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
@@ -169,9 +167,3 @@ def speed() -> str:
     """What the benchmarks recorded last, one row or two of each; they print all."""
     head, line, *rows = speed_table().splitlines()
     return "\n".join([head, line, *(row for row in rows if row.startswith(SPEEDS))])
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "whole": whole, "rules": rules, "rewrites": rewrites, "named": asked_for, "findings": findings,
-    "agreement": agreement, "patches": patches, "grid": grid, "upstream": upstream, "reliability": reliability,
-    "start-up": measured, "speed": speed, "versions": versions}

@@ -15,7 +15,7 @@ from .venvs import ROOT, versions
 
 __all__ = ["Counted", "commit", "counted", "rerun", "run"]
 
-_OF_THE_RECORD = "tests/test_readme.py::test_the_tables_are_generated[versions]"
+_OF_THE_RECORD = "tests/test_readme.py::test_the_tables_are_generated[tests/README.md-versions]"
 "That the README has what is recorded, which is not so while it is being recorded."
 
 

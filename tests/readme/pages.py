@@ -1,0 +1,45 @@
+"""The pages of documentation, and the generated tables of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.torch_frontend.grid.run import table as grid
+from tests.versions.table import table as versions
+
+from . import tables
+from .tables import ROOT
+
+__all__ = ["PAGES", "write_tables"]
+
+Table = Callable[[], str]
+
+PAGES: Mapping[str, Mapping[str, Table]] = {
+    "README.md": {},
+    "mil_ane_passes/README.md": {},
+    "mil_ane_passes/rules/README.md": {
+        "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
+    "mil_ane_passes/rewrites/README.md": {
+        "rewrites": tables.rewrites, "named": tables.asked_for, "whole": tables.whole},
+    "mil_ane_passes/torch_frontend/README.md": {"grid": grid, "patches": tables.patches},
+    "mil_ane_passes/runtime/README.md": {"upstream": tables.upstream},
+    "tests/README.md": {
+        "reliability": tables.reliability, "start-up": tables.measured, "speed": tables.speed,
+        "versions": versions},
+}
+
+
+def read_page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def write_tables(root: Path = ROOT) -> None:
+    """Write the generated tables into their pages."""
+    for name, made in PAGES.items():
+        text = read_page(name)
+        for marker, table in made.items():
+            block = f"<!-- {marker} -->\n{table()}\n"
+            text = re.sub(rf"<!-- {marker} -->\n(?:[|-].*\n)*", lambda found, block=block: block, text)
+        (root / name).write_text(text, encoding="utf-8")
