@@ -9,8 +9,9 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.build import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
+from ..core.evidence import private
 from ..core.examples import program
+from ..rules.data_dependent_shape import DataDependentShape
 from ._generated import constant, too_large
 
 
@@ -35,13 +36,12 @@ class StaticNonZero(Rewrite):
         %y: fp16[2, 3] = add(x=%x, y=%1)
     """
 
-    code, slug = "ANE246", "places-at-run-time"
+    fixes = (DataDependentShape,)
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
     roots = ("non_zero",)
     evidence = (
-        on_m4("non_zero is refused, and runs on no GPU either"),
         private("non_zero has no form on any generation: shapes are static"),
     )
 

@@ -43,9 +43,7 @@ class DataDependentShape(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "non_zero":
             note = "non_zero makes as many rows as there are elements that are not zero"
-            hit = refusal(self, op, f"{note}{describe_cuts(op)}", split_at=cuts(op))
-            hit.mended_by = "static_non_zero" if op.x.val is not None else ""
-            return hit
+            return refusal(self, op, f"{note}{describe_cuts(op)}", split_at=cuts(op))
         given = _SHAPES[op.op_type]
         if not at_run_time(op, given):
             return Miss(op, f"its {given} is a constant", near=False)

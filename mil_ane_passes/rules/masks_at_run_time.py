@@ -12,7 +12,6 @@ from ..core.evidence import on_m1, on_m4, private
 from ..core.examples import program
 from ._refused import M1_TO_M5, refusal
 
-_MENDS = {"one_hot": "one_hot_compare", "band_part": "constant_band_part"}
 _CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
 
 
@@ -39,10 +38,8 @@ class MasksAtRunTime(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         message = 'Unsupported MIL operation "one_hot".' if op.op_type == "one_hot" else None
-        hit = refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
-                      message=message)
-        hit.mended_by = _MENDS[op.op_type]
-        return hit
+        return refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
+                       message=message)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one_hot", lambda: program(

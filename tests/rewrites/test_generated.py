@@ -1,4 +1,4 @@
-"""ANE207 to ANE246: ranges, one-hot vectors, bands and places of non-zero elements, from constants."""
+"""ANE207 to ANE210: ranges, one-hot vectors, bands and places of non-zero elements, from constants."""
 
 from __future__ import annotations
 
