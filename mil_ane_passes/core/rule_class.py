@@ -1,7 +1,7 @@
 """The class of a rule, ours and anybody's: what it has to state (seen before it is used), its name, whose fault it is.
 
-Codes are capital letters and digits. `ANE` and digits are the project's own (ANE901 and on are patches of the torch
-frontend); everybody else takes letters of their own, such as ACME101.
+Codes are capital letters and digits. `ANE` with digits (rules) and `TORCH` with digits (patches of the torch
+frontend) are reserved for this project; plugins use letters of their own, such as ACME101.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRul
 """The classes that rules derive from; none is a rule itself."""
 
 _CODE = re.compile(r"[A-Z]+\d+")
-_RESERVED_CODE = re.compile(r"ANE\d*")
+_RESERVED_CODE = re.compile(r"(ANE|TORCH)\d*")
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})

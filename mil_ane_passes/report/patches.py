@@ -55,11 +55,12 @@ class Patches:
 
     def __str__(self) -> str:
         width = max((len(each.patch.name) for each in self.findings), default=0)
+        indent = max((len(each.patch.code) for each in self.findings), default=0) + width + 12
         lines: list[str] = []
         for each in self.findings:
             patch, needed = each.patch, "needed" if each.reason else "off   "
             lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
-            lines.append(f"{'':<{width}}                  {each.reason or RIGHT}")
+            lines.append(f"{'':<{indent}}{each.reason or RIGHT}")
         return lines_text(lines)
 
 

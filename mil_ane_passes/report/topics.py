@@ -53,5 +53,5 @@ class Contents:
         lines = [f"  {name:<{width}}  {Topic(name).text.splitlines()[0]}" for name in TOPICS]
         return "\n".join(["topics", *lines, "",
                           "Rules by code, slug or pass name (explain ANE301); mil-ane-passes passes lists them.",
-                          "Patches of the torch frontend by code or name (explain ANE914); mil-ane-passes patches "
+                          "Patches of the torch frontend by code or name (explain TORCH114); mil-ane-passes patches "
                           "lists them."])

@@ -39,7 +39,7 @@ class Patch:
         wrapper: called in place of every lowering with `(lowering, context, node)`, or None.
         name: the file's name, set when it is found.
         text: what the file says of it, set when it is found.
-        code: ANE9xx, its own for good: a new patch takes the next that is free.
+        code: TORCH1xx, its own for good: a new patch takes the next free one.
     """
 
     title: str

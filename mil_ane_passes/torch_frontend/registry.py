@@ -16,8 +16,8 @@ from .contract import Patch
 __all__ = ["Finding", "all_patches", "finding", "findings"]
 
 _FOLDER = "mil_ane_passes.torch_frontend.patches"
-_CODES = "ANE9"
-"How the codes of patches begin: 9xx is what is right before the ANE is in question."
+_CODES = "TORCH1"
+"How the codes of patches begin."
 
 
 @dataclass(frozen=True)

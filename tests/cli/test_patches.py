@@ -25,8 +25,8 @@ class Found:
 
 LINK = "https://github.com/apple/coremltools/issues/12"
 TWO = Patches([
-    Found(Patch("a fault", (LINK, "none known"), name="one", code="ANE998"), "not implemented: fmod"),
-    Found(Patch("another", ("none known",), name="second", code="ANE999"), None),
+    Found(Patch("a fault", (LINK, "none known"), name="one", code="TORCH198"), "not implemented: fmod"),
+    Found(Patch("another", ("none known",), name="second", code="TORCH199"), None),
 ])
 
 WITHOUT_TORCH = """
@@ -56,16 +56,16 @@ def test_json_has_a_version(capsys):
 
 
 def test_a_patch_that_is_not_needed_is_off():
-    assert str(TWO) == ("ANE998  one     needed  a fault\n                        not implemented: fmod\n"
-                        "ANE999  second  off     another\n                        the installed coremltools is right")
+    assert str(TWO) == ("TORCH198  one     needed  a fault\n                          not implemented: fmod\n"
+                        "TORCH199  second  off     another\n                          the installed coremltools is right")
     assert TWO.to_dict()["patches"][1] == {
-        "code": "ANE999", "name": "second", "title": "another", "needed": False, "why": None,
+        "code": "TORCH199", "name": "second", "title": "another", "needed": False, "why": None,
         "upstream": ["none known"]}
 
 
 def test_codes_are_the_patches_own():
     codes = [patch.code for patch in all_patches()]
-    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"ANE9\d\d", code) for code in codes)
+    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"TORCH1\d\d", code) for code in codes)
     assert not set(codes) & {rule.code for rule in all_rules().values()}
 
 
@@ -83,14 +83,14 @@ def test_a_patch_is_explained(key, capsys):
 
 
 def test_a_code_that_no_patch_has(capsys):
-    assert main(["explain", "ANE900"]) == 2
-    assert capsys.readouterr().err == ("mil-ane-passes: no patch 'ANE900'; `mil-ane-passes patches` lists their codes "
+    assert main(["explain", "TORCH100"]) == 2
+    assert capsys.readouterr().err == ("mil-ane-passes: no patch 'TORCH100'; `mil-ane-passes patches` lists their codes "
                                        "and names\n")
 
 
 @pytest.mark.parametrize(("code", "other", "message"), [
-    ("ANE301", "ANE902", "the patch 'one' has the code 'ANE301'; expected ANE9xx"),
-    ("ANE901", "ANE901", "ANE901 is claimed by the patches 'one' and 'second'; expected one"),
+    ("ANE301", "TORCH102", "the patch 'one' has the code 'ANE301'; expected TORCH1xx"),
+    ("TORCH101", "TORCH101", "TORCH101 is claimed by the patches 'one' and 'second'; expected one"),
 ])
 def test_a_patch_without_a_code_of_its_own_is_refused(code, other, message):
     with pytest.raises(RuleError, match=message):

@@ -163,7 +163,7 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
     [
         ('"ACME901"', '""', "it has no code; every rule states code, slug and evidence"),
         ('"ACME901"', '"ANE599"', "it has code 'ANE599', from the range of mil_ane_passes itself; expected letters"),
-        ('"ACME901"', '"ANE901"', "it has code 'ANE901', from the range of mil_ane_passes itself"),
+        ('"ACME901"', '"TORCH101"', "it has code 'TORCH101', from the range of mil_ane_passes itself"),
         ('"ACME901"', '"mine-1"', "it has code 'mine-1'; expected capital letters and digits"),
         ('"ACME901"', "7", "it has code 7; expected capital letters and digits"),
         ('"square"', '"Square It"', "it has slug 'Square It'; expected small letters"),

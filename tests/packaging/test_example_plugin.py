@@ -63,7 +63,7 @@ def test_every_command_knows_its_rules(site, tmp_path, package):
         ["rewrite", package, "--dry-run", "--passes", "drop_double_ab"],
     ], tmp_path, site)
     assert "ACME101  ane::drop_double_abs " in listed.out and "ACME201  softmax_of_one " in listed.out
-    assert page.code == 0 and "fix: ane::drop_double_abs (bitwise, preset named)" in page.out
+    assert page.code == 0 and "pass: ane::drop_double_abs (bitwise, preset named)" in page.out
     assert other.code == 0 and "most=1  The largest extent that is reported." in other.out
     assert sorted(item["code"] for item in json.loads(found.out)["findings"]) == ["ACME101", "ACME201"]
     report = json.loads(written.out)

@@ -119,7 +119,7 @@ def patches() -> str:
     for each in patch_findings():
         label = HOST.get((each.reason or "").partition(":")[0], "refused, or fails")
         links = ", ".join(link(source) for source in each.patch.upstream if source.startswith("https://"))
-        name = f"{each.patch.code.removeprefix('ANE')} `{each.patch.name}`"
+        name = f"{each.patch.code} `{each.patch.name}`"
         groups[label].append(f"{name}: {each.patch.title}{f' ({links})' if links else ''}")
     return markdown(("coremltools alone", "patch: what happens without it"),
                     [(label, "<br>".join(lines)) for label, lines in groups.items()])

@@ -282,7 +282,7 @@ def test_a_lowering_that_the_user_registered_wins(monkeypatch):
         _TORCH_OPS_REGISTRY.name_to_func_mapping.update(kept)
 
 
-CODES = (("one", "ANE998"), ("other", "ANE999"))
+CODES = (("one", "TORCH198"), ("other", "TORCH199"))
 
 
 def test_two_patches_that_lower_one_op_are_refused():

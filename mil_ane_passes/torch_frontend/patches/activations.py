@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import add, bind, cast, named, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE901",
+PATCH = Patch(code="TORCH101",
               title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` convert to other values",
               upstream=("none known",))
 

@@ -13,7 +13,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, bind
 
-PATCH = Patch(code="ANE902",
+PATCH = Patch(code="TORCH102",
               title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
               upstream=("none known",))
 

@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, bind, cast, named, promoted, python, tensor
 
-PATCH = Patch(code="ANE903",
+PATCH = Patch(code="TORCH103",
               title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))
 
 

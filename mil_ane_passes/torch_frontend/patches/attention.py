@@ -24,7 +24,7 @@ from ..lowering import add, bind, cast, dims, numbers_up_to, python, vector
 from ..probing import wrong
 
 PATCH = Patch(
-    code="ANE904",
+    code="TORCH104",
     title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )

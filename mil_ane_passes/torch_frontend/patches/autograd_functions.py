@@ -14,7 +14,7 @@ from ..errors import NotConverted
 from ..probing import wrong
 
 PATCH = Patch(
-    code="ANE905",
+    code="TORCH105",
     title="a custom `torch.autograd.Function` in a traced module (`PythonOp`) is not implemented",
     upstream=("https://github.com/apple/coremltools/issues/1135",
               "https://github.com/apple/coremltools/issues/2051"),

@@ -15,7 +15,7 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE906",
+PATCH = Patch(code="TORCH106",
               title="`hardtanh` and `elu` fail with default or int arguments", upstream=("none known",))
 
 

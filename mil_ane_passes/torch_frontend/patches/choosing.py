@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, bind, cast, is_known, named, promoted, python, static, tensor
 
-PATCH = Patch(code="ANE907",
+PATCH = Patch(code="TORCH107",
               title="`where` of numbers, `x | y`, `x ^ y`, `x & 3` and shifts are not implemented",
               upstream=("none known",))
 

@@ -36,7 +36,7 @@ from ..probing import lowered_by_host
 from .aliases import SYNONYMS
 
 PATCH = Patch(
-    code="ANE956",
+    code="TORCH156",
     title="complex tensors: most ops are not implemented or fail; `view_as_complex`, `polar`, `angle`, `1j` do",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )

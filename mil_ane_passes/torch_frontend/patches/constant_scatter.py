@@ -13,7 +13,7 @@ import numpy as np
 
 from ..contract import Patch
 
-PATCH = Patch(code="ANE970", title="scatter_along_axis of constants is folded as an update, whatever its mode",
+PATCH = Patch(code="TORCH170", title="scatter_along_axis of constants is folded as an update, whatever its mode",
               upstream=("none known",))
 _OPS = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
 _FUNCTIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..contract import Patch
 from ..decomposing import decomposed
 
-PATCH = Patch(code="ANE908",
+PATCH = Patch(code="TORCH108",
               title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`",
               upstream=("none known",))
 

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from ..contract import Patch
 from ..errors import NotConverted
 
-PATCH = Patch(code="ANE962",
+PATCH = Patch(code="TORCH162",
               title="a dict as result (`DictConstruct`) is not implemented; exported, its keys are lost",
               upstream=("none known",))
 _GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"

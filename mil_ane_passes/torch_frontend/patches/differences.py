@@ -15,7 +15,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, named, python, result_type
 
-PATCH = Patch(code="ANE909",
+PATCH = Patch(code="TORCH109",
               title="`diff` is not implemented", upstream=("none known",))
 
 

@@ -23,7 +23,7 @@ from ..probing import wrong
 
 _NOOPS = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
 
-PATCH = Patch(code="ANE910",
+PATCH = Patch(code="TORCH110",
               title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
               upstream=(
         "https://github.com/apple/coremltools/issues/2761",

@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Var, types
 from ..contract import Patch
 from ..lowering import add, bind, cast, promoted, tensor
 
-PATCH = Patch(code="ANE911",
+PATCH = Patch(code="TORCH111",
               title="`fmax`, `fmin`, `copysign`, `signbit`, `erfc` are not implemented", upstream=("none known",))
 
 

@@ -12,7 +12,7 @@ from ..creation import constant, mil_type
 from ..lowering import add, bind, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE912",
+PATCH = Patch(code="TORCH112",
               title="`eye` loses its dtype", upstream=("none known",))
 
 

@@ -16,7 +16,7 @@ from ..creation import filled, filled_like, mil_type, sizes
 from ..lowering import add, bind
 from ..probing import lowered_by_host, wrong
 
-PATCH = Patch(code="ANE913",
+PATCH = Patch(code="TORCH113",
               title="`new_ones`, `zero_` are not implemented; `new_zeros`, `new_full`, `full_like` lose the dtype",
               upstream=("none known",))
 

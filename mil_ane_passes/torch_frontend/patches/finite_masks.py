@@ -41,7 +41,7 @@ _KEPT = frozenset((
     "squeeze", "stack", "sub", "tile", "transpose"))
 _BOUNDS = frozenset(("clip", "maximum", "minimum"))
 
-PATCH = Patch(code="ANE914",
+PATCH = Patch(code="TORCH114",
               title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
               upstream=("https://github.com/apple/coremltools/pull/2669",))
 

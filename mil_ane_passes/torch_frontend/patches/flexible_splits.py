@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import axis_of, bind, dims, python, tensor, vector
 from ..probing import wrong
 
-PATCH = Patch(code="ANE915",
+PATCH = Patch(code="TORCH115",
               title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
 
 

@@ -19,7 +19,7 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, named, python, tensor
 from ..probing import lowered_by_host, wrong
 
-PATCH = Patch(code="ANE916",
+PATCH = Patch(code="TORCH116",
               title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
               upstream=("none known",))
 

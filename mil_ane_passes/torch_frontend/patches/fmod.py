@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from ..contract import Patch
 from ..lowering import add, bind, promoted
 
-PATCH = Patch(code="ANE917",
+PATCH = Patch(code="TORCH117",
               title="`fmod` is not implemented", upstream=("none known",))
 
 

@@ -16,7 +16,7 @@ from ..errors import NotConverted
 from ..lowering import add, bind, dims, python, vector
 from ..probing import wrong
 
-PATCH = Patch(code="ANE918",
+PATCH = Patch(code="TORCH118",
               title="`fold` of overlapping blocks is refused", upstream=("none known",))
 
 

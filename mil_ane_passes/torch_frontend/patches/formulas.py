@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, broadcast_to, dims, promoted, python, static
 from ..probing import wrong
 
-PATCH = Patch(code="ANE919",
+PATCH = Patch(code="TORCH119",
               title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` want every argument",
               upstream=("https://github.com/apple/coremltools/issues/2821",))
 

@@ -20,7 +20,7 @@ from ..lowering import add, axis_of, bind, cast, python
 from ..probing import lowered_by_host, wrong
 
 PATCH = Patch(
-    code="ANE920",
+    code="TORCH120",
     title="`torch.fft` fails with default arguments (torch.export); `fft2` is not implemented",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )

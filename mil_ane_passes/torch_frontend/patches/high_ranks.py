@@ -18,7 +18,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..failures import place_of_op
 
-PATCH = Patch(code="ANE961",
+PATCH = Patch(code="TORCH161",
               title="tensors of rank 6 are refused without a module and a line",
               upstream=("https://github.com/apple/coremltools/issues/1723",))
 _MOST = 5

@@ -19,7 +19,7 @@ from ..lowering import add, bind, broadcast_to, cast, dims, named, python, tenso
 from ..probing import wrong
 
 PATCH = Patch(
-    code="ANE921",
+    code="TORCH121",
     title="assignment at indices and masks fails for most mixes of indices",
     upstream=(
         "https://github.com/apple/coremltools/issues/1678",

@@ -17,7 +17,7 @@ from ..creation import filled_like
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, dims, named, numbers_up_to, python, tensor
 
-PATCH = Patch(code="ANE922",
+PATCH = Patch(code="TORCH122",
               title="`index_add`, `index_copy` and `index_fill` are not implemented", upstream=("none known",))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..contract import Patch
 
-PATCH = Patch(code="ANE923",
+PATCH = Patch(code="TORCH123",
               title="exported programs that write into their input are refused", upstream=("none known",))
 
 

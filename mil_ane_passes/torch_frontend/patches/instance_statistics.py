@@ -13,7 +13,7 @@ from ..contract import Patch
 from ..lowering import add, bind, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE967",
+PATCH = Patch(code="TORCH167",
               title="`instance_norm` ignores running statistics, silently", upstream=("none known",))
 
 

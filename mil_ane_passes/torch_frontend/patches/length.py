@@ -12,7 +12,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import bind, dims
 
-PATCH = Patch(code="ANE924",
+PATCH = Patch(code="TORCH124",
               title="`len` of a tensor is not implemented", upstream=("none known",))
 
 

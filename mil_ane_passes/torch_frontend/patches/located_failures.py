@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..failures import cause_of, passes_through, remember
 
-PATCH = Patch(code="ANE960",
+PATCH = Patch(code="TORCH160",
               title="failures name no module and no line", upstream=("none known",))
 _TORCH = "coremltools.converters.mil.frontend.torch"
 _ADVICE_UNKNOWN = ("write it with ops that Core ML has, compute it outside of the model, or register a lowering "

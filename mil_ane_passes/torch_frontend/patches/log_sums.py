@@ -20,7 +20,7 @@ from ..lowering import add, axis_of, bind, cast, dims, numbers_up_to, python
 from ..probing import wrong
 from ..windows import running
 
-PATCH = Patch(code="ANE964",
+PATCH = Patch(code="TORCH164",
               title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from ..contract import Patch
 from ..lowering import add, bind, is_known, python, tensor
 
-PATCH = Patch(code="ANE925",
+PATCH = Patch(code="TORCH125",
               title="loops over `range(start, stop, step)` in scripts are not implemented", upstream=("none known",))
 
 

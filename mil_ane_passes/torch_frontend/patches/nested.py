@@ -11,7 +11,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 
 PATCH = Patch(
-    code="ANE926",
+    code="TORCH126",
     title="nested tensors (`nn.TransformerEncoder` with a padding mask) fail without saying what to do",
     upstream=("https://github.com/apple/coremltools/issues/1777",),
 )

@@ -23,7 +23,7 @@ from ..lowering import add, bind, cast, dims, is_known, python
 from ..probing import wrong
 
 PATCH = Patch(
-    code="ANE927",
+    code="TORCH127",
     title="`pad` knows no circular mode, no negative widths, no integers and no bools",
     upstream=("https://github.com/apple/coremltools/issues/2576",),
 )

@@ -18,7 +18,7 @@ from ..errors import NotConverted
 from ..lowering import add, bind, named, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE928",
+PATCH = Patch(code="TORCH128",
               title="max pools with dilation and average pools with `divisor_override` are refused; with ceil_mode a "
                     "window behind the input is counted",
               upstream=("none known",))

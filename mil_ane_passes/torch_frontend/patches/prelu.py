@@ -17,7 +17,7 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE929",
+PATCH = Patch(code="TORCH129",
               title="per-channel PReLU is refused for every rank but 4", upstream=(
         "https://github.com/apple/coremltools/issues/2002",
         "https://github.com/apple/coremltools/pull/2781",

@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import add, as_written, bind, cast, is_known, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE930",
+PATCH = Patch(code="TORCH130",
               title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
 
 _LARGEST_CONST = 1 << 20

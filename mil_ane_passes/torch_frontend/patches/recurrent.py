@@ -20,7 +20,7 @@ from ..lowering import add_all, bind, python, tensor
 from ..probing import lowered_by_host
 from ..recurrence import gathered, lengths_of, packed_places, run
 
-PATCH = Patch(code="ANE931",
+PATCH = Patch(code="TORCH131",
               title="recurrent layers are not exported; packed sequences run on through their padding, silently",
               upstream=("none known",))
 

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Var
 from ..contract import Patch
 from ..lowering import add, add_all, bind
 
-PATCH = Patch(code="ANE966",
+PATCH = Patch(code="TORCH166",
               title="`LSTMCell`, `GRUCell` and `RNNCell` are not implemented", upstream=("none known",))
 _WEIGHTS = "input hx w_ih w_hh b_ih=None b_hh=None"
 

@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import add, bind, cast, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE932",
+PATCH = Patch(code="TORCH132",
               title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
               upstream=("none known",))
 

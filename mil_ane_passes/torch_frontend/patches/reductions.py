@@ -18,7 +18,7 @@ from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, dims, named, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE933",
+PATCH = Patch(code="TORCH133",
               title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
               upstream=("none known",))
 

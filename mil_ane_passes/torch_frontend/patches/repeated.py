@@ -17,7 +17,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, is_known, python, tensor
 
-PATCH = Patch(code="ANE934",
+PATCH = Patch(code="TORCH134",
               title="`repeat_interleave` by a tensor is refused; `embedding_bag` is not implemented",
               upstream=("none known",))
 

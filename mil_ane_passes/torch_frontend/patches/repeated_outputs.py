@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 from ..contract import Patch
 from ..probing import converted, traced
 
-PATCH = Patch(code="ANE935",
+PATCH = Patch(code="TORCH135",
               title="a tensor returned twice makes two outputs of one name", upstream=("none known",))
 
 

@@ -18,7 +18,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, as_written, bind, is_known, named, python, static
 
-PATCH = Patch(code="ANE936",
+PATCH = Patch(code="TORCH136",
               title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
               upstream=(
         "https://github.com/apple/coremltools/issues/1747",

@@ -17,7 +17,7 @@ from ..errors import NotConverted
 from ..lowering import add_all, axis_of, bind, cast, python
 from ..windows import running
 
-PATCH = Patch(code="ANE937",
+PATCH = Patch(code="TORCH137",
               title="`cummax` and `cummin` are not implemented", upstream=("none known",))
 
 

@@ -16,7 +16,7 @@ from ..creation import mil_type
 from ..lowering import add, axis_of, bind, cast, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE938",
+PATCH = Patch(code="TORCH138",
               title="`cumsum` along an axis below -1 fails", upstream=("none known",))
 
 

@@ -17,7 +17,7 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE939",
+PATCH = Patch(code="TORCH139",
               title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4, scripted `float()` always",
               upstream=(
         "https://github.com/apple/coremltools/issues/2633",

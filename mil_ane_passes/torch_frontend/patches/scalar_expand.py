@@ -14,7 +14,7 @@ from ..contract import Patch
 from ..lowering import add, bind
 from ..probing import wrong
 
-PATCH = Patch(code="ANE963",
+PATCH = Patch(code="TORCH163",
               title="`expand` to no dimensions fails", upstream=("none known",))
 
 

@@ -19,7 +19,7 @@ from ..lowering import add as give
 from ..lowering import bind, cast, promoted, python, tensor
 from ..probing import wrong
 
-PATCH = Patch(code="ANE940",
+PATCH = Patch(code="TORCH140",
               title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
               upstream=("none known",))
 

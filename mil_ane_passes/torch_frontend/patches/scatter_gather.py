@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..lowering import add, axis_of, bind, cast, dims, python, static, tensor, vector
 from ..probing import wrong
 
-PATCH = Patch(code="ANE941",
+PATCH = Patch(code="TORCH141",
               title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
               upstream=("none known",))
 

@@ -19,7 +19,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..functional.specialize import given_inputs
 
-PATCH = Patch(code="ANE965",
+PATCH = Patch(code="TORCH165",
               title="scripted modules: attributes become their names, branches on known ranks and `raise` fail",
               upstream=("none known",))
 

@@ -23,7 +23,7 @@ from ..lowering import add, bind, cast, dims, python
 from ..probing import lowered_by_host
 from .fourier import fourier_matrices
 
-PATCH = Patch(code="ANE957",
+PATCH = Patch(code="TORCH157",
               title="`istft` is not implemented; `stft` is a convolution with kernels as wide as a frame",
               upstream=("https://github.com/apple/coremltools/issues/2130",))
 

@@ -16,7 +16,7 @@ from ..errors import NotConverted
 from ..lowering import add, is_known
 from ..probing import lowered_by_host
 
-PATCH = Patch(code="ANE942",
+PATCH = Patch(code="TORCH142",
               title="`hann_window` is not exported; other windows are not implemented", upstream=("none known",))
 
 

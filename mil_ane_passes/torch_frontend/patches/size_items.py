@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..lowering import add, bind, python
 from ..probing import wrong
 
-PATCH = Patch(code="ANE943",
+PATCH = Patch(code="TORCH143",
               title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
 
 _NUMBER_LISTS = ("constant", "listconstruct", "size")

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import types
 from ..contract import Patch
 from ..probing import wrong
 
-PATCH = Patch(code="ANE944",
+PATCH = Patch(code="TORCH144",
               title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
 
 

@@ -17,7 +17,7 @@ from ..creation import constant, mil_type
 from ..lowering import add, bind, cast, is_known, named, python, tensor
 from ..probing import converted
 
-PATCH = Patch(code="ANE945",
+PATCH = Patch(code="TORCH145",
               title="torch.tensor in scripts: only fp32, and of the wrong shape", upstream=("none known",))
 
 

@@ -17,7 +17,7 @@ from ..contract import Patch
 _ENTRY = "coremltools.converters._converters_entry"
 _DIALECT = "TRAINING"
 
-PATCH = Patch(code="ANE946",
+PATCH = Patch(code="TORCH146",
               title="exported programs of dialect TRAINING, torch's default, are refused", upstream=("https://github.com/apple/coremltools/pull/2743",))
 
 

@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add, add_all, bind, cast, dims, named, python, vector
 
-PATCH = Patch(code="ANE947",
+PATCH = Patch(code="TORCH147",
               title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
               upstream=("none known",))
 

@@ -19,7 +19,7 @@ from ..lowering import add, axis_of, bind, dims, named, numbers_up_to, python, s
 from ..probing import wrong
 from ..windows import lowest
 
-PATCH = Patch(code="ANE948",
+PATCH = Patch(code="TORCH148",
               title="`triu`, `tril` make NaN of inf; `roll` gathers", upstream=("none known",))
 
 

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var, types
 from ..contract import Patch
 from ..lowering import add, axis_of, bind, cast, named, python
 
-PATCH = Patch(code="ANE949",
+PATCH = Patch(code="TORCH149",
               title="`Tensor.unfold` is not implemented", upstream=("none known",))
 
 _MOST_SLICES = 64

@@ -16,7 +16,7 @@ from ..contract import Patch
 from ..lowering import add, bind, cast, promoted
 from ..probing import wrong
 
-PATCH = Patch(code="ANE950",
+PATCH = Patch(code="TORCH150",
               title="a matrix times a vector is refused", upstream=("none known",))
 
 

@@ -17,7 +17,7 @@ from ..lowering import add, axis_of, bind, cast, dims, python, vector
 from ..probing import wrong
 from ..windows import wrapped
 
-PATCH = Patch(code="ANE951",
+PATCH = Patch(code="TORCH151",
               title="diagonal, narrow and unbind fail for other axes and flexible sizes", upstream=("none known",))
 
 

@@ -20,7 +20,7 @@ from ..probing import converted, traced, wrong
 from ..windows import assign_at, assign_slice, wrapped
 
 PATCH = Patch(
-    code="ANE952",
+    code="TORCH152",
     title="slice_scatter, select_scatter and copy go through reshape and scatter, and fail for flexible sizes",
     upstream=("https://github.com/apple/coremltools/issues/1522",),
 )

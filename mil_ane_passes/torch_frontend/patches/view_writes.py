@@ -24,7 +24,7 @@ from ..functional.specialize import specialize
 from ..probing import wrong
 
 PATCH = Patch(
-    code="ANE953",
+    code="TORCH153",
     title="writes through views go to the wrong axis or are dropped",
     upstream=(
         "https://github.com/apple/coremltools/issues/1422",

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..contract import Patch
 
-PATCH = Patch(code="ANE954",
+PATCH = Patch(code="TORCH154",
               title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
 _PASS = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
 
