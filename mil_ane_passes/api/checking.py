@@ -24,7 +24,7 @@ def verify(
     before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
     exactness: str = "rounding", quirks: Sequence[str] = (), tolerance: float | None = None,
     atol: float | None = None, rtol: float | None = None, snr: float | None = None, cosine: float | None = None,
-    mends: bool = False, widths: bool = False, function: str | None = None,
+    fixes_nonfinite: bool = False, widths: bool = False, function: str | None = None,
     max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
 ) -> VerifyReport:
     """Compare two models on the same feeds; the report's `first` names the first op that differs.
@@ -33,7 +33,7 @@ def verify(
     run of `before`). `exactness` is "bitwise" or "rounding". Without `feeds` each function runs on `seeds` seeded draws
     and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread), with them the default
     function (of a pipeline all parts) on those; `function` names the only one to compare (`PART/FUNCTION` of a
-    pipeline). `quirks` names published faults to imitate in `after`. With `mends`, what is NaN or infinite in `before`
+    pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, what is NaN or infinite in `before`
     may be finite in `after`, judged with infinite constants read as large finite ones. With `widths`, floats of inputs
     and outputs may be of different widths, as after `ane::fp16_io`. `max_steps` and `max_seconds` as in `run`: beyond
     them it is "not proved".
@@ -48,15 +48,15 @@ def verify(
     for an op the reference runtime lacks.
     """
     judged_as, accuracy = _exactness(exactness), Accuracy(atol, rtol, snr, cosine) or None
-    if accuracy is not None and (exactness == "bitwise" or tolerance is not None or mends):
-        raise InputError(f"{accuracy}: limits on the error take the place of exactness, tolerance and mends; give one")
+    if accuracy is not None and (exactness == "bitwise" or tolerance is not None or fixes_nonfinite):
+        raise InputError(f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one")
     how: dict[str, Any] = {"feeds": feeds, "seeds": seeds, "quirks": quirks, "widths": widths, "progress": progress}
     with spending(max_steps, max_seconds, progress):
         try:
             if is_callable_side(before) or is_callable_side(after):
                 return _verify_callable(before, after, exactness, tolerance, accuracy=accuracy, precision=precision,
-                                        mends=mends, function=function, **how)
-            promised = Strictness(judged_as, mends, keeps_nonfinite=exactness == "bitwise", accuracy=accuracy)
+                                        fixes_nonfinite=fixes_nonfinite, function=function, **how)
+            promised = Strictness(judged_as, fixes_nonfinite, keeps_nonfinite=exactness == "bitwise", accuracy=accuracy)
             return _verify_models(before, after, function, precision, promised, tolerance, **how)
         except LimitReached as reached:
             return VerifyReport("not proved", judged_as, reason=str(reached), quirks=tuple(quirks), tolerance=tolerance)
@@ -98,8 +98,8 @@ def _verify_callable(
         raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
     if quirks and program_first:
         raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
-    if how.pop("mends") | how.pop("widths"):
-        raise InputError("mends and widths are for two models; a callable says itself what is right")
+    if how.pop("fixes_nonfinite") | how.pop("widths"):
+        raise InputError("fixes_nonfinite and widths are for two models; a callable says itself what is right")
     model = opened(before if program_first else after)
     if model.is_pipeline and function is None:
         raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "

@@ -79,7 +79,7 @@ def _promised(traces: Sequence[PassTrace]) -> Strictness:
     weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
                   default=Exactness.BITWISE)
     return Strictness(
-        weakest, any(trace.mends for trace in fired), sum(trace.moves for trace in fired),
+        weakest, any(trace.fixes_nonfinite for trace in fired), sum(trace.moves for trace in fired),
         ulps=sum(trace.ulps for trace in fired), keeps_nonfinite=all(trace.keeps_nonfinite for trace in fired),
         changes=tuple(change for trace in fired for change in trace.changes),
         smallest_size=max((trace.smallest_size for trace in fired), default=1),

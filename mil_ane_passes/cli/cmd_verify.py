@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
     parser.add_argument("--seeds", type=at_least_one, default=3, help="seeded draws per function (default 3)")
-    parser.add_argument("--mends", action="store_true",
+    parser.add_argument("--fixes-nonfinite", action="store_true",
                         help="what is NaN or infinite in A may be finite in B; judged with A's infinite constants read "
                              "as large finite numbers")
     parser.add_argument("--widths", action="store_true",
@@ -119,6 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         report = verify(
             before, after, **errors, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
             function=arguments.function, exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
-            mends=arguments.mends, widths=arguments.widths, progress=progress, **limits(arguments))
+            fixes_nonfinite=arguments.fixes_nonfinite, widths=arguments.widths, progress=progress, **limits(arguments))
     show(report, arguments.format)
     return 0 if report.equal else 1

@@ -229,7 +229,7 @@ class Rewrite(Rule):
     bound: ClassVar[str] = ""
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
     preset: ClassVar[Literal["safe", "full", "named"]] = "named"
-    mends: ClassVar[bool] = False
+    fixes_nonfinite: ClassVar[bool] = False
     "Whether what was infinite or NaN may be finite afterwards: the fault it cures. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."

@@ -4,7 +4,7 @@ Where the predicted cost of the whole model grows by more than 1 % (`--max-growt
 its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of which no op
 runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is what a preset
 brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and what
-`mends`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
+`fixes_nonfinite`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _is_pointless(before: Forecast, after: Forecast) -> bool:
 
 def watched(rule: Rewrite) -> bool:
     """Whether a guard may undo `rule`."""
-    return rule.preset == "full" and not rule.mends and not rule.asked
+    return rule.preset == "full" and not rule.fixes_nonfinite and not rule.asked
 
 
 def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard | None) -> list[PassTrace]:

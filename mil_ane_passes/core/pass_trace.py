@@ -58,7 +58,7 @@ class PassTrace:
     fired: list[Finding] = field(default_factory=list)
     near_misses: list[Finding] = field(default_factory=list)
     strength: Exactness | None = None
-    mends: bool = False
+    fixes_nonfinite: bool = False
     "Whether a form fired that may make finite what was infinite or NaN."
     moves: float = 0.0
     "How far outputs may move at full precision, as a share of an output's largest value, besides rounding."
@@ -93,7 +93,7 @@ class PassTrace:
         self.near_misses += [miss for miss in later.near_misses if (miss.function, miss.value) not in known]
         self.strength = max((each for each in (self.strength, later.strength) if each is not None),
                             key=list(Exactness).index, default=None)
-        self.mends |= later.mends
+        self.fixes_nonfinite |= later.fixes_nonfinite
         self.moves = max(self.moves, later.moves)
         self.ulps = max(self.ulps, later.ulps)
         self.within = (max(self.within[0], later.within[0]), min(self.within[1], later.within[1]))
@@ -113,7 +113,7 @@ class PassTrace:
             "fired": [finding.to_dict() for finding in self.fired],
             "near_misses": [finding.to_dict() for finding in self.near_misses],
             "exactness": self.strength.value if self.strength else None,
-            "mends": self.mends,
+            "fixes_nonfinite": self.fixes_nonfinite,
             "moves": self.moves,
             "rounds": self.rounds,
             "ops_before": self.ops_before,
@@ -138,7 +138,7 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
             order = list(Exactness)
             if trace.strength is None or order.index(strength) > order.index(trace.strength):
                 trace.strength = strength
-            trace.mends |= rule.mends
+            trace.fixes_nonfinite |= rule.fixes_nonfinite
             moves = answer.facts.get("moves", rule.moves)
             trace.moves = max(trace.moves, moves)
             change = Change.of(rule, trace.fired[-1], strength, moves)

@@ -7,7 +7,7 @@ output's largest value, and float16 results are no further from the float64 ones
 the program before, plus one unit in the last place. `approximate` reports the error. What is left in a state counts
 as an output.
 
-A rewrite that cures an overflow says so (`mends`): where the program before gives NaN or infinity, the program after
+A rewrite that cures an overflow says so (`fixes_nonfinite`): where the program before gives NaN or infinity, the program after
 may give a number. It is held against the program before with those of its constants that fp16 cannot hold read as large
 finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite is judged
 as ever. Outputs that are made of NaN without being NaN, such as integers, may be those of that limit, too. A rewrite

@@ -176,7 +176,7 @@ def _cosine(one: Array, other: Array) -> float:
 class Strictness:
     """What the rewrites between two programs promised together.
 
-    `mends`: what was NaN or infinite may be finite. `moves`: how far results may be off besides rounding, as a share of
+    `fixes_nonfinite`: what was NaN or infinite may be finite. `moves`: how far results may be off besides rounding, as a share of
     the output's largest value. `ulps`: how many units in the last place of that value typed results may be off besides.
     `within`: magnitudes of float inputs, zero aside, between which all this holds at full precision. Without
     `keeps_nonfinite`, a NaN or an infinity that is fed may spread to other results. `smallest_size` and
@@ -184,7 +184,7 @@ class Strictness:
     """
 
     exactness: Exactness
-    mends: bool = False
+    fixes_nonfinite: bool = False
     moves: float = 0.0
     accuracy: Accuracy | None = None
     "Limits on the error, for models that are meant to differ; they take the place of the rest."
@@ -316,7 +316,7 @@ class _Judge:
     def _numbers(
         self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array
     ) -> OutputDifference:
-        mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.mends
+        mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.fixes_nonfinite
         if self.promised.exactness is Exactness.BITWISE:
             allowed = self._propagated(name, old)
             good = _same_each_bit(old, new) | ((allowed > 0) & (_distance(old, new) <= allowed))

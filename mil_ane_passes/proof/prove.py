@@ -250,7 +250,7 @@ def _judged_fairly(
 ) -> VerifyReport:
     """As `judged`, with what `before` leaves undefined filled in where rewrites mend that, and compared with the same
     arithmetic where its recurrent layers were unrolled."""
-    defined = promised.mends and _define(before, old, new, precisions)
+    defined = promised.fixes_nonfinite and _define(before, old, new, precisions)
     report = judged(old, new, promised)
     if report.status == "different" and _round_steps(before, old, report):
         report = judged(old, new, promised)
@@ -313,7 +313,7 @@ def _with_adversarial(
         domain = Domain(*promised.within, ranges, promised.largest_size)
         # What rounds is judged by the largest output, which these feeds enlarge; which values the program before leaves
         # undefined, and a fix may define, shows in the typed runs.
-        typed = promised.exactness is Exactness.BITWISE or promised.mends
+        typed = promised.exactness is Exactness.BITWISE or promised.fixes_nonfinite
         drawn = [*drawn, *adversarial_plans(program, describe, domain, typed=typed)]
 
     def is_allowed(plan: Plan) -> bool:  # by options of rewrites; ranges that a package declares are the model's

@@ -50,7 +50,7 @@ class BoundedAccumulation(Rewrite):
              "of two that brings it back")
     preset = "full"
     measures = True
-    mends = True
+    fixes_nonfinite = True
     roots = ("conv", "conv_transpose", "linear", "matmul")
     evidence = (
         Community("a partial sum or bias of 32768 makes the result infinite, and it stays so", chip="M4, M6",

@@ -49,7 +49,7 @@ class DecomposeAttention(Rewrite):
     bound = ("the fp16 roundings of scaled queries, scores and weights, which the fused op may keep (measured: "
              "2e-3 of the largest output, with heads of 64 and 64 keys; rounded once, 3e-4)")
     preset = "named"
-    mends = True
+    fixes_nonfinite = True
     moves = 1e-4
     within = (0.0, 8.0)  # beyond, scores are so large that their rounding shows, which the fused op may not do
     level, confidence = "note", "medium"

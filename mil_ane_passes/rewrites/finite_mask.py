@@ -69,7 +69,7 @@ class FiniteMask(BlockRewrite):
     bound = ("none where the scores of a row lie within 8000 of each other (at value=-1e4), as a masked weight is then "
              "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     within = (0.0, _LARGEST)  # of a model's inputs; less where a hit's mask is smaller
     evidence = (
         for_authors("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),

@@ -47,7 +47,7 @@ class RepresentableEpsilon(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "2^-25 / variance of a result: 2^-11, half a unit in the last place, where the variance is 2^-14"
     preset = "full"
-    mends = True
+    fixes_nonfinite = True
     moves = 2.0**-11
     raises_constants = True
     within = (2.0**-6, math.inf)  # below, variances come near 2^-14, from which on results move further

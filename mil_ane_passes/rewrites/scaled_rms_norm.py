@@ -64,7 +64,7 @@ class ScaledRmsNorm(Rewrite):
     bound = "one rounding more of x, one of its largest magnitude's share in eps; about a unit in the last place, " \
             "and for what is below 2^-14 of its row's largest, where x / m is subnormal, 2^-25 of the largest result"
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     moves = 2.0**-20
     moves_of = "result"
     measures = True

@@ -52,7 +52,7 @@ class StableLogSoftmax(Rewrite):
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \
             "is above -83, which is 20 above log's floor"
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     within = (0.0, _WITHIN)  # the logarithm of what is left of a softmax at full precision is right above its floor
     roots = ("log", "sub")
     evidence = (

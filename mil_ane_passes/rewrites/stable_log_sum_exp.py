@@ -50,7 +50,7 @@ class StableLogSumExp(Rewrite):
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result; for a running sum " \
             "one unit a step"
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     roots = ("reduce_log_sum_exp", "reduce_log_sum", "log")
     evidence = (
         Community("reduce_log_sum_exp over 32 equal channels drops from 11.10 to 0 on the ANE at x = 7.63",

@@ -53,7 +53,7 @@ class StableMish(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "six roundings of numbers between 0 and 5 besides the last product, which is rounded as before"
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     roots = ("mul",)
     evidence = (
         Community("mish with softplus: mean absolute error 2.955 on the ANE, 0.001 on the GPU; with "

@@ -43,7 +43,7 @@ class StableSoftplus(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of softplus(-|x|), which is at most 0.7, plus half of the result"
     preset = "safe"
-    mends = True
+    fixes_nonfinite = True
     roots = ("softplus", "log")
     evidence = (
         Measured("softplus in fp16 on the ANE drops to 0 at 10.4; max(x, 0) + log(1 + exp(-|x|)) has no cliff",

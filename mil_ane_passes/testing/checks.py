@@ -285,7 +285,7 @@ def _saved(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example, Program]]:
 
 
 def _promised(rule: Rewrite, exactness: Exactness) -> Strictness:
-    return Strictness(exactness, rule.mends, rule.moves, ulps=rule.ulps)
+    return Strictness(exactness, rule.fixes_nonfinite, rule.moves, ulps=rule.ulps)
 
 
 def _weaker(rule: Rewrite) -> Strictness:
@@ -309,7 +309,7 @@ def _equal(before: Program, after: Program, example: Example, promised: Strictne
     for label, drawn in _draws(before, example):
         feeds = across.round(drawn)
         old, new = runs_before(feeds), runs_after(feeds)
-        if promised.mends:
+        if promised.fixes_nonfinite:
             old = limited(old, runs_limit(feeds), new)
         for precision in _PRECISIONS:
             given = None if precision == "float64" else old["float64"]

@@ -122,7 +122,7 @@ def test_json_is_the_reports_dictionary(source, tmp_path, capsys):
         "fired",
         "near_misses",
         "exactness",
-        "mends",
+        "fixes_nonfinite",
         "moves",
         "rounds",
         "ops_before",

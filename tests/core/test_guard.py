@@ -95,7 +95,7 @@ def test_more_refused_ops_are_not_let_stand_however_cheap():
     assert kinds(built) == ["relu"]
 
 
-@pytest.mark.parametrize("how", [{"asked_for": True}, {"mends": True}, {"preset": "safe"}])
+@pytest.mark.parametrize("how", [{"asked_for": True}, {"fixes_nonfinite": True}, {"preset": "safe"}])
 def test_cures_and_what_was_asked_for_by_name_stand(how):
     built = chain("relu")
     assert ran([rule("relu", "abs", "sqrt", **how)], built)["relu_twice"].fired
@@ -104,7 +104,7 @@ def test_cures_and_what_was_asked_for_by_name_stand(how):
 
 def test_what_cures_cost_is_not_held_against_the_others():
     built = chain("relu", "tanh", "exp")
-    cure, other = rule("relu", "abs", "sqrt", mends=True), rule("exp", "tanh", "sigmoid")
+    cure, other = rule("relu", "abs", "sqrt", fixes_nonfinite=True), rule("exp", "tanh", "sigmoid")
     traces = ran([cure, other], built)
     assert not any(trace.reverted for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
 
@@ -156,7 +156,7 @@ def test_nothing_is_predicted_where_nothing_guarded_fires():
 
     built = chain("tanh")
     guarded([rule("relu", "abs", "sqrt")], built, run_all, Guard(never))
-    guarded([rule("tanh", "abs", "sqrt", mends=True)], built, run_all, Guard(never))
+    guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, run_all, Guard(never))
     assert kinds(built) == ["abs", "sqrt"]
 
 

@@ -125,7 +125,7 @@ def test_at_float64_a_share_of_the_largest_is_allowed():
 
 @pytest.mark.parametrize(("new", "passes"), [(1.8e-213, True), (1.1e-16, True), (1e-15, False), (1.0, False)])
 def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passes):
-    promised = Strictness(Exactness.ROUNDING, mends=True)
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
     (found,) = differences({"y": np.array([np.inf, 0.0])}, {"y": np.array([710.0, new])}, promised)
     assert found.passed is passes
 

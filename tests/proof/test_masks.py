@@ -13,7 +13,7 @@ from mil_ane_passes.proof.compare import Strictness, limited
 from mil_ane_passes.proof.prove import DEFINED, compare_programs
 from tests.proof.test_feeds import default, function
 
-MENDS = Strictness(Exactness.ROUNDING, mends=True)
+MENDS = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
 BOTH = ("float64", "float16")
 
 

@@ -284,7 +284,7 @@ def test_inputs_are_proved_up_to_what_the_mask_silences():
     assert trace.within == (0, 30) and 5 < less.within[1] < 5.1
 
     def held(rewritten, within):
-        promised = Strictness(Exactness.ROUNDING, mends=True, within=within)
+        promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=within)
         return compare_programs(before, rewritten, precisions=("float64", "float16"), exactness=promised).equal
 
     assert held(after, trace.within) and held(small, less.within)

@@ -114,7 +114,7 @@ def test_what_is_masked_is_proved_too(mask, target, tmp_path):
     after = clone(before)
     fired = run(rule(), after)
     assert fired.fired
-    promised = Strictness(Exactness.ROUNDING, mends=True, within=fired.within)
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=fired.within)
     assert compare_programs(before, after, precisions=("float64", "float16"), exactness=promised).equal
 
 

@@ -95,7 +95,7 @@ def _differs(trio: _Trio, feeds: Feeds, state: Feeds) -> str:
         new = _run(trio.mutated, feeds, state)
     except InputError:
         return "it cannot be run"
-    if trio.promised.mends:
+    if trio.promised.fixes_nonfinite:
         old = limited(old, _run(trio.limit, feeds, state), clean)
     for precision in old:
         truth = None if precision == "float64" else old["float64"]
