@@ -42,7 +42,7 @@ class Change:
         declared = moves if rule.moves_of else 0.0
         return cls(finding.function, finding.op_type, finding.value, declared or (_ROUNDED if rounds else 0.0),
                    rule.moves_of if declared else "result", rule.raises_constants, rule.reach,
-                   rounds and not rule.mends)
+                   rounds and not rule.fixes_nonfinite)
 
     @property
     def says(self) -> bool:

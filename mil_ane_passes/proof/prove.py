@@ -254,7 +254,7 @@ def _judged_fairly(
     report = judged(old, new, promised)
     if report.status == "different" and _round_steps(before, old, report):
         report = judged(old, new, promised)
-    if report.status == "different" and (promised.changes or promised.mends):
+    if report.status == "different" and (promised.changes or promised.fixes_nonfinite):
         report = _judged_with_changes(before, old, new, promised, precisions)
     report.notes += [DEFINED] * (defined and DEFINED not in report.notes)
     report.accuracy = promised.accuracy
@@ -274,7 +274,7 @@ def _judged_with_changes(
     for run, other in filter(lambda pair: fails(*pair), zip(old.runs, new.runs)):
         if run.plan.adversarial:
             run.rounding = made_of_roundings(before, run, promised.changes)
-        if promised.mends and fails(run, other) and _define_made_of_nan(before, run, other, precisions):
+        if promised.fixes_nonfinite and fails(run, other) and _define_made_of_nan(before, run, other, precisions):
             notes.append(DEFINED)
         if fails(run, other) and _raise_constants(before, run, other, promised, precisions):
             notes.append(RAISED)
@@ -295,7 +295,7 @@ def _raise_constants(
         return False
     depart = departing(program, promised.changes)
     again = execute(program, [run.plan], precisions, lambda text: None, depart=depart)
-    if promised.mends:
+    if promised.fixes_nonfinite:
         _define(program, again, Execution([new]), precisions, depart)
     run.raised = None if again.runs[0].error else again.runs[0].results
     return True

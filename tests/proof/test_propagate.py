@@ -101,7 +101,7 @@ def test_a_change_of_another_op_is_none_of_this_one():
 def test_epsilons_raised_further_are_different(epsilon):
     before, after = normed(), normed()
     change = Change("main", "layer_norm", "y", raises=True)
-    promised = Strictness(Exactness.ROUNDING, mends=True, moves=2.0**-11, changes=(change,))
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, moves=2.0**-11, changes=(change,))
     raise_epsilon(after, epsilon)
     assert held(before, after, promised).status == "different"
     raise_epsilon(after, 2.0**-24)
@@ -116,7 +116,7 @@ def test_an_epsilon_that_results_at_zero_are_made_of_may_not_be_raised(behind, e
     before = root(behind)
     after = clone(before)
     raise_epsilon(after, 2.0**-24, "rsqrt")
-    promised = Strictness(Exactness.ROUNDING, mends=True, moves=2.0**-11,
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, moves=2.0**-11,
                           changes=(Change("main", "rsqrt", "root", raises=True),))
     assert held(before, after, promised).equal == equal
 
@@ -192,7 +192,7 @@ def test_logarithms_of_what_underflows_at_full_precision_are_not_judged():
     built = program(lambda x: mb.log(x=mb.softmax(x=mb.mul(x=x, y=np.float16(20)), axis=2), name="y"), x=(2, 4, 6, 6))
     before, change = clone(built), Change("main", "log", "y", 2.0**-40)
     assert run(by_name("stable_log_softmax").configured(), built).fired
-    promised = Strictness(Exactness.ROUNDING, mends=True, within=(0.0, 40.0), keeps_nonfinite=False)
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=(0.0, 40.0), keeps_nonfinite=False)
     x = np.zeros((2, 4, 6, 6), np.float16)
     x[:, :, 0], x[:, :, 1] = 37, np.float16(-0.1)
     feeds = {"x": x}
@@ -218,7 +218,7 @@ def test_sums_that_are_wrong_are_found_beside_a_fix():
             mb.mul(x=mb.cumsum(x=x, axis=1, name="total"), y=np.float16(factor), name="y"),
             mb.softplus(x=x, name="z")], x=(2, 30))
 
-    promised = Strictness(Exactness.ROUNDING, mends=True, changes=(Change("main", "cumsum", "total", 2.0**-40,
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, changes=(Change("main", "cumsum", "total", 2.0**-40,
                                                                           rounds=True),))
     assert held(made(1), made(1), promised).equal
     assert held(made(1), made(1.001), promised).status == "different"
@@ -241,7 +241,7 @@ def test_what_is_made_of_nan_is_that_of_the_limit(kind, seen):
 
         return program(body, x=(2, 2), m=(2,))
 
-    promised = Strictness(Exactness.ROUNDING, mends=True, within=(0.0, 30.0))
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=(0.0, 30.0))
     assert held(made(-np.inf), made(-1e4), promised).equal
     assert held(made(-np.inf), made(-1e4), Exactness.ROUNDING).status == "different"
     assert held(made(-np.inf), made(-1e4, -1), promised).status == "different"
