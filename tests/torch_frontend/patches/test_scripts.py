@@ -5,6 +5,7 @@ from __future__ import annotations
 import coremltools as ct
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import mil_ane_passes as ane
