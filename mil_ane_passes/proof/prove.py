@@ -223,9 +223,7 @@ def compare_programs(
     new = execute(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = _judged_fairly(before, old, new, promised, precisions)
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[ACROSS] * bool(across)]
-    unseen = blocks_not_entered(before, after, old.entered, new.entered)
-    lost = lost or (f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else "")
-    lost = lost or _without_numbers(before, after, old)
+    lost = lost or _left_open(before, after, old, new)
     if report.equal and lost:
         report.status, report.reason = "not proved", lost
     if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
@@ -235,9 +233,12 @@ def compare_programs(
     return report
 
 
-def _without_numbers(before: Program, after: Program, runs: Execution) -> str:
-    """Why nothing is proved where an output was NaN throughout; empty where none was."""
-    found = outputs_without_numbers(before, after, runs.runs)
+def _left_open(before: Program, after: Program, old: Execution, new: Execution) -> str:
+    """Why nothing is proved where a block was never entered, or an output was NaN throughout; empty where neither."""
+    unseen = blocks_not_entered(before, after, old.entered, new.entered)
+    if unseen:
+        return f"what was run never entered {unseen[0]}, in which the programs differ"
+    found = outputs_without_numbers(before, after, old.runs)
     if not found:
         return ""
     function, name = found[0]
