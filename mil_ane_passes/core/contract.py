@@ -234,7 +234,10 @@ class Rewrite(Rule):
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
     moves_of: ClassVar[Literal["", "operands", "result"]] = ""
-    "Of which largest value at the op itself `moves` is a share, too; then the check propagates it through later ops."
+    """Of which largest value at the op itself `moves` is a share, too; then the check propagates it through later ops.
+
+    A hit whose outputs move by another share than its op has that of the op as the fact `moves_at_op`.
+    """
     reach: ClassVar[float] = math.inf
     "Magnitude of the op's operands up to which the promise holds: what only float64 can hold is not judged."
     raises_constants: ClassVar[bool] = False

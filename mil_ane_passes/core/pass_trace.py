@@ -141,7 +141,7 @@ def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> Non
             trace.fixes_nonfinite |= rule.fixes_nonfinite
             moves = answer.facts.get("moves", rule.moves)
             trace.moves = max(trace.moves, moves)
-            change = Change.of(rule, trace.fired[-1], strength, moves)
+            change = Change.of(rule, trace.fired[-1], strength, answer.facts.get("moves_at_op", moves))
             trace.changes += [change] * change.says
             trace.ulps = max(trace.ulps, answer.facts.get("ulps", rule.ulps))
             low, high = answer.facts.get("within", rule.within)

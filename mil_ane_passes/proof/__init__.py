@@ -17,7 +17,7 @@ Ops behind a rewritten one may amplify what it declares, wrap it round (mod) or 
 a run differs, the program before is run again with the ops that were rewritten changed as their rewrites declare: its
 constants below 2^-24 read as 2^-24 (`raises_constants`; not where an operand is exactly 0), and results moved by
 `moves` times the largest value at the op (`moves_of`), by 2^-40 of it where a rewrite only rounds, and by anything
-where operands are beyond what fp16 holds (`reach`). Each element may move twice as far as it does in ten such runs.
+where operands are beyond what fp16 holds (`reach`). Each element may move twice as far as it does in such runs.
 
 Inputs are drawn per declared type: ids within their table, pixels for images, both values of a lone flag, every
 enumerated shape, both ends of a range (an end that is open or too large for a proof to finish is tried as far as is

@@ -35,6 +35,9 @@ _MOST_BYTES = 2 << 20
 "Of ones for one sum."
 
 
+_CONSTANT_ERROR = 2.0**-11
+"How far fp16's 2 pi k may be off, as a share of the angle: what the rewrite no longer sums up."
+
 _GRID = 2.0**-8
 "What coarse parts are multiples of, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
 
@@ -111,6 +114,7 @@ class WrapPhase(Rewrite):
             "for 24000; of the program as it was 2.6e-3, 0.041, 1.1"
     preset = "safe"
     moves = 2.0**-5
+    moves_of = "result"
     measures = True
     roots = ("cumsum",)
     evidence = (
@@ -159,7 +163,8 @@ class WrapPhase(Rewrite):
             return Miss(op, f"the phase of {count} elements cannot be summed by convs: {plan}")
         seen = None if self.measured is None else self.measured.get(op.outputs[0])
         return Hit(op, note=f"a phase is summed over {'up to ' if is_symbolic(extent) else ''}{count} elements",
-                   plan=plan, turns=turns,
+                   plan=plan, turns=turns, moves_at_op=_CONSTANT_ERROR,
+                   largest_size=self.longest if is_symbolic(extent) else math.inf,
                    moves=self.moves if seen is None else max(self.moves, min(2.0, off * seen.largest)))
 
     def _plan(self, shape: tuple[Any, ...], asked: Running) -> _Plan | str:

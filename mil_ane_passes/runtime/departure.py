@@ -17,8 +17,9 @@ __all__ = ["LEAST", "TRIALS", "Departure"]
 
 LEAST = 2.0**-24
 "The smallest number of fp16: constants from 0 to below it are read as it where a rewrite declares that."
-TRIALS = 10
-"In how many ways results are moved."
+TRIALS = 24
+"""In how many ways results are moved. An angle that moves by more than a turn gives any sine: of so many draws one is
+further than half of what differs, but for one element in 10^11."""
 _ENDS, _SIGNED = 2, 4
 "The trials in which all elements move alike, and those in which each moves as far as it may."
 _POINTWISE = "elementwise_"

@@ -1,4 +1,4 @@
-"""Writes README.md from the records of both experiments: python -m tests.lab"""
+"""Writes README.md from the records of both experiments and the list of the second attack: python -m tests.lab"""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ Either way the pass is left out, and nothing wrong is delivered. Counts are runs
 {failures}
 
 {rules}
+
+{attack}
 """
 
 
@@ -56,7 +58,8 @@ def readme() -> str:
     mutation, fuzz = (json.loads(path.read_text()) for path in (MUTATION, FUZZ))
     return _TEXT.format(
         mutation_command=_command(mutation), mutation=_mutation(mutation), verdicts=_verdicts(mutation),
-        fuzz_command=_command(fuzz), fuzz=_fuzz(fuzz), failures=_failures(fuzz), rules=_rules(fuzz))
+        fuzz_command=_command(fuzz), fuzz=_fuzz(fuzz), failures=_failures(fuzz), rules=_rules(fuzz),
+        attack=(HERE / "second_attack.md").read_text().strip())
 
 
 def _command(record: dict[str, Any]) -> str:
