@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .core.host import register
-from .core.lazy import lazily
+from .core.coremltools_setup import register_with_coremltools
+from .core.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
@@ -51,14 +51,14 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 def _guard(target: str, most: float) -> Any:
     """The guard of a target that lets the predicted cost grow by the share `most`."""
-    predicting = import_module(f"{__name__}.api.predicting")  # when it is needed, as with all names below
-    return predicting.guard_of(predicting.foreseeing(target), most)
+    prediction = import_module(f"{__name__}.api.prediction")  # when it is needed, as with all names below
+    return prediction.make_guard(prediction.make_forecaster(target), most)
 
 
-register(_guard)
+register_with_coremltools(_guard)
 
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there
-    __getattr__ = lazily(__name__, _HOME)
+    __getattr__ = make_lazy_getattr(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -77,12 +77,12 @@ def clean_registry():
     """Rules that a test adds are forgotten afterwards, by us and by coremltools."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    from mil_ane_passes.core.registry import refresh
+    from mil_ane_passes.core.registry import reset_registry
 
     known = dict(PASS_REGISTRY.passes)
-    refresh()
+    reset_registry()
     yield
-    refresh()
+    reset_registry()
     PASS_REGISTRY.passes.clear()
     PASS_REGISTRY.passes.update(known)
 
@@ -96,4 +96,4 @@ def leaving_out():
 def nothing_left_out(request, monkeypatch):
     """Elsewhere no pass may break a proof: were one left out, the test would pass without it."""
     if "leaving_out" not in request.fixturenames:
-        monkeypatch.setattr("mil_ane_passes.proof.blame.MOST_LEFT_OUT", 0)
+        monkeypatch.setattr("mil_ane_passes.proof.faulty_passes.MAX_PASSES_LEFT_OUT", 0)

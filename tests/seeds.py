@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import torch_outputs
 from tests.rules.helpers import Spelt
@@ -38,7 +38,7 @@ def refused(built, target):
 
 
 def rows(built, target):
-    plan, _ = predict(built, [rule.configured() for rule in all_rules().values()], target=target)
+    plan, _ = predict_plan(built, [rule.configured() for rule in get_all_rules().values()], target=target)
     return plan.rows
 
 

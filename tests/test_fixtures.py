@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 MADE_HERE = FIXTURES / "conv_transpose_1d.mlpackage"
@@ -48,7 +48,7 @@ def test_names_description_and_weights_are_kept(tmp_path):
     before, after = ane.load(MADE_HERE), ane.load(target)
     assert after.spec.description == before.spec.description
     assert after.spec.description.metadata.userDefined
-    names = [{var.name for _, op in all_ops(each.program) if op.op_type != "const" for var in op.outputs}
+    names = [{var.name for _, op in iterate_ops(each.program) if op.op_type != "const" for var in op.outputs}
              for each in (before, after)]
     assert names[0] <= names[1]
     weights = "Data/com.apple.CoreML/weights/weight.bin"
@@ -58,7 +58,7 @@ def test_names_description_and_weights_are_kept(tmp_path):
 def test_a_trained_package_is_proved_with_every_1d_conv_lifted(tmp_path):
     report = ane.rewrite(TRAINED, tmp_path / "out.mlpackage", preset="full", max_growth=None)
     assert report.status == "written" and report.verify.equal_bits
-    convs = [op for _, op in all_ops(report.package.program) if op.op_type == "conv"]
+    convs = [op for _, op in iterate_ops(report.package.program) if op.op_type == "conv"]
     assert len(convs) == 32 and all(op.x.rank == 4 for op in convs)
     assert report.weight_bytes_before == report.weight_bytes_after
 

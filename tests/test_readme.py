@@ -12,13 +12,13 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.registry import all_rules
-from tests.models.whole_table import recorded
+from mil_ane_passes.core.registry import get_all_rules
+from tests.models.whole_table import read_record
 from tests.readme.pages import PAGES, read_page, write_tables
 from tests.readme.tables import ROOT
 from tests.readme.walk import shown_anew, steps
 from tests.torch_frontend.grid.run import table as grid
-from tests.upstream.__main__ import Counts
+from tests.upstream.__main__ import CaseCounts
 from tests.versions.needs import older_than
 
 README = (ROOT / "README.md").read_text()
@@ -60,7 +60,7 @@ def test_it_stays_short():
 def test_coremltools_own_tests_pass():
     """The whole of them, as counted last; a sample runs beside this."""
     counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
-    mil, torch = Counts(**counts["mil"]), Counts(**counts["torch"])
+    mil, torch = CaseCounts(**counts["mil"]), CaseCounts(**counts["torch"])
     assert mil.passed > 4000 and mil.share >= 99.5 and mil.unexplained == 0
     assert torch.passed > 4000 and torch.share >= 99 and torch.unexplained == 0
 
@@ -71,8 +71,8 @@ def test_it_has_the_two_commands_that_ci_runs():
 
 
 def test_the_numbers_in_its_words():
-    rewrites = sum(issubclass(rule, Rewrite) for rule in all_rules().values())
-    architectures = {each.architecture for each in recorded()}
+    rewrites = sum(issubclass(rule, Rewrite) for rule in get_all_rules().values())
+    architectures = {each.architecture for each in read_record()}
     assert f"| {rewrites} rewrites;" in read_page("mil_ane_passes/README.md")
     assert f"what they make of {len(architectures)} real architectures" in README
     assert f"Small models of {len(architectures)} architectures" in read_page("mil_ane_passes/rewrites/README.md")
@@ -83,12 +83,12 @@ def test_the_numbers_in_its_words():
 
 
 def test_every_command_line_is_one_the_tool_knows():
-    from mil_ane_passes.cli.main import _parser
+    from mil_ane_passes.cli.main import _build_parser
 
     lines = re.findall(r"^mil-ane-passes (.*?)(?:\s{2,}#.*)?$", README, re.M)
     assert len(lines) >= 6
     for line in lines:
-        _parser().parse_args(line.split())
+        _build_parser().parse_args(line.split())
 
 
 def test_every_topic_it_names_is_one():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.testing import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("rule", all_rules().values(), ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", get_all_rules().values(), ids=lambda rule: rule.name)
 def test_rule(rule, check, tmp_path):
     check(rule, tmp_path)

@@ -8,7 +8,7 @@ import torch
 from coremltools.converters.mil.mil import Builder, mil_list, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from tests.rewrites.helpers import kinds
 from tests.seeds import FLEXIBLE, X, converted, found, held, numbers, refused, rewritten, rows
 
@@ -98,7 +98,7 @@ def test_looking_up_rows_by_an_input_is_reported():
 
 
 def test_custom_layer_is_reported_and_a_classifier_with_it():
-    built = program(lambda x: Builder.classify(
+    built = build_program(lambda x: Builder.classify(
         probabilities=Builder.softmax(x=x), classes=Builder.const(val=mil_list(["a", "b"]))),
         dtype=types.fp32, x=(1, 2), opset=ct.target.iOS15)
     (item,) = found(built, "custom_layer")

@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..core.collector import collector_off
 from ..core.errors import InputError
+from ..core.garbage_collection import pause_garbage_collection
 from ..core.locking import synchronized
 from ..package import CopyAhead, check_destination
-from ..package.plan import WeightPlan
-from ..package.write import Output, write_models
+from ..package.package_writer import PackageOutput, write_models
+from ..package.weight_plan import WeightPlan
 from ..report.edit import EditReport
-from ..surgery.contract import PARTS, Done, apply_all, part_path
+from ..surgery.contract import PART_SUFFIXES, EditRecord, apply_edits, build_part_path
 from ..surgery.document import Document
-from ..surgery.open import open_document, source_path
-from .edits import FixShapes, Io_, Names, edits_for
+from ..surgery.sources import get_source_path, open_document
+from .edit_list import FixShapes, IoTypes, Names, make_edits
 
 __all__ = ["edit"]
 
@@ -27,7 +27,7 @@ __all__ = ["edit"]
 @synchronized
 def edit(
     src: Any, dst: str | os.PathLike[str] | None = None, *, fix_shape: FixShapes | None = None,
-    expose: Names = (), drop_output: Names = (), io: Io_ = None, rename: Mapping[str, str] | None = None,
+    expose: Names = (), drop_output: Names = (), io: IoTypes = None, rename: Mapping[str, str] | None = None,
     split_at: Names = (), dedup_weights: bool = False, function: str | None = None, overwrite: bool = False,
     link: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
@@ -51,42 +51,47 @@ def edit(
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
     started = time.perf_counter()
-    edits = edits_for(function, fix_shape=fix_shape, expose=expose, drop_output=drop_output, io=io, rename=rename,
-                      split_at=split_at, dedup_weights=dedup_weights)
-    source = source_path(src)
-    target = None if dry_run else _checked(dst, source, PARTS if split_at else ("",), overwrite)
+    edits = make_edits(function, fix_shape=fix_shape, expose=expose, drop_output=drop_output, io=io, rename=rename,
+                       split_at=split_at, dedup_weights=dedup_weights)
+    source = get_source_path(src)
+    target = None if dry_run else _check_target(dst, source, PART_SUFFIXES if split_at else ("",), overwrite)
     copied = None if split_at or dedup_weights or link else target  # what is packed anew is not copied first
-    with _copying_ahead(source, copied) if ahead is None else nullcontext(ahead) as ahead, collector_off():
-        documents = apply_all(open_document(src), edits)
-        report = EditReport(str(source), done=_done(documents), weight_bytes_before=_weights(source))
+    with (
+        _start_copying_ahead(source, copied) if ahead is None else nullcontext(ahead) as ahead,
+        pause_garbage_collection(),
+    ):
+        documents = apply_edits(open_document(src), edits)
+        report = EditReport(
+            str(source), done=_collect_done_edits(documents), weight_bytes_before=_count_weight_bytes(source)
+        )
         if target is not None:
-            _deliver(report, documents, target, overwrite, link, ahead)
+            _write_result(report, documents, target, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _checked(dst: str | os.PathLike[str] | None, source: Path, parts: Sequence[str], overwrite: bool) -> Path:
+def _check_target(dst: str | os.PathLike[str] | None, source: Path, parts: Sequence[str], overwrite: bool) -> Path:
     """The path to write to. Raises InputError when a part of the result could not be written in the end."""
     if dst is None:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     for part in parts:
-        check_destination(source, part_path(Path(dst), part), overwrite)
+        check_destination(source, build_part_path(Path(dst), part), overwrite)
     return Path(dst)
 
 
-def _copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[CopyAhead | None]:
+def _start_copying_ahead(source: Path, target: Path | None) -> AbstractContextManager[CopyAhead | None]:
     return nullcontext() if target is None else CopyAhead(source, target)
 
 
-def _deliver(
+def _write_result(
     report: EditReport, documents: list[Document], target: Path, overwrite: bool, link: bool, ahead: CopyAhead | None
 ) -> None:
-    report.outputs = _written(documents, target, overwrite, link, ahead)
+    report.outputs = _write_documents(documents, target, overwrite, link, ahead)
     report.status = "written" if report.changed else "unchanged"
-    report.weight_bytes_after = sum(_weights(Path(path)) for path in report.outputs)
+    report.weight_bytes_after = sum(_count_weight_bytes(Path(path)) for path in report.outputs)
 
 
-def _written(
+def _write_documents(
     documents: list[Document], target: Path, overwrite: bool, link: bool, ahead: CopyAhead | None
 ) -> list[str]:
     """Write all documents or none; returns the paths."""
@@ -95,16 +100,16 @@ def _written(
         plan = document.plan or (WeightPlan(document.files) if document.repack else None)
         if plan is not None:
             plan.dead_limit = document.dead_limit
-        path = Path(os.path.abspath(part_path(target, document.part)))
-        outputs.append(Output(document.layout, document.files, document.emit(), path, plan))
+        path = Path(os.path.abspath(build_part_path(target, document.part)))
+        outputs.append(PackageOutput(document.layout, document.files, document.emit(), path, plan))
     write_models(outputs, overwrite=overwrite, link=link, ahead=ahead)
-    return [os.fspath(part_path(target, document.part)) for document in documents]
+    return [os.fspath(build_part_path(target, document.part)) for document in documents]
 
 
-def _done(documents: list[Document]) -> list[Done]:
+def _collect_done_edits(documents: list[Document]) -> list[EditRecord]:
     """What was done, each thing once: documents made of one begin with the same."""
     return list(dict.fromkeys(each for document in documents for each in document.done))
 
 
-def _weights(root: Path) -> int:
+def _count_weight_bytes(root: Path) -> int:
     return sum(file.stat().st_size for file in root.rglob("*.bin"))

@@ -8,29 +8,29 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from ..core.collector import collector_off
 from ..core.errors import InputError
+from ..core.garbage_collection import pause_garbage_collection
 from ..core.locking import synchronized
-from ..core.selecting import configured, reported
+from ..core.rule_selection import configure_rules, select_rule_names
 from ..core.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
 from ..report.lint_finding import LintFinding
-from ..residency import predict
-from ..residency.agreement import agreement, believe
+from ..residency import predict_plan
+from ..residency.agreement import apply_measurement, compare_with_measurement
+from ..residency.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
 from ..residency.fixes import attach_fixes, names_of_fixes
-from ..residency.measured import Measured, Measurement, best_match, read_measurements
-from ..residency.measured_otherwise import MeasuredOtherwise, contradictions
-from ..surgery.contract import apply_all
-from ..surgery.open import open_document
+from ..residency.measured_otherwise import MeasuredOtherwise, iterate_contradictions
+from ..surgery.contract import apply_edits
+from ..surgery.sources import open_document
 from ..surgery.split_at import SplitAt
-from .source import Opened, opened
+from .source import OpenedSource, open_source
 
 __all__ = ["lint"]
 
 Names = Iterable[str] | str
 Cuts = tuple[tuple[str, ...], ...]
-_CUTS_TRIED = 16
+_MAX_TRIED_CUTS = 16
 "Cuts tried for one report: each writes the program anew, so that the number of findings must not decide the time."
 
 
@@ -38,7 +38,7 @@ _CUTS_TRIED = 16
 def lint(
     src: Any, *, target: str = "all", select: Names | None = None, ignore: Names | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None, after: Any = None,
-    baseline: str | PathLike[str] | None = None, measured: Measured | None = None,
+    baseline: str | PathLike[str] | None = None, measured: MeasurementSource | None = None,
 ) -> LintReport:
     """Which ops of `src` leave the ANE of `target`, by which rule, on whose evidence, and what fixes it.
 
@@ -50,32 +50,32 @@ def lint(
     the target, and stands beside the predicted places and costs. Raises InputError for what cannot be read and for
     unknown names.
     """
-    with collector_off():
-        return _lint(src, target, (select, ignore), options, after, baseline, measured)
+    with pause_garbage_collection():
+        return _lint_sources(src, target, (select, ignore), options, after, baseline, measured)
 
 
-def _lint(
+def _lint_sources(
     src: Any, target: str, chosen: tuple[Names | None, Names | None], options: Any, after: Any, baseline: Any,
     measured: Any,
 ) -> LintReport:
     parse_target(target)
-    names, rules = reported(*chosen), configured(options)
+    names, rules = select_rule_names(*chosen), configure_rules(options)
     known = None if baseline is None else read_baseline(baseline)
     helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
     asked = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
 
     def looked_at(each: Any, plans: Sequence[Measurement]) -> LintReport:
-        source = opened(each)
+        source = open_source(each)
         # What changes the interface is not for the parts of a pipeline, which have neighbours.
         fitting = [rule for rule in asked if not (source.is_pipeline and getattr(rule, "interface", False))]
-        plan, found = predict(source.program, fitting, target=target, package=source.package)
-        told = agreement(plan, best_match(plan, plans, source.name)) if plans else None
+        plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
+        told = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
         if told is not None:
-            found += contradictions(told)
-            believe(plan, told)
+            found += iterate_contradictions(told)
+            apply_measurement(plan, told)
         report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
         report.measured = told
-        report.findings = _with_possible_cuts(report.findings, source)
+        report.findings = _keep_possible_cuts(report.findings, source)
         report.left_out = {} if source.package is None else source.package.members.others
         return report
 
@@ -87,7 +87,7 @@ def _lint(
     return report
 
 
-def _with_possible_cuts(findings: list[LintFinding], source: Opened) -> list[LintFinding]:
+def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> list[LintFinding]:
     """`findings` with those cuts only that `edit --split-at` can make of the source, which are tried.
 
     Where one rule found several ops of a function that one cut each sets apart, such as lookups, one cut for all of
@@ -98,7 +98,7 @@ def _with_possible_cuts(findings: list[LintFinding], source: Opened) -> list[Lin
         if item.split_at:
             groups[item.rule, item.function].append(item)
     possible: dict[int, Cuts] = {}
-    tries = iter(range(_CUTS_TRIED))
+    tries = iter(range(_MAX_TRIED_CUTS))
     for (_, function), items in groups.items():
         joined: Cuts = (tuple(dict.fromkeys(name for item in items for cut in item.split_at for name in cut)),)
         together = all(len(item.split_at) == 1 for item in items) and len(items) > 1
@@ -110,7 +110,7 @@ def _with_possible_cuts(findings: list[LintFinding], source: Opened) -> list[Lin
     return [replace(item, split_at=possible.get(id(item), ())) if item.split_at else item for item in findings]
 
 
-def _can_cut(source: Opened, function: str, cuts: Cuts) -> bool:
+def _can_cut(source: OpenedSource, function: str, cuts: Cuts) -> bool:
     """Whether `edit` makes these cuts, each in the first part of the one before."""
     if source.package is None:
         return False
@@ -118,7 +118,7 @@ def _can_cut(source: Opened, function: str, cuts: Cuts) -> bool:
     try:
         document = open_document(source.package)
         for values in cuts:
-            document = apply_all(document, [SplitAt(values, function if several else None)])[0]
+            document = apply_edits(document, [SplitAt(values, function if several else None)])[0]
     except InputError:
         return False
     return True

@@ -12,38 +12,38 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.budget import MOST_STEPS, spending
+from ..core.budget import DEFAULT_MAX_STEPS, share_budget
 from ..core.contract import Rewrite
 from ..core.engine import PassTrace
 from ..core.errors import InputError, LimitReached
-from ..core.forecast import Foresee
-from ..core.growth import MOST_GROWTH
+from ..core.forecast import Forecaster
 from ..core.locking import synchronized
-from ..core.pipeline import Options, Passes, run_all, selected
-from ..core.printer import program_diff, program_text
-from ..core.query import op_count
-from ..core.spelling import without_proof
-from ..core.targets import applies, parse_target
+from ..core.max_growth import DEFAULT_MAX_GROWTH
+from ..core.option_spelling import format_no_verify_option
+from ..core.pipeline import Options, Passes, apply_rewrites, select_rewrites
+from ..core.printer import diff_program_texts, format_program
+from ..core.query import count_ops
+from ..core.targets import is_applicable, parse_target
 from ..package import CopyAhead, Package, check_destination, save
-from ..proof.blame import Settled, settle
-from ..proof.given import Feeds, Given, Ranges
-from ..proof.prove import VerifyReport
+from ..proof.equivalence import VerifyReport
+from ..proof.faulty_passes import VerificationOutcome, apply_and_verify
+from ..proof.user_inputs import Feeds, Ranges, UserInputs
 from ..report.rewrite import RewriteReport
-from .passes import DRAWS, measures
-from .predicting import foreseeing, guard_of
-from .proving import Made, Prover, need_torch
-from .source import Opened, Progress, copied, opened, quiet
+from .equivalence_check import EquivalenceChecker, RewrittenCopy, require_torch
+from .pass_pipeline import DEFAULT_SEEDS, make_measures
+from .prediction import make_forecaster, make_guard
+from .source import OpenedSource, Progress, copy_source, ignore_progress, open_source
 
 __all__ = ["rewrite"]
 
 
 @dataclass(frozen=True)
-class _Job:
+class _RewriteJob:
     """What is asked for, beside the source and where the result goes."""
 
     rules: Sequence[Rewrite]
     target: str
-    given: Given
+    given: UserInputs
     prove: bool
     seeds: int
     diff: bool
@@ -52,39 +52,43 @@ class _Job:
     progress: Progress
 
     def run(
-        self, source: Opened, program: Program, rules: Sequence[Rewrite], foresee: Foresee | None
+        self, source: OpenedSource, program: Program, rules: Sequence[Rewrite], foresee: Forecaster | None
     ) -> list[PassTrace]:
         """Apply `rules` to `program`, in place; it has the interface of `source`. A guard goes by `foresee`."""
         if self.given and any(rule.measures for rule in rules):
-            need_torch("the values are measured by running the model, which")
-        measure, draw = measures(self.given, source.describe, self.seeds, self.progress)
-        return run_all(rules, program, target=self.target, measure=measure, draw=draw, strict=self.strict,
-                       guard=None if foresee is None else guard_of(foresee, self.most_growth))
+            require_torch("the values are measured by running the model, which")
+        measure, draw = make_measures(self.given, source.describe, self.seeds, self.progress)
+        return apply_rewrites(rules, program, target=self.target, measure=measure, draw=draw, strict=self.strict,
+                              guard=None if foresee is None else make_guard(foresee, self.most_growth))
 
-    def settled(self, before: Opened, foresee: Foresee) -> Settled:
+    def settled(self, before: OpenedSource, foresee: Forecaster) -> VerificationOutcome:
         """A rewritten copy of `before`, proved if that is asked for, without what breaks the proof."""
 
-        def apply(rules: Sequence[Rewrite], guard: bool) -> Made:
-            twin = copied(before)
-            return Made(twin, self.run(before, twin.program, rules, foresee if guard else None))
+        def apply(rules: Sequence[Rewrite], guard: bool) -> RewrittenCopy:
+            twin = copy_source(before)
+            return RewrittenCopy(twin, self.run(before, twin.program, rules, foresee if guard else None))
 
         if not self.prove:
-            return Settled(self.rules, apply(self.rules, guard=True))
-        prover = Prover(before, self.given, self.seeds, any(rule.interface for rule in self.rules), self.progress)
+            return VerificationOutcome(self.rules, apply(self.rules, guard=True))
+        prover = EquivalenceChecker(
+            before, self.given, self.seeds, any(rule.interface for rule in self.rules), self.progress
+        )
         try:
-            return settle(self.rules, apply, prover, self.progress)
+            return apply_and_verify(self.rules, apply, prover, self.progress)
         except LimitReached as reached:  # while a rule measured values: what it would have done is not known
-            reason = f"{reached}; {without_proof()} writes without a proof"
-            return Settled(self.rules, Made(copied(before), []), VerifyReport("not proved", reason=reason))
+            reason = f"{reached}; {format_no_verify_option()} writes without a proof"
+            return VerificationOutcome(
+                self.rules, RewrittenCopy(copy_source(before), []), VerifyReport("not proved", reason=reason)
+            )
 
 
 @synchronized
 def rewrite(
     src: Any, dst: Any = None, *, preset: str = "safe", target: str = "all", passes: Passes | None = None,
     options: Options | None = None, feeds: Feeds | None = None, ranges: Ranges | None = None, verify: bool = True,
-    overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DRAWS,
-    max_growth: float | None = MOST_GROWTH, strict: bool = False, max_steps: int | None = MOST_STEPS,
-    max_seconds: float | None = None, progress: Progress = quiet, ahead: CopyAhead | None = None,
+    overwrite: bool = False, link: bool = False, dry_run: bool = False, diff: bool = False, seeds: int = DEFAULT_SEEDS,
+    max_growth: float | None = DEFAULT_MAX_GROWTH, strict: bool = False, max_steps: int | None = DEFAULT_MAX_STEPS,
+    max_seconds: float | None = None, progress: Progress = ignore_progress, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
     """Rewrite a model and prove the result equal before anything is written.
 
@@ -97,31 +101,40 @@ def rewrite(
 
     Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the proof
     are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`). Not so what is asked
-    for by name: it is `blamed`, or raises RuleError; so does any that fails with `strict`. A result that is not proved
-    is not written: the report's `status` says "not proved".
+    for by name: it is `faulty_pass`, or raises RuleError; so does any that fails with `strict`. A result that is not
+    proved is not written: the report's `status` says "not proved".
     """
     started = time.perf_counter()
     parse_target(target)
-    job = _Job(selected(preset, passes, options), target, Given.of(feeds, ranges), verify and not dry_run, seeds, diff,
-               max_growth, strict, progress)
-    path = _written_to(src, dst)
+    job = _RewriteJob(
+        select_rewrites(preset, passes, options),
+        target,
+        UserInputs.of(feeds, ranges),
+        verify and not dry_run,
+        seeds,
+        diff,
+        max_growth,
+        strict,
+        progress,
+    )
+    path = _resolve_destination(src, dst)
     report = RewriteReport("", None if path is None or dry_run else str(path), preset, target,
                            passes=[rule.name for rule in job.rules])
-    begun = _copying_ahead(src, None if dry_run else path, overwrite, link, ahead)
-    with begun as ahead, spending(max_steps, max_seconds, progress):
-        before = opened(src)
-        kept = _rewrite(report, job, before)
+    begun = _start_copying_ahead(src, None if dry_run else path, overwrite, link, ahead)
+    with begun as ahead, share_budget(max_steps, max_seconds, progress):
+        before = open_source(src)
+        kept = _rewrite_source(report, job, before)
         if dry_run:
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not proved":
             if isinstance(dst, Program):  # src itself
-                job.run(before, src, kept, foreseeing(target, before.package))
-            _deliver(report, src if isinstance(dst, Program) else report.package, path, overwrite, link, ahead)
+                job.run(before, src, kept, make_forecaster(target, before.package))
+            _write_result(report, src if isinstance(dst, Program) else report.package, path, overwrite, link, ahead)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _written_to(src: Any, dst: Any) -> Path | None:
+def _resolve_destination(src: Any, dst: Any) -> Path | None:
     """The path to write to, if any. Raises InputError for a source and a destination that do not go together."""
     if isinstance(src, str) and not src.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
@@ -135,7 +148,7 @@ def _written_to(src: Any, dst: Any) -> Path | None:
     return Path(fspath(dst))
 
 
-def _copying_ahead(
+def _start_copying_ahead(
     src: Any, path: Path | None, overwrite: bool, link: bool, begun: CopyAhead | None
 ) -> AbstractContextManager[CopyAhead | None]:
     """Start copying what will be copied anyway, unless that has `begun`. Raises InputError when `path` could not be
@@ -153,39 +166,39 @@ def _copying_ahead(
     return CopyAhead(Path(source), path)
 
 
-def _rewrite(report: RewriteReport, job: _Job, before: Opened) -> Sequence[Rewrite]:
+def _rewrite_source(report: RewriteReport, job: _RewriteJob, before: OpenedSource) -> Sequence[Rewrite]:
     """Run the rules on a private copy of the source and prove the result; fills in the report.
 
     Returns the rules that were not left out.
     """
     report.source = before.name
-    report.outside = [rule.name for rule in job.rules if rule.asked and not applies(rule.targets, job.target)]
+    report.outside = [rule.name for rule in job.rules if rule.asked and not is_applicable(rule.targets, job.target)]
     outward = [rule.name for rule in job.rules if rule.interface]
     if outward and before.is_pipeline:
         raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "
                          "parts beside it and the pipeline declare, too; change the packages before they are made one")
-    report.ops_before = op_count(before.program)
+    report.ops_before = count_ops(before.program)
     if before.package is not None:
         report.left_out = before.package.members.others
         report.weight_bytes_before = report.weight_bytes_after = before.package.weight_bytes
     job.progress("rewriting")
-    foresee = foreseeing(job.target, before.package)
+    foresee = make_forecaster(job.target, before.package)
     found = job.settled(before, foresee)
     after = found.made.copy
     report.traces, report.verify = found.made.traces, found.verify
-    report.left_out_passes, report.blamed = found.left_out, found.blamed
+    report.left_out_passes, report.faulty_pass = found.left_out, found.faulty_pass
     if report.changed or report.reverted:
         report.predicted = foresee(before.program), foresee(after.program)
-    report.ops_after = op_count(after.program)
+    report.ops_after = count_ops(after.program)
     report.package = after.package if after.package is not None else after.program
     if job.diff and report.changed:
-        report.diff = program_diff(*(program_text(each.program, names=True) for each in (before, after)))
+        report.diff = diff_program_texts(*(format_program(each.program, names=True) for each in (before, after)))
     if found.verify is not None and not found.verify.equal:
         report.status = "not proved"
     return found.rules
 
 
-def _deliver(
+def _write_result(
     report: RewriteReport, made: Any, path: Path | None, overwrite: bool, link: bool, ahead: CopyAhead | None
 ) -> None:
     report.package = made

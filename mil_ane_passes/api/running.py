@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.budget import MOST_STEPS, spending
+from ..core.budget import DEFAULT_MAX_STEPS, share_budget
 from ..core.errors import InputError
 from ..core.locking import synchronized
-from ..proof.trace import traced
+from ..proof.trace import trace_function
 from ..report.trace import TraceReport
-from .source import Array, Progress, opened, quiet
+from .source import Array, Progress, ignore_progress, open_source
 
 if TYPE_CHECKING:
-    from ..runtime.quirks import Described
+    from ..runtime.quirks import QuirkDescription
 
-__all__ = ["fault_models", "run", "trace"]
+__all__ = ["list_fault_models", "run", "trace"]
 
 
 @synchronized
 def run(
     src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
-    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
+    max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None, progress: Progress = ignore_progress,
 ) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
@@ -34,9 +34,9 @@ def run(
     """
     from ..runtime import PipelineRuntime, Runtime
 
-    model = opened(src)
+    model = open_source(src)
     progress("running")
-    with spending(max_steps, max_seconds, progress):
+    with share_budget(max_steps, max_seconds, progress):
         if function is None and model.package is not None and model.package.is_pipeline:
             return PipelineRuntime(model.package, precision=precision, quirks=quirks)(feeds, state)
         runtime = Runtime(model.program, function=function, precision=precision, quirks=quirks,
@@ -45,31 +45,31 @@ def run(
 
 
 @synchronized
-def fault_models() -> list[Described]:
+def list_fault_models() -> list[QuirkDescription]:
     """Name, one-sentence summary and sources of every published fault that `quirks` may name."""
-    from ..runtime.quirks import described
+    from ..runtime.quirks import describe_quirks
 
-    return described()
+    return describe_quirks()
 
 
 @synchronized
 def trace(
     src: Any, feeds: Mapping[str, Array], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
-    max_steps: int | None = MOST_STEPS, max_seconds: float | None = None, progress: Progress = quiet,
+    max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None, progress: Progress = ignore_progress,
 ) -> TraceReport:
     """Execute as `run` does and say of each op what its results look like: range, NaN, infinities, what fp16 loses.
 
     At float32 and float64 this shows where fp16 would overflow, at float16 where it does: see `TraceReport`. Of a
     pipeline one part is executed, which `function` names.
     """
-    model = opened(src)
+    model = open_source(src)
     if function is None and model.is_pipeline:
         raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
                          f"{', '.join(model.program.functions)}")
     progress("running")
-    with spending(max_steps, max_seconds, progress):
-        found = traced(model.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
-                       description=model.describe(function or model.program.default_function_name))
+    with share_budget(max_steps, max_seconds, progress):
+        found = trace_function(model.program, feeds, function=function, precision=precision, state=state, quirks=quirks,
+                               description=model.describe(function or model.program.default_function_name))
     return TraceReport(model.name, found.function, precision, tuple(quirks), found.outputs, dict(state or {}),
                        found.rows, found.first)

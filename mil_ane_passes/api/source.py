@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
-from ..core.clone import clone
-from ..core.errors import InputError, nearest
-from ..core.scopes import lend_scopes
+from ..core.clone import clone_program
+from ..core.errors import InputError, suggest_nearest
+from ..core.scopes import copy_scopes
 from ..package import Package, load, package_of_mlmodel
 
-__all__ = ["Array", "Opened", "Progress", "alone", "copied", "opened", "quiet"]
+__all__ = ["Array", "OpenedSource", "Progress", "copy_source", "ignore_progress", "open_source", "select_function"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
 
-def quiet(text: str) -> None:
+def ignore_progress(text: str) -> None:
     """No progress."""
 
 
 @dataclass
-class Opened:
+class OpenedSource:
     """A source as a program, with what is known beside it."""
 
     program: Program
@@ -42,43 +42,43 @@ class Opened:
         return None if self.package is None else self.package.description(function)
 
 
-def opened(source: Any) -> Opened:
+def open_source(source: Any) -> OpenedSource:
     if isinstance(source, Program):
-        return Opened(source, None, "a program in memory")
+        return OpenedSource(source, None, "a program in memory")
     if isinstance(source, Package):
-        return Opened(source.program, source, str(source.path))
+        return OpenedSource(source.program, source, str(source.path))
     if isinstance(source, (str, PathLike)):
         package = load(source)
-        return Opened(package.program, package, fspath(source))
+        return OpenedSource(package.program, package, fspath(source))
     if hasattr(source, "get_spec"):
         package = package_of_mlmodel(source)
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
-            lend_scopes(converted, package.program)
-        return Opened(package.program, package, str(package.path))
+            copy_scopes(converted, package.program)
+        return OpenedSource(package.program, package, str(package.path))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
     raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
                      f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
 
 
-def alone(source: Opened, function: str | None) -> Opened:
+def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
     """The source with one function only, if one is named. Raises InputError where it has none of that name."""
     if function is None:
         return source
     functions = source.program.functions
     if function not in functions:
         raise InputError(f"{source.name}: no function '{function}'; expected {' or '.join(functions)}"
-                         f"{nearest(function, functions)}")
+                         f"{suggest_nearest(function, functions)}")
     view = copy.copy(source.program)
     view.functions, view.default_function_name, view.chain = {function: functions[function]}, function, ()
-    return Opened(view, source.package, source.name)
+    return OpenedSource(view, source.package, source.name)
 
 
-def copied(source: Opened) -> Opened:
+def copy_source(source: OpenedSource) -> OpenedSource:
     """A second program of the same source, to be rewritten; it shares the weights, which stay mapped."""
-    twin = clone(source.program)
+    twin = clone_program(source.program)
     if source.package is None:
-        return Opened(twin, None, source.name)
+        return OpenedSource(twin, None, source.name)
     package = copy.copy(source.package)
     package.program = twin
-    return Opened(twin, package, source.name)
+    return OpenedSource(twin, package, source.name)

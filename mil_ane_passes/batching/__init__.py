@@ -5,6 +5,6 @@ Nothing here imports coremltools before a package has to be worked on.
 
 from __future__ import annotations
 
-from .run import BatchInterrupted, batch
+from .batch_command import BatchInterrupted, batch
 
 __all__ = ["BatchInterrupted", "batch"]

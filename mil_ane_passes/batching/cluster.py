@@ -10,14 +10,14 @@ from typing import Any
 
 from ..core.errors import InputError
 
-__all__ = ["dask_executor"]
+__all__ = ["connect_to_dask"]
 
-_PATIENCE = 8
+_CONNECT_TIMEOUT = 8
 "Seconds until a scheduler counts as unreachable."
 
 
 @contextlib.contextmanager
-def dask_executor(address: str, say: Callable[[str], object] = lambda text: None) -> Iterator[Executor]:
+def connect_to_dask(address: str, say: Callable[[str], object] = lambda text: None) -> Iterator[Executor]:
     """The workers of the scheduler at `address`, e.g. tcp://10.0.0.1:8786. They need the same paths and packages.
 
     A cluster without workers is waited for, as it may be one that starts them when there is work; `say` is told.
@@ -30,7 +30,7 @@ def dask_executor(address: str, say: Callable[[str], object] = lambda text: None
                          "pip install 'mil-ane-passes[dask]'") from error
     logging.getLogger("distributed").setLevel(logging.ERROR)
     try:
-        client: Any = Client(address, timeout=_PATIENCE, set_as_default=False)
+        client: Any = Client(address, timeout=_CONNECT_TIMEOUT, set_as_default=False)
     except Exception as error:  # what answers there may be something else, which leads to any error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address that "

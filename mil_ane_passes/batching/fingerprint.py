@@ -8,68 +8,72 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fingerprint", "same", "settled", "size_of", "stamps"]
+__all__ = ["collect_stamps", "refresh_if_unchanged", "sum_file_sizes", "take_fingerprint", "update_link_stamps"]
 
-Print = dict[str, dict[str, Any]]
+Fingerprint = dict[str, dict[str, Any]]
 "For each file, by its path in the package: `size` in bytes, `stamp`, and `sha256` or None."
 
-_SMALL = 64 << 20
+_ALWAYS_HASHED_BYTES = 64 << 20
 "Up to so many bytes a file's content is looked at in any case: it takes less than a tenth of a second."
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-def fingerprint(package: str | os.PathLike[str], deep: bool) -> Print:
+def take_fingerprint(package: str | os.PathLike[str], deep: bool) -> Fingerprint:
     """What is in `package` now. The content of large files is looked at only when it is to be `deep`."""
-    found: Print = {}
-    for name, path in _files(Path(package)):
-        size, stamp = _stamp(path)
-        found[name] = {"size": size, "stamp": stamp, "sha256": _digest(path) if deep or size <= _SMALL else None}
+    found: Fingerprint = {}
+    for name, path in _iterate_files(Path(package)):
+        size, stamp = _read_stamp(path)
+        found[name] = {
+            "size": size,
+            "stamp": stamp,
+            "sha256": _hash_file(path) if deep or size <= _ALWAYS_HASHED_BYTES else None,
+        }
     return found
 
 
-def same(before: Print, package: str | os.PathLike[str]) -> Print | None:
+def refresh_if_unchanged(before: Fingerprint, package: str | os.PathLike[str]) -> Fingerprint | None:
     """The fingerprint of `package` as it is now, if it holds what it held at the fingerprint `before`; else None.
 
     A file that was not touched is not read: the time of the last change of a file's inode cannot be set by hand. One
     that was (copied, moved, unpacked or touched) is the same when its content is, as far as that was looked at.
     """
-    files = dict(_files(Path(package)))
+    files = dict(_iterate_files(Path(package)))
     if files.keys() != before.keys():
         return None
-    now: Print = {}
+    now: Fingerprint = {}
     for name, path in files.items():
         was = before[name]
-        size, stamp = _stamp(path)
+        size, stamp = _read_stamp(path)
         touched = [size, stamp] != [was["size"], was["stamp"]]
-        if touched and (size != was["size"] or was["sha256"] is None or _digest(path) != was["sha256"]):
+        if touched and (size != was["size"] or was["sha256"] is None or _hash_file(path) != was["sha256"]):
             return None
         now[name] = {"size": size, "stamp": stamp, "sha256": was["sha256"]}
     return now
 
 
-def settled(files: Print, package: str | os.PathLike[str]) -> Print:
+def update_link_stamps(files: Fingerprint, package: str | os.PathLike[str]) -> Fingerprint:
     """`files` after work that may have linked some of them elsewhere, which changes their inodes but nothing else."""
-    now: Print = {}
-    for name, path in _files(Path(package)):
+    now: Fingerprint = {}
+    for name, path in _iterate_files(Path(package)):
         if name in files:
-            (size, stamp), was = _stamp(path), files[name]
+            (size, stamp), was = _read_stamp(path), files[name]
             same_file = [size, stamp[0], stamp[2]] == [was["size"], was["stamp"][0], was["stamp"][2]]
             now[name] = {**was, "stamp": stamp} if same_file else was
     return files | now
 
 
-def stamps(output: str | os.PathLike[str]) -> dict[str, list[int]]:
+def collect_stamps(output: str | os.PathLike[str]) -> dict[str, list[int]]:
     """Size and time of change of every file of `output`, a package or a single file; they survive a move."""
     return {name: [status.st_size, status.st_mtime_ns]
-            for name, path in _files(Path(output)) for status in [os.lstat(path)]}
+            for name, path in _iterate_files(Path(output)) for status in [os.lstat(path)]}
 
 
-def size_of(files: Any) -> int:
-    """The bytes of all files of a fingerprint, or of `stamps`, together."""
+def sum_file_sizes(files: Any) -> int:
+    """The bytes of all files of a fingerprint, or of `collect_stamps`, together."""
     return sum(each["size"] if isinstance(each, dict) else each[0] for each in files.values())
 
 
-def _files(top: Path) -> Iterator[tuple[str, Path]]:
+def _iterate_files(top: Path) -> Iterator[tuple[str, Path]]:
     """Everything in a folder that is not a folder, links as what they are; of a file that file alone."""
     if not top.is_dir():
         if os.path.lexists(top):
@@ -83,16 +87,16 @@ def _files(top: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(top).as_posix(), path
 
 
-def _stamp(path: Path) -> tuple[int, list[int]]:
+def _read_stamp(path: Path) -> tuple[int, list[int]]:
     status = os.lstat(path)
     return status.st_size, [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     if path.is_symlink() or not path.is_file():
         return f"link to {os.readlink(path)}" if path.is_symlink() else "no file"
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

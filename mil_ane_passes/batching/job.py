@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import AnePassesError, InputError, memory_words
-from ..core.host import quiet
+from ..core.coremltools_setup import silence_coremltools
+from ..core.errors import AnePassesError, InputError, format_memory_error
 from ..core.locking import exclusive
-from ..core.spelling import by_command
+from ..core.option_spelling import use_command_spelling
 from ..report.batch import BatchItem
-from .asked import Asked, tool
-from .fingerprint import fingerprint, settled, size_of, stamps
-from .record import KEPT, RECORDS, Record, write_whole
+from .fingerprint import collect_stamps, sum_file_sizes, take_fingerprint, update_link_stamps
+from .record import RECORDED_FIELDS, RECORDS_FOLDER, Record, write_text_atomically
+from .request import Request, describe_tool
 
 __all__ = ["Job", "OptionsError", "run_job"]
 
@@ -47,105 +47,107 @@ class Job:
     output: str | None
     folder: str | None
     replace: bool
-    asked: Asked
+    asked: Request
     command: bool = False
 
 
 def run_job(job: Job) -> BatchItem:
     """Do the work; what goes wrong with the package is in the item. Raises OptionsError for wrong options only."""
     item = BatchItem(job.name, job.source, job.output)
-    with exclusive(), quiet(), by_command(job.command):
+    with exclusive(), silence_coremltools(), use_command_spelling(job.command):
         try:
-            _check_place(job)
-            work = _work(job.asked)
+            _check_worker(job)
+            work = _make_work(job.asked)
             started = time.perf_counter()
             try:
-                _kept(job, item, work)
+                _run_recorded(job, item, work)
             finally:
                 item.seconds = time.perf_counter() - started
         except OptionsError:
             raise
         except Exception as error:  # whatever it is, it is about this package, and the others go on
-            item.status, item.code, item.error = "failed", 2, _words(error)
+            item.status, item.code, item.error = "failed", 2, _format_error(error)
     return item
 
 
-def _check_place(job: Job) -> None:
+def _check_worker(job: Job) -> None:
     """Raises InputError when this process is not the same tool, or does not see the same files."""
     here = socket.gethostname()
-    if dict(job.asked.tool) != dict(tool()):
-        raise InputError(f"the worker on {here} runs another mil-ane-passes or coremltools: found {_short(tool())}, "
-                         f"expected {_short(job.asked.tool)}; install the same there")
-    if job.folder is not None and not Path(job.folder, RECORDS).is_dir():
+    if dict(job.asked.tool) != dict(describe_tool()):
+        raise InputError(
+            f"the worker on {here} runs another mil-ane-passes or coremltools: found {_format_tool(describe_tool())}, "
+            f"expected {_format_tool(job.asked.tool)}; install the same there"
+        )
+    if job.folder is not None and not Path(job.folder, RECORDS_FOLDER).is_dir():
         raise InputError(f"the worker on {here} does not see {job.folder}; workers need the same paths: give them on a "
                          "file system that all of them have")
 
 
-def _short(which: Any) -> str:
+def _format_tool(which: Any) -> str:
     plugins = f" with {', '.join(which['plugins'])}" if which["plugins"] else ""
     return f"{which['version']} ({which['code'][:8]}, coremltools {which['coremltools']}){plugins}"
 
 
-def _work(asked: Asked) -> Work:
+def _make_work(asked: Request) -> Work:
     """The function that does the work, with all it needs imported. Raises OptionsError where it would refuse the
     options."""
     from ..api import lint, rewrite
 
-    how = _options(asked)
-    return partial(_rewrite, rewrite, how) if asked.command == "rewrite" else partial(_lint, lint, how)
+    how = _prepare_options(asked)
+    return partial(_rewrite_package, rewrite, how) if asked.command == "rewrite" else partial(_lint_package, lint, how)
 
 
-def _options(asked: Asked) -> dict[str, Any]:
+def _prepare_options(asked: Request) -> dict[str, Any]:
     """The options as the public functions take them. Raises OptionsError where these would refuse them."""
-    from ..core.growth import growth
+    from ..core.max_growth import check_max_growth
     from ..core.npz import read_arrays
-    from ..core.pipeline import selected
-    from ..core.selecting import configured, reported
+    from ..core.pipeline import select_rewrites
+    from ..core.rule_selection import configure_rules, select_rule_names
     from ..core.targets import parse_target
-    from ..proof.given import Given, parse_ranges
+    from ..proof.user_inputs import UserInputs, parse_ranges
 
     how = dict(asked.options)
     try:
         parse_target(how["target"])
         if asked.command == "lint":
-            reported(how["select"], how["ignore"])
-            configured(how["options"])
+            select_rule_names(how["select"], how["ignore"])
+            configure_rules(how["options"])
             return how
-        selected(how["preset"], how["passes"], how["options"])
-        growth(how["max_growth"])
+        select_rewrites(how["preset"], how["passes"], how["options"])
+        check_max_growth(how["max_growth"])
         how["feeds"] = [read_arrays(path) for path in how["feeds"]] or None
         how["ranges"] = parse_ranges(how["ranges"]) if isinstance(how["ranges"], str) else how["ranges"]
-        Given.of(how["feeds"], how["ranges"])
+        UserInputs.of(how["feeds"], how["ranges"])
     except InputError as error:
         raise OptionsError(str(error)) from error
     return {name: value for name, value in how.items() if name != "seeds" or value is not None}
 
 
-def _kept(job: Job, item: BatchItem, work: Work) -> None:
+def _run_recorded(job: Job, item: BatchItem, work: Work) -> None:
     """Do the work between the two records of it."""
     if job.folder is None or job.output is None:
         item.held = work(job, item)
         return
     record = Record(Path(job.folder), Path(job.output))
-    files = fingerprint(job.source, deep=job.asked.is_costly)
+    files = take_fingerprint(job.source, deep=job.asked.is_costly)
     record.start()
     try:
         report = work(job, item)
     except Exception:
-        record.give_up()
+        record.mark_failed()
         raise
     if item.status == "not proved":
-        record.give_up(report)
+        record.mark_failed(report)
         item.report_file = str(record.report)
         return
     if job.asked.command == "lint":
-        item.bytes = size_of(files)
+        item.bytes = sum_file_sizes(files)
     item.report_file = str(record.report)
-    record.finish(report, source=os.path.realpath(job.source), files=settled(files, job.source),
-                  asked=job.asked.known_by(), item={name: getattr(item, name) for name in KEPT})
+    record.finish(report, source=os.path.realpath(job.source), files=update_link_stamps(files, job.source),
+                  asked=job.asked.make_comparison_key(), item={name: getattr(item, name) for name in RECORDED_FIELDS})
 
 
-def _rewrite(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
+def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
     if job.output is not None:
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
     report = rewrite(job.source, job.output, overwrite=job.replace, **how)
@@ -155,16 +157,16 @@ def _rewrite(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: B
     item.left_out_passes = [each.rule for each in report.left_out_passes]
     item.failed_passes = [each.rule for each in report.failed]
     if report.status == "not proved":
-        item.error = str(report.verify).partition("\n")[0] if report.blamed is None else (
-            f"ane::{report.blamed.rule} breaks the proof {report.blamed}")
+        item.error = str(report.verify).partition("\n")[0] if report.faulty_pass is None else (
+            f"ane::{report.faulty_pass.rule} breaks the proof {report.faulty_pass}")
     elif job.output is not None and how["dry_run"] is False:
-        item.bytes = size_of(stamps(job.output))
+        item.bytes = sum_file_sizes(collect_stamps(job.output))
     made: dict[str, Any] = report.to_dict()
     return made
 
 
-def _lint(lint: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
-    from ..report.forms import formed
+def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
+    from ..report.formats import format_report
 
     bar, form = how["fail_under"], how["report"]
     report = lint(job.source, **{name: how[name] for name in ("target", "select", "ignore", "options")})
@@ -175,12 +177,12 @@ def _lint(lint: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchIt
     if under:
         item.error = f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of {bar:g} %"
     if job.output is not None:
-        write_whole(Path(job.output), f"{formed(report, form)}\n")
+        write_text_atomically(Path(job.output), f"{format_report(report, form)}\n")
     made: dict[str, Any] = report.to_dict()
     return made
 
 
-def _words(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     if isinstance(error, AnePassesError):
         return str(error)
     if isinstance(error, OSError):
@@ -188,6 +190,6 @@ def _words(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the model's blocks are nested too deep for this machine's Python"
     if isinstance(error, MemoryError):
-        return memory_words(error)
+        return format_memory_error(error)
     return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
             "that leads to it")

@@ -10,37 +10,41 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..package.refusals import refusals
-from ..package.replacing import replace_file
-from .fingerprint import same, stamps
+from ..package.file_replacement import replace_file
+from ..package.write_errors import convert_write_errors
+from .fingerprint import collect_stamps, refresh_if_unchanged
 
-__all__ = ["KEPT", "RECORDS", "Record", "write_whole"]
+__all__ = ["RECORDED_FIELDS", "RECORDS_FOLDER", "Record", "write_text_atomically"]
 
-RECORDS = ".mil-ane-passes"
-KEPT = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes")
+RECORDS_FOLDER = ".mil-ane-passes"
+RECORDED_FIELDS = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes")
 "What is kept of an item, besides its report."
-_COUNTS = ("count", "ops_before", "ops_after", "bytes")
+_COUNT_FIELDS = ("count", "ops_before", "ops_after", "bytes")
 _SCHEMA = 1
 
 
-def _is_whole(data: dict[str, Any]) -> bool:
+def _is_valid_record(data: dict[str, Any]) -> bool:
     """Whether a record has the form in which it was written; one that was damaged counts as missing."""
     files, outputs, item = data.get("files", {}), data.get("outputs", {}), data.get("item")
-    kept = item is None or (isinstance(item, dict) and item.keys() == set(KEPT) and isinstance(item["code"], int)
-                            and isinstance(item["left_out_passes"], list)
-                            and all(isinstance(item[name], int | None) for name in _COUNTS))
+    kept = item is None or (
+        isinstance(item, dict)
+        and item.keys() == set(RECORDED_FIELDS)
+        and isinstance(item["code"], int)
+        and isinstance(item["left_out_passes"], list)
+        and all(isinstance(item[name], int | None) for name in _COUNT_FIELDS)
+    )
     return (kept and (item is not None or data.get("state") != "done") and isinstance(data.get("source", ""), str)
-            and isinstance(files, dict) and all(map(_is_print, files.values()))
-            and isinstance(outputs, dict) and all(map(_are_numbers, outputs.values())))
+            and isinstance(files, dict) and all(map(_is_fingerprint_entry, files.values()))
+            and isinstance(outputs, dict) and all(map(_is_int_list, outputs.values())))
 
 
-def _is_print(each: Any) -> bool:
-    return (isinstance(each, dict) and isinstance(each.get("size"), int) and _are_numbers(each.get("stamp"))
+def _is_fingerprint_entry(each: Any) -> bool:
+    return (isinstance(each, dict) and isinstance(each.get("size"), int) and _is_int_list(each.get("stamp"))
             and len(each["stamp"]) == len(("modified", "changed", "inode"))
             and isinstance(each.get("sha256", 0), str | None))
 
 
-def _are_numbers(values: Any) -> bool:
+def _is_int_list(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(each, int) for each in values)
 
 
@@ -49,7 +53,7 @@ class Record:
 
     def __init__(self, folder: Path, output: Path) -> None:
         self.folder, self.output = folder, output
-        place = folder / RECORDS / output.relative_to(folder)
+        place = folder / RECORDS_FOLDER / output.relative_to(folder)
         self.path = place.with_name(f"{place.name}.json")
         self.report = place.with_name(f"{place.name}.report.json")
         self.data = self._read()
@@ -59,7 +63,7 @@ class Record:
             data = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        return data if isinstance(data, dict) and data.get("schema") == _SCHEMA and _is_whole(data) else {}
+        return data if isinstance(data, dict) and data.get("schema") == _SCHEMA and _is_valid_record(data) else {}
 
     @property
     def state(self) -> str:
@@ -72,11 +76,13 @@ class Record:
 
     def is_untouched(self) -> bool:
         """Whether the result lies there as it was written, or half of a run may have left it there."""
-        return self.state == "started" or ("outputs" in self.data and self.data["outputs"] == stamps(self.output))
+        return self.state == "started" or (
+            "outputs" in self.data and self.data["outputs"] == collect_stamps(self.output)
+        )
 
-    def is_of(self, source: str) -> bool:
+    def is_made_from(self, source: str) -> bool:
         """Whether the result was made of what is in package `source` now. May have to read the package."""
-        now = same(self.data.get("files", {}), source)
+        now = refresh_if_unchanged(self.data.get("files", {}), source)
         if now is not None and now != self.data["files"]:  # not to be read again the next time
             self.data["files"] = now
             self._write(self.data)
@@ -86,10 +92,10 @@ class Record:
         """Say that the result may appear from now on."""
         self._write({**self.data, "state": "started"})
 
-    def give_up(self, report: dict[str, Any] | None = None) -> None:
+    def mark_failed(self, report: dict[str, Any] | None = None) -> None:
         """Say that there is no new result; one of earlier is still known. `report` says why."""
         if report is not None:
-            write_whole(self.report, json.dumps(report, allow_nan=False))
+            write_text_atomically(self.report, json.dumps(report, allow_nan=False))
         if self.data or report is not None:
             self._write({**self.data, "state": "failed"})
         else:
@@ -97,15 +103,17 @@ class Record:
 
     def finish(self, report: dict[str, Any], **facts: Any) -> None:
         """Say that the result is there, and what it is made of."""
-        write_whole(self.report, json.dumps(report, allow_nan=False))
-        self._write({**facts, "state": "done", "outputs": stamps(self.output)})
+        write_text_atomically(self.report, json.dumps(report, allow_nan=False))
+        self._write({**facts, "state": "done", "outputs": collect_stamps(self.output)})
 
     def _write(self, data: dict[str, Any]) -> None:
-        write_whole(self.path, json.dumps({**data, "schema": _SCHEMA, "tool": "mil-ane-passes"}, allow_nan=False))
+        write_text_atomically(
+            self.path, json.dumps({**data, "schema": _SCHEMA, "tool": "mil-ane-passes"}, allow_nan=False)
+        )
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all, in a folder that is made if need be; one that is there is replaced."""
-    with refusals(path, "the file"):
+    with convert_write_errors(path, "the file"):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

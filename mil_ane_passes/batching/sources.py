@@ -39,30 +39,35 @@ def find_sources(given: Paths, folder: Path | None) -> list[Source]:
         raise InputError("no packages given; expected paths of .mlpackage folders, or of folders with some in them")
     found: dict[str, Source] = {}
     for each in listed:
-        for source in _meant(os.fspath(each), folder):
+        for source in _iterate_sources(os.fspath(each), folder):
             found.setdefault(os.path.realpath(source.path), source)
     _check_names(found.values())
     return list(found.values())
 
 
-def _meant(path: str, folder: Path | None) -> Iterator[Source]:
+def _iterate_sources(path: str, folder: Path | None) -> Iterator[Source]:
     if not os.path.lexists(path) and glob.has_magic(path):
-        matches = sorted(set(_matches(path, folder)))
+        matches = sorted(set(_iterate_pattern_matches(path, folder)))
         if not matches:
-            yield Source(path, _name(path), f"{path}: nothing matches this pattern; expected some .mlpackage")
+            yield Source(
+                path, _get_result_name(path), f"{path}: nothing matches this pattern; expected some .mlpackage"
+            )
         for match in matches:
-            yield from _meant(match, folder)
+            yield from _iterate_sources(match, folder)
     elif not os.path.isdir(path) or _is_package(path):
-        yield Source(path, _name(path))
+        yield Source(path, _get_result_name(path))
     else:
-        below = list(_search(path, folder))
+        below = list(_search_folder(path, folder))
         yield from below
         if not below:
-            yield Source(path, _name(path), f"{path}: a folder without any {_SUFFIX} in it; expected a package, or a "
-                                            "folder with some")
+            yield Source(
+                path,
+                _get_result_name(path),
+                f"{path}: a folder without any {_SUFFIX} in it; expected a package, or a folder with some",
+            )
 
 
-def _matches(pattern: str, folder: Path | None) -> Iterator[str]:
+def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]:
     """What a pattern stands for; `**` is every folder that is searched."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
@@ -73,11 +78,13 @@ def _matches(pattern: str, folder: Path | None) -> Iterator[str]:
         if not parts[at + 1 :]:
             yield top
             continue
-        for place, _ in _walked(top, folder, []):
-            yield from _matches(os.path.join(glob.escape(os.path.normpath(place)), *parts[at + 1 :]), folder)
+        for place, _ in _walk_folders(top, folder, []):
+            yield from _iterate_pattern_matches(
+                os.path.join(glob.escape(os.path.normpath(place)), *parts[at + 1 :]), folder
+            )
 
 
-def _walked(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
+def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
     """All folders below, with the names of the packages in each; not in packages, in hidden folders, where the results
     go, or behind links."""
     results = None if folder is None else os.path.realpath(folder)
@@ -89,23 +96,23 @@ def _walked(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[t
         yield place, inside
 
 
-def _search(top: str, folder: Path | None) -> Iterator[Source]:
+def _search_folder(top: str, folder: Path | None) -> Iterator[Source]:
     """The packages in a folder, by name."""
     refused: list[OSError] = []
-    for place, inside in _walked(top, folder, refused):
+    for place, inside in _walk_folders(top, folder, refused):
         for name in inside:
             path = os.path.join(place, name)
-            yield Source(path, Path(os.path.relpath(path, top)).with_name(_name(path)).as_posix())
+            yield Source(path, Path(os.path.relpath(path, top)).with_name(_get_result_name(path)).as_posix())
     for error in refused:
         where = error.filename or top
-        yield Source(where, _name(where), f"{where}: cannot be searched ({error.strerror})")
+        yield Source(where, _get_result_name(where), f"{where}: cannot be searched ({error.strerror})")
 
 
 def _is_package(path: str) -> bool:
     return path.rstrip("/").endswith(_SUFFIX) or os.path.isfile(os.path.join(path, "Manifest.json"))
 
 
-def _name(path: str) -> str:
+def _get_result_name(path: str) -> str:
     return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX)
 
 

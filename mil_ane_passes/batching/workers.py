@@ -15,15 +15,15 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
-from ..core.host import WORKER
-from . import inside
+from ..core.coremltools_setup import WORKER_VARIABLE
+from . import worker_process
 
-__all__ = ["Here", "Workers"]
+__all__ = ["InProcessExecutor", "WorkerPool"]
 
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-class Here(Executor):
+class InProcessExecutor(Executor):
     """Does each job at once, in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -35,7 +35,7 @@ class Here(Executor):
         return future
 
 
-class Workers(Executor):
+class WorkerPool(Executor):
     """`count` processes, each started when there is a job for it; they share the processor's cores.
 
     A job whose process dies raises BrokenProcessPool, and a new process takes its place. While there are workers, the
@@ -49,7 +49,7 @@ class Workers(Executor):
         self._pools: dict[ProcessPoolExecutor, Future[int]] = {}
         self._stopped = False
         each = str(max(1, (os.cpu_count() or 1) // count))
-        wanted = {WORKER: "1", **dict.fromkeys(_THREAD_SETTINGS, each)}
+        wanted = {WORKER_VARIABLE: "1", **dict.fromkeys(_THREAD_SETTINGS, each)}
         self._set = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(self._set)
 
@@ -59,7 +59,7 @@ class Workers(Executor):
     def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         pool = self._pool()
         try:
-            return pool.submit(inside.busy, fn, *args, **kwargs).result()
+            return pool.submit(worker_process.run_interruptibly, fn, *args, **kwargs).result()
         except BrokenProcessPool:
             self._own.pool = None
             self._pools.pop(pool, None)
@@ -70,8 +70,8 @@ class Workers(Executor):
         """The executor of the thread that asks."""
         pool: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
         if pool is None:
-            pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=inside.begin)
-            with _without_interrupts():
+            pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=worker_process.start_worker)
+            with _block_interrupts():
                 self._pools[pool] = pool.submit(os.getpid)
             self._own.pool = pool
         return pool
@@ -103,8 +103,9 @@ class Workers(Executor):
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Any:
-    """A process that is started meanwhile is not interrupted before it can deal with that; `inside.begin` lets it."""
+def _block_interrupts() -> Any:
+    """A process that is started meanwhile is not interrupted before it can deal with that;
+    `worker_process.start_worker` lets it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

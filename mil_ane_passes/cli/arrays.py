@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.npz import read_arrays, write_npz
-from .output import write_whole
+from .output import write_atomically
 
 __all__ = ["read_arrays", "write_arrays"]
 
@@ -18,4 +18,4 @@ Array = np.ndarray[Any, Any]
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
     """Write an .npz whole or not at all; a file that exists is replaced."""
-    write_whole(target, lambda file: write_npz(file, arrays))
+    write_atomically(target, lambda file: write_npz(file, arrays))

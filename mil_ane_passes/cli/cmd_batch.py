@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.errors import InputError
-from ..core.growth import parse_growth
-from ..core.settings import percent
-from ..core.words import escaped
+from ..core.max_growth import parse_max_growth
+from ..core.settings import parse_percent
+from ..core.text_format import escape_text
 from . import cmd_lint, cmd_rewrite
-from .given import limits
-from .output import add_format, example, progress_line, show
-from .stopping import Stopped
+from .input_options import read_limits
+from .output import add_format_option, format_example, print_report, show_progress
+from .stop_signals import Stopped
 
 HELP = "rewrite or lint many packages, on many cores or machines; run again, it does the rest"
 EXAMPLE = "batch rewrite models -o rewritten --jobs 4"
@@ -28,17 +28,17 @@ EXAMPLE = "batch rewrite models -o rewritten --jobs 4"
 def add(parser: argparse.ArgumentParser) -> None:
     each = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     rewrite = each.add_parser("rewrite", help=cmd_rewrite.HELP, description=cmd_rewrite.__doc__,
-                              epilog=example("batch rewrite models -o rewritten"))
+                              epilog=format_example("batch rewrite models -o rewritten"))
     _add_sources(rewrite, "DIR/NAME.mlpackage")
-    cmd_rewrite.add_choices(rewrite)
+    cmd_rewrite.add_rewrite_options(rewrite)
     rewrite.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
-    rewrite.set_defaults(run=run, each=_rewrite)
+    rewrite.set_defaults(run=run, each=_batch_rewrite)
     lint = each.add_parser("lint", help=cmd_lint.HELP, description=cmd_lint.__doc__,
-                           epilog=example("batch lint models -o reports --report html"))
+                           epilog=format_example("batch lint models -o reports --report html"))
     _add_sources(lint, "DIR/NAME.txt")
-    cmd_lint.add_choices(lint)
+    cmd_lint.add_lint_options(lint)
     lint.add_argument("--report", choices=cmd_lint.FORMATS, default="text", help="which form the reports in DIR have")
-    lint.set_defaults(run=run, each=_lint)
+    lint.set_defaults(run=run, each=_batch_lint)
 
 
 def _add_sources(parser: argparse.ArgumentParser, result: str) -> None:
@@ -46,17 +46,17 @@ def _add_sources(parser: argparse.ArgumentParser, result: str) -> None:
                                                                   "patterns; never changed")
     parser.add_argument("-o", "--output", metavar="DIR", help=f"where the results go, as {result}; packages found in a "
                                                               "folder keep their path below it")
-    parser.add_argument("--jobs", metavar="N", type=_count, default=1,
+    parser.add_argument("--jobs", metavar="N", type=_non_negative_int, default=1,
                         help="so many processes (default: 1), which share the cores; each takes half a GB of memory "
                              "and what its proof needs; 0: this process does it all")
     parser.add_argument("--dask", metavar="ADDRESS", help="run on this Dask cluster, e.g. tcp://10.0.0.1:8786; its "
                                                           "workers must see the same paths")
     parser.add_argument("--again", action="store_true", help="do also what an earlier run has done")
     parser.add_argument("--overwrite", action="store_true", help="replace also what no batch has written")
-    add_format(parser)
+    add_format_option(parser)
 
 
-def _count(text: str) -> int:
+def _non_negative_int(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is less than 0")
@@ -67,55 +67,69 @@ def run(arguments: argparse.Namespace) -> int:
     from ..batching import BatchInterrupted
 
     try:
-        with progress_line() as progress, _executor(arguments) as chosen:
+        with show_progress() as progress, _open_executor(arguments) as chosen:
             report = arguments.each(arguments, {"progress": progress, **chosen})
     except BatchInterrupted as stopped:
-        show(stopped.report, arguments.format)
-        print(f"mil-ane-passes: interrupted: {escaped(stopped)}; run the same again to do the rest", file=sys.stderr)
+        print_report(stopped.report, arguments.format)
+        print(
+            f"mil-ane-passes: interrupted: {escape_text(stopped)}; run the same again to do the rest", file=sys.stderr
+        )
         signalled = stopped.__cause__
         return (signalled if isinstance(signalled, Stopped) else Stopped()).code
-    show(report, arguments.format)
+    print_report(report, arguments.format)
     return int(report.exit_code)
 
 
 @contextmanager
-def _executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor | int]]:
+def _open_executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor | int]]:
     """What does the work, as `batch` takes it."""
     if arguments.dask is None:
         yield {"jobs": arguments.jobs}
         return
-    from ..batching.cluster import dask_executor
+    from ..batching.cluster import connect_to_dask
 
     def say(text: str) -> None:
-        print(f"mil-ane-passes: {escaped(text)}", file=sys.stderr)
+        print(f"mil-ane-passes: {escape_text(text)}", file=sys.stderr)
 
-    with dask_executor(arguments.dask, say=say) as executor:
+    with connect_to_dask(arguments.dask, say=say) as executor:
         yield {"executor": executor}
 
 
-def _rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
+def _batch_rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None and not arguments.dry_run:
         raise InputError("no folder for the results; expected -o DIR, or --dry-run")
-    return _batch("rewrite", arguments, how, preset=arguments.preset, target=arguments.target, passes=arguments.passes,
-                  verify=arguments.verify, link=arguments.link, dry_run=arguments.dry_run, feeds=arguments.feeds,
-                  ranges=arguments.ranges, max_growth=parse_growth(arguments.max_growth), strict=arguments.strict,
-                  **limits(arguments))
+    return _run_batch(
+        "rewrite",
+        arguments,
+        how,
+        preset=arguments.preset,
+        target=arguments.target,
+        passes=arguments.passes,
+        verify=arguments.verify,
+        link=arguments.link,
+        dry_run=arguments.dry_run,
+        feeds=arguments.feeds,
+        ranges=arguments.ranges,
+        max_growth=parse_max_growth(arguments.max_growth),
+        strict=arguments.strict,
+        **read_limits(arguments),
+    )
 
 
-def _lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
+def _batch_lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None:
         raise InputError("no folder for the reports; expected -o DIR")
-    settings = cmd_lint.settings_of(arguments)
+    settings = cmd_lint.read_lint_settings(arguments)
     if settings.baseline is not None:
         raise InputError(f"{settings.file}: sets a baseline, which is of one model; lint that one by itself, or use "
                          "--no-config")
-    bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
-    with cmd_lint.blamed(arguments, settings):
-        return _batch("lint", arguments, how, **cmd_lint.choices(arguments, settings), fail_under=bar,
-                      report=arguments.report)
+    bar = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
+    with cmd_lint.name_settings_file(arguments, settings):
+        return _run_batch("lint", arguments, how, **cmd_lint.collect_lint_options(arguments, settings), fail_under=bar,
+                          report=arguments.report)
 
 
-def _batch(command: str, arguments: argparse.Namespace, how: dict[str, Any], **options: Any) -> Any:
+def _run_batch(command: str, arguments: argparse.Namespace, how: dict[str, Any], **options: Any) -> Any:
     from ..batching import batch
 
     return batch(command, arguments.sources, arguments.output, again=arguments.again, overwrite=arguments.overwrite,

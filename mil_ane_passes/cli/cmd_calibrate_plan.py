@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from .output import add_format, show
+from .output import add_format_option, print_report
 
 HELP = "how our prediction stands to a compute plan from a Mac"
 EXAMPLE = "calibrate-plan folder/result.json"
@@ -19,13 +19,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="IN.mlpackage",
                         help="what was measured (default: the packages beside PLAN)")
     parser.add_argument("--target", help="chip to predict for (default: the chip of the measurement)")
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..api.measuring import calibrate_plan
+    from ..api.plan_calibration import calibrate_plan
 
     report = calibrate_plan(arguments.plan, model=arguments.model, target=arguments.target)
-    show(report, arguments.format)
+    print_report(report, arguments.format)
     return 0 if report.agrees else 1

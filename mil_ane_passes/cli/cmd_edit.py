@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from ..core.errors import InputError
-from ..surgery.contract import PARTS
-from .copying import add_link, copying
-from .output import add_format, show
+from ..surgery.contract import PART_SUFFIXES
+from .copy_ahead import add_link_option, start_copying
+from .output import add_format_option, print_report
 
 HELP = "rename, expose or drop values of a package, change its interface, split it"
 EXAMPLE = "edit in.mlpackage -o out.mlpackage --rename var_123=logits --io fp16"
@@ -37,33 +37,33 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="edit this function alone (default: each that has what is named)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    add_link(parser)
-    add_format(parser)
+    add_link_option(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asked = _asked(arguments)
-    parts = PARTS if arguments.split_at else ("",)
+    asked = _collect_edits(arguments)
+    parts = PART_SUFFIXES if arguments.split_at else ("",)
     packed = bool(arguments.split_at) or arguments.dedup_weights  # what is packed anew is not copied first
-    with copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed,
-                 arguments.link, parts) as ahead:
+    with start_copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed,
+                       arguments.link, parts) as ahead:
         from ..api import edit  # now, while the large files are copied: this imports coremltools
 
         report = edit(arguments.input, arguments.output, **asked, function=arguments.function,
                       overwrite=arguments.overwrite, link=arguments.link, dry_run=arguments.dry_run, ahead=ahead)
-    show(report, arguments.format)
+    print_report(report, arguments.format)
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+def _collect_edits(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for, as `edit` takes it."""
     return {"fix_shape": arguments.fix_shape, "expose": arguments.expose, "drop_output": arguments.drop_output,
-            "io": _typed(arguments.io), "rename": _pairs("--rename", arguments.rename),
+            "io": _group_names_by_type(arguments.io), "rename": _parse_pairs("--rename", arguments.rename),
             "split_at": arguments.split_at or (), "dedup_weights": arguments.dedup_weights}
 
 
-def _typed(given: list[list[str]]) -> dict[str, list[str]]:
+def _group_names_by_type(given: list[list[str]]) -> dict[str, list[str]]:
     """The names of each type. InputError when a type is given with names and without."""
     found: dict[str, list[str]] = {}
     for dtype, *names in given:
@@ -73,7 +73,7 @@ def _typed(given: list[list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
+def _parse_pairs(option: str, given: list[str]) -> dict[str, str]:
     """`A=B` texts as a mapping. InputError for one that is not of that form, or for two of one A."""
     found: dict[str, str] = {}
     for text in given:

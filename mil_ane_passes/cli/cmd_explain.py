@@ -8,7 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
-from .output import add_format, show
+from .output import add_format_option, print_report
 
 if TYPE_CHECKING:
     from ..report.catalogue import Page
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("code", metavar="CODE", nargs="?",
                         help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, the "
                              "topics are listed")
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -30,26 +30,26 @@ def run(arguments: argparse.Namespace) -> int:
     from ..report.topics import TOPICS, Contents, Topic
 
     if arguments.code is None:
-        show(Contents(), arguments.format)
+        print_report(Contents(), arguments.format)
     elif arguments.code.lower() in TOPICS:
-        show(Topic(arguments.code.lower()), arguments.format)
+        print_report(Topic(arguments.code.lower()), arguments.format)
     else:
-        show(_page(arguments.code), arguments.format)
+        print_report(_find_page(arguments.code), arguments.format)
     return 0
 
 
-def _page(key: str) -> Page | PatchPage:
+def _find_page(key: str) -> Page | PatchPage:
     """The page of a rule or of a patch; InputError where there is neither."""
-    from ..core.registry import explainable
+    from ..core.registry import find_rule
     from ..report.catalogue import Page
     from ..report.patches import PatchPage
     from ..residency.measured_otherwise import MeasuredOtherwise
-    from ..torch_frontend.registry import finding
+    from ..torch_frontend.registry import find_patch_status
 
     try:
-        return Page(explainable(key, MeasuredOtherwise))
+        return Page(find_rule(key, MeasuredOtherwise))
     except InputError:
-        found = finding(key)
+        found = find_patch_status(key)
         if found is None:
             raise
     return PatchPage(found)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
-from ..core.settings import Settings, percent, read_settings
-from ..core.words import counted, escaped, lines_text
-from .output import check_file, write_file
+from ..core.settings import Settings, parse_percent, read_settings
+from ..core.text_format import escape_text, format_count, format_lines
+from .output import check_output_file, write_text_file
 
 if TYPE_CHECKING:
     from ..report.lint import LintReport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HELP = "which ops leave the ANE, why, and what mends it"
 EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
-_SHARED = ("select", "ignore", "target", "baseline")
+_SHARED_OPTIONS = ("select", "ignore", "target", "baseline")
 "What both the command line and a file of settings may say; errors about it begin with that word."
 
 
@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="text for people (default)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
     parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
-    add_choices(parser)
+    add_lint_options(parser)
     parser.add_argument("--baseline", metavar="FILE", help="gate: no findings but those in this JSON report")
     parser.add_argument("--measured", metavar="RESULT.json",
                         help="what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped "
@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run, keeps_all=True)
 
 
-def add_choices(parser: argparse.ArgumentParser) -> None:
+def add_lint_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what is looked at and reported, of whatever package."""
     parser.add_argument("--target", help="chip or device to look at (default: all)")
     parser.add_argument("--select", metavar="RULES", help="report these only: codes, beginnings of codes, slugs or "
@@ -58,72 +58,74 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.input.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
-    settings = settings_of(arguments)
-    bar = settings.fail_under if arguments.fail_under is None else percent(arguments.fail_under, "--fail-under")
-    target = None if arguments.output is None else check_file(
-        arguments.output, [first("baseline", arguments, settings), arguments.measured, settings.file])
-    report = _report(arguments, settings)
+    settings = read_lint_settings(arguments)
+    bar = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
+    target = None if arguments.output is None else check_output_file(
+        arguments.output, [get_option_or_setting("baseline", arguments, settings), arguments.measured, settings.file])
+    report = _make_report(arguments, settings)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # as the page says of itself
-    from ..report.forms import formed
+    from ..report.formats import format_report
 
-    _show(report, formed(report, arguments.format, everything=arguments.all), target)
-    failed = list(_failed(report, bar))
+    _show_report(report, format_report(report, arguments.format, everything=arguments.all), target)
+    failed = list(_iterate_failed_gates(report, bar))
     for words in failed:
-        print(f"mil-ane-passes: {escaped(words)}", file=sys.stderr)
+        print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr)
     gated = bar is not None or report.baseline is not None
     return 1 if failed or (report.warnings and not gated) else 0
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
+def read_lint_settings(arguments: argparse.Namespace) -> Settings:
     if arguments.no_config and arguments.config is not None:
         raise InputError("--config and --no-config contradict each other; give one of them")
     return Settings() if arguments.no_config else read_settings(arguments.config)
 
 
-def choices(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """What `add_choices` added, for the public function; what the command line does not say, the settings do."""
-    said = {name: first(name, arguments, settings) for name in ("target", "select", "ignore")}
+def collect_lint_options(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """What `add_lint_options` added, for the public function; what the command line does not say, the settings do."""
+    said = {name: get_option_or_setting(name, arguments, settings) for name in ("target", "select", "ignore")}
     return {**said, "target": "all" if said["target"] is None else said["target"], "options": settings.options}
 
 
-def first(name: str, arguments: argparse.Namespace, settings: Settings) -> Any:
+def get_option_or_setting(name: str, arguments: argparse.Namespace, settings: Settings) -> Any:
     given = getattr(arguments, name)
     return given if given is not None else getattr(settings, name)
 
 
 @contextmanager
-def blamed(arguments: argparse.Namespace, settings: Settings) -> Iterator[None]:
+def name_settings_file(arguments: argparse.Namespace, settings: Settings) -> Iterator[None]:
     """An error about what the file of settings says names that file."""
     try:
         yield
     except InputError as error:
         word = str(error).split(" ")[0].rstrip(":")
-        theirs = word.startswith(("ane::", "options")) or (word in _SHARED and getattr(arguments, word, None) is None)
+        theirs = word.startswith(("ane::", "options")) or (
+            word in _SHARED_OPTIONS and getattr(arguments, word, None) is None
+        )
         if theirs and settings.file is not None:
             raise InputError(f"{settings.file}: {error}") from error
         raise
 
 
-def _report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
+def _make_report(arguments: argparse.Namespace, settings: Settings) -> LintReport:
     from ..api import lint
 
-    with blamed(arguments, settings):
-        return lint(arguments.input, **choices(arguments, settings), after=arguments.after,
-                    baseline=first("baseline", arguments, settings), measured=arguments.measured)
+    with name_settings_file(arguments, settings):
+        return lint(arguments.input, **collect_lint_options(arguments, settings), after=arguments.after,
+                    baseline=get_option_or_setting("baseline", arguments, settings), measured=arguments.measured)
 
 
-def _show(report: LintReport, made: str, target: Path | None) -> None:
+def _show_report(report: LintReport, made: str, target: Path | None) -> None:
     if target is None:
         print(made)
         return
-    from ..report.lint_text import verdict
+    from ..report.lint_text import format_headline
 
-    write_file(target, f"{made}\n")
-    print(lines_text([verdict(report), f"written to {target}"]))
+    write_text_file(target, f"{made}\n")
+    print(format_lines([format_headline(report), f"written to {target}"]))
 
 
-def _failed(report: LintReport, bar: float | None) -> Iterator[str]:
+def _iterate_failed_gates(report: LintReport, bar: float | None) -> Iterator[str]:
     """Which gates are not passed, in words."""
     if bar is not None and report.share < bar:
         yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
@@ -131,4 +133,4 @@ def _failed(report: LintReport, bar: float | None) -> Iterator[str]:
     if report.baseline is not None:
         new = sum(item.level != "note" for item in report.baseline.new)
         if new:
-            yield f"--baseline: {counted(new, 'finding')} that {report.baseline.file} does not have"
+            yield f"--baseline: {format_count(new, 'finding')} that {report.baseline.file} does not have"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from .arrays import read_arrays
-from .output import add_format, at_least_one, progress_line, show
+from .output import add_format_option, positive_int, print_report, show_progress
 
 HELP = "write what somebody with a Mac runs to measure a package"
 EXAMPLE = "mac-script folder in.mlpackage --preset safe"
@@ -24,18 +24,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="all", help="chip to rewrite for (default: all)")
     parser.add_argument("--feeds", metavar="F.npz", action="append", default=[],
                         help="inputs by name; may be given several times; default: seeded draws")
-    parser.add_argument("--seeds", type=at_least_one, default=3, metavar="N", help="how many draws (default 3)")
-    add_format(parser)
+    parser.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="how many draws (default 3)")
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..api.mac import mac_script
+    from ..api.mac_measurement import write_mac_script
 
     feeds = [read_arrays(path) for path in arguments.feeds]
-    with progress_line() as progress:
-        report = mac_script(
+    with show_progress() as progress:
+        report = write_mac_script(
             arguments.input, arguments.folder, after=arguments.after, preset=arguments.preset, passes=arguments.passes,
             target=arguments.target, feeds=feeds or None, seeds=arguments.seeds, progress=progress)
-    show(report, arguments.format)
+    print_report(report, arguments.format)
     return 0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from .output import add_format, show
+from .output import add_format_option, print_report
 
 HELP = "list the passes"
 EXAMPLE = "passes"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..report.catalogue import Catalogue
 
-    show(Catalogue(), arguments.format)
+    print_report(Catalogue(), arguments.format)
     return 0

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from .output import add_format, show
+from .output import add_format_option, print_report
 
 HELP = "list the patches of the torch frontend"
 EXAMPLE = "patches"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..report.patches import Patches
-    from ..torch_frontend.registry import findings
+    from ..torch_frontend.registry import collect_patch_statuses
 
-    show(Patches(findings()), arguments.format)
+    print_report(Patches(collect_patch_statuses()), arguments.format)
     return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ..core.growth import parse_growth
-from .copying import add_link, copying
-from .given import add_given, add_limits, given, limits
-from .output import add_format, progress_line, show
+from ..core.max_growth import parse_max_growth
+from .copy_ahead import add_link_option, start_copying
+from .input_options import add_input_options, add_limit_options, read_inputs, read_limits
+from .output import add_format_option, print_report, show_progress
 
 HELP = "rewrite a package and prove the result before writing it"
 EXAMPLE = "rewrite in.mlpackage -o out.mlpackage"
@@ -16,15 +16,15 @@ EXAMPLE = "rewrite in.mlpackage -o out.mlpackage"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
-    add_choices(parser)
+    add_rewrite_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
     parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
-def add_choices(parser: argparse.ArgumentParser) -> None:
+def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what is done, with whatever package."""
     parser.add_argument("--preset", default="safe", help="safe (default) or full")
     parser.add_argument("--passes", metavar="LIST", help="exactly these, e.g. 'safe,split_conv_transpose_bias' or "
@@ -37,22 +37,22 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
                              "(default: 1%%), or none: undo nothing")
     parser.add_argument("--strict", action="store_true",
                         help="stop where a pass fails, instead of rolling it back and going on without it")
-    add_link(parser)
-    add_given(parser)
-    add_limits(parser)
+    add_link_option(parser)
+    add_input_options(parser)
+    add_limit_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    begun = copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run,
-                    link=arguments.link)
-    with begun as ahead, progress_line() as progress:
+    begun = start_copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run,
+                          link=arguments.link)
+    with begun as ahead, show_progress() as progress:
         from ..api import rewrite  # now, while the large files are copied: this imports coremltools
 
         report = rewrite(
             arguments.input, arguments.output, preset=arguments.preset, target=arguments.target,
             passes=arguments.passes, verify=arguments.verify, overwrite=arguments.overwrite,
-            max_growth=parse_growth(arguments.max_growth), strict=arguments.strict, link=arguments.link,
-            dry_run=arguments.dry_run, diff=arguments.diff, **given(arguments), **limits(arguments),
+            max_growth=parse_max_growth(arguments.max_growth), strict=arguments.strict, link=arguments.link,
+            dry_run=arguments.dry_run, diff=arguments.diff, **read_inputs(arguments), **read_limits(arguments),
             progress=progress, ahead=ahead)
-    show(report, arguments.format)
+    print_report(report, arguments.format)
     return 1 if report.status == "not proved" else 0

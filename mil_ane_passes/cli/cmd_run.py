@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .arrays import read_arrays, write_arrays
-from .given import add_limits, limits
-from .output import add_format, check_file, progress_line, show
-from .quirks import add_quirk
+from .input_options import add_limit_options, read_limits
+from .output import add_format_option, check_output_file, print_report, show_progress
+from .quirk_option import add_quirk_option
 
 if TYPE_CHECKING:
     from ..report.trace import RunReport
@@ -30,41 +30,41 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-out", metavar="OUT.npz", help="where goes what is left in the states")
     parser.add_argument("--trace", action="store_true",
                         help="a line for each op: range, NaN, infinities, what fp16 cannot hold, and where that starts")
-    add_limits(parser)
-    add_quirk(parser, "in this run")
-    add_format(parser)
+    add_limit_options(parser)
+    add_quirk_option(parser, "in this run")
+    add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..proof.compare import as_arrays
+    from ..proof.comparison import to_arrays
 
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")
     # What is left in the states may take the place of what was in them: the next run goes on from there.
     inputs = {arguments.output: [arguments.feeds, arguments.state], arguments.state_out: [arguments.feeds]}
-    targets = [None if path is None else check_file(path, inputs[path], "an .npz file")
+    targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]
     if targets[0] is not None and targets[0] == targets[1]:
         raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
-    report = _executed(arguments)
+    report = _execute_package(arguments)
     if targets[1] is not None and not report.states:
         raise InputError("--state-out: the function has no states, so there is nothing to write; leave it out")
     for target, arrays in zip(targets, (report.outputs, report.states)):
         if target is not None:
-            write_arrays(target, as_arrays(arrays))
-    show(report, arguments.format)
+            write_arrays(target, to_arrays(arrays))
+    print_report(report, arguments.format)
     return 0
 
 
-def _executed(arguments: argparse.Namespace) -> RunReport:
+def _execute_package(arguments: argparse.Namespace) -> RunReport:
     from .. import api
     from ..report.trace import RunReport
 
     feeds, state = read_arrays(arguments.feeds) or {}, read_arrays(arguments.state, "state", "state") or {}
     how: dict[str, Any] = {"function": arguments.function, "precision": arguments.precision, "state": state,
-                           "quirks": arguments.quirks, **limits(arguments)}
-    with progress_line() as progress:
+                           "quirks": arguments.quirks, **read_limits(arguments)}
+    with show_progress() as progress:
         if arguments.trace:
             return api.trace(arguments.input, feeds, progress=progress, **how)
         outputs = api.run(arguments.input, feeds, progress=progress, **how)

@@ -16,13 +16,13 @@ from typing import Any
 
 from ..core.errors import InputError
 from .arrays import read_arrays
-from .given import add_limits, limits
-from .output import add_format, at_least_one, progress_line, show
-from .quirks import add_quirk
+from .input_options import add_limit_options, read_limits
+from .output import add_format_option, positive_int, print_report, show_progress
+from .quirk_option import add_quirk_option
 
 HELP = "are two packages equal"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
-_LIMITS = (
+_ERROR_LIMITS = (
     ("atol", "X", "largest absolute error of an element, beside --rtol"),
     ("rtol", "X", "largest error of an element as a share of A's, beside --atol"),
     ("snr", "DB", "lowest signal-to-noise ratio of an output, in dB"),
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch", metavar="MODULE:FACTORY",
                         help="compare A with a torch module in place of B: what FACTORY of the Python module (a name, "
                              "or a .py file) is or returns; it is put in eval mode")
-    for name, unit, words in _LIMITS:
+    for name, unit, words in _ERROR_LIMITS:
         parser.add_argument(f"--{name}", type=float, metavar=unit, help=words)
     parser.add_argument("--feeds", metavar="F.npz", help="inputs by name; default: seeded draws")
     parser.add_argument("--function", metavar="F",
@@ -44,20 +44,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("float64", "float32", "float16"), default="float64",
                         help="float64 asks whether the algebra is the same; float16 rounds each value to its dtype")
     parser.add_argument("--exactness", choices=("bitwise", "rounding"), default="rounding", help="how to judge")
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="seeded draws per function (default 3)")
+    parser.add_argument("--seeds", type=positive_int, default=3, help="seeded draws per function (default 3)")
     parser.add_argument("--fixes-nonfinite", action="store_true",
                         help="what is NaN or infinite in A may be finite in B; judged with A's infinite constants read "
                              "as large finite numbers")
     parser.add_argument("--widths", action="store_true",
                         help="inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io")
-    add_limits(parser)
-    add_quirk(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
+    add_limit_options(parser)
+    add_quirk_option(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
                       "that cures it")
-    add_format(parser)
+    add_format_option(parser)
     parser.set_defaults(run=run, proves=True, misused=parser.error)
 
 
-def _sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The two models to compare, the one that says what is right first."""
     if arguments.after is None and arguments.torch is None:
         arguments.misused("without --torch the following arguments are required: B")
@@ -65,17 +65,17 @@ def _sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
         arguments.misused("B and --torch exclude each other: give the one to compare A with")
     if arguments.torch is None:
         return arguments.before, arguments.after
-    return _torch_module(arguments.torch), arguments.before
+    return _load_torch_module(arguments.torch), arguments.before
 
 
-def _torch_module(text: str) -> Any:
+def _load_torch_module(text: str) -> Any:
     """What `MODULE:FACTORY` names, called if it is a class or a function. Raises InputError for what is not usable."""
     name, colon, factory = text.rpartition(":")
     if not (colon and name and factory):
         raise InputError(f"--torch {text}: expected MODULE:FACTORY, such as my_models.vocoder:make_model or "
                          "model.py:Net")
     try:
-        module = _imported(name)
+        module = _import_module(name)
         found = module
         for part in factory.split("."):
             found = getattr(found, part)
@@ -92,7 +92,7 @@ def _torch_module(text: str) -> Any:
     return found.eval()
 
 
-def _imported(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """The Python module of this name, or of this file; modules beside the file, or here, can be imported by it."""
     path = Path(name)
     sys.path.insert(0, os.fspath(path.parent.absolute()) if path.suffix == ".py" else os.getcwd())
@@ -113,12 +113,23 @@ def _imported(name: str) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     from ..api import verify
 
-    before, after = _sides(arguments)
-    errors = {name: getattr(arguments, name) for name, _, _ in _LIMITS}
-    with progress_line() as progress:
+    before, after = _choose_sides(arguments)
+    errors = {name: getattr(arguments, name) for name, _, _ in _ERROR_LIMITS}
+    with show_progress() as progress:
         report = verify(
-            before, after, **errors, feeds=read_arrays(arguments.feeds), precision=arguments.precision,
-            function=arguments.function, exactness=arguments.exactness, seeds=arguments.seeds, quirks=arguments.quirks,
-            fixes_nonfinite=arguments.fixes_nonfinite, widths=arguments.widths, progress=progress, **limits(arguments))
-    show(report, arguments.format)
+            before,
+            after,
+            **errors,
+            feeds=read_arrays(arguments.feeds),
+            precision=arguments.precision,
+            function=arguments.function,
+            exactness=arguments.exactness,
+            seeds=arguments.seeds,
+            quirks=arguments.quirks,
+            fixes_nonfinite=arguments.fixes_nonfinite,
+            widths=arguments.widths,
+            progress=progress,
+            **read_limits(arguments),
+        )
+    print_report(report, arguments.format)
     return 0 if report.equal else 1

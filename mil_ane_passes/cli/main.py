@@ -15,72 +15,72 @@ from collections.abc import Sequence
 
 from .. import cli
 from .._version import __version__
-from ..core.errors import AnePassesError, InputError, NotSupported, memory_words
-from ..core.host import quiet
-from ..core.spelling import by_command
-from ..core.words import escaped
-from .parsing import Parser
-from .stopping import said, stoppable
+from ..core.coremltools_setup import silence_coremltools
+from ..core.errors import AnePassesError, InputError, NotSupported, format_memory_error
+from ..core.option_spelling import use_command_spelling
+from ..core.text_format import escape_text
+from .argument_parser import Parser
+from .stop_signals import handle_stop_signals, report_stopped
 
 __all__ = ["main"]
 
-_NO_READER = 128 + 13
+_SIGPIPE_EXIT_CODE = 128 + 13
 "What a shell sees of a program that SIGPIPE ends; there is no such signal on Windows."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run, 128+n stopped."""
     if argv is not None:
-        return _run(_parser().parse_args(argv))
-    with stoppable():
-        return _own_process()
+        return _run_command(_build_parser().parse_args(argv))
+    with handle_stop_signals():
+        return _run_as_process()
 
 
-def _own_process() -> int:
+def _run_as_process() -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us, as with `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
-        arguments = _parser().parse_args()
+        arguments = _build_parser().parse_args()
         atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
         if getattr(arguments, "keeps_all", False):
             gc.disable()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
-        return _run(arguments)
+        return _run_command(arguments)
     except KeyboardInterrupt as stopped:
-        return said(stopped)
+        return report_stopped(stopped)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     try:
         _check_working_folder()
-        with quiet(), by_command():
+        with silence_coremltools(), use_command_spelling():
             code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except NotSupported as error:
         proving = getattr(arguments, "proves", False)
-        _complain(f"{'not proved: ' if proving else ''}{error}")
+        _print_error(f"{'not proved: ' if proving else ''}{error}")
         return 1 if proving else 2
     except BrokenPipeError:  # who reads has what they wanted, as after `| head`: ended as that signal ends others
-        _say_no_more()
-        return _NO_READER
+        _discard_output()
+        return _SIGPIPE_EXIT_CODE
     except KeyboardInterrupt as stopped:  # also for a caller who gave the arguments
-        return said(stopped)
+        return report_stopped(stopped)
     except Exception as error:
-        _complain(_words_for(error))
+        _print_error(_format_error(error))
         if isinstance(error, OSError):
-            _say_no_more()
+            _discard_output()
     return 2
 
 
-def _words_for(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """What is said of an error that ends the run."""
     if isinstance(error, AnePassesError):
         return str(error)
     if isinstance(error, MemoryError):
-        return f"{memory_words(error)}; nothing was written"
+        return f"{format_memory_error(error)}; nothing was written"
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     if isinstance(error, RecursionError):
@@ -101,12 +101,12 @@ def _check_working_folder() -> None:
                          "again") from None
 
 
-def _complain(words: str) -> None:
+def _print_error(words: str) -> None:
     """Say on stderr what went wrong, in one line."""
-    print(f"mil-ane-passes: {escaped(words)}", file=sys.stderr)
+    print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr)
 
 
-def _say_no_more() -> None:
+def _discard_output() -> None:
     """What is still to be printed goes nowhere if it cannot be printed: not a second error as the process ends."""
     try:
         sys.stdout.flush()
@@ -114,8 +114,8 @@ def _say_no_more() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
-    from .output import example  # here, where a signal that comes meanwhile is answered
+def _build_parser() -> argparse.ArgumentParser:
+    from .output import format_example  # here, where a signal that comes meanwhile is answered
 
     parser = Parser(
         prog="mil-ane-passes",
@@ -130,5 +130,5 @@ def _parser() -> argparse.ArgumentParser:
             command = importlib.import_module(f"{cli.__name__}.{module.name}")
             command.add(commands.add_parser(
                 module.name.removeprefix("cmd_").replace("_", "-"), help=command.HELP, description=command.__doc__,
-                epilog=example(command.EXAMPLE)))
+                epilog=format_example(command.EXAMPLE)))
     return parser

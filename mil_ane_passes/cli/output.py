@@ -14,27 +14,36 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import InputError
-from ..core.words import escaped
-from ..package.destination import package_around
-from ..package.refusals import refusals
-from ..package.replacing import replace_file
+from ..core.text_format import escape_text
+from ..package.destination import find_enclosing_package
+from ..package.file_replacement import replace_file
+from ..package.write_errors import convert_write_errors
 
-__all__ = ["add_format", "at_least_one", "check_file", "example", "progress_line", "show", "write_file", "write_whole"]
+__all__ = [
+    "add_format_option",
+    "check_output_file",
+    "format_example",
+    "positive_int",
+    "print_report",
+    "show_progress",
+    "write_atomically",
+    "write_text_file",
+]
 
-_LOGGED_EVERY = 10.0
+_LOG_INTERVAL = 10.0
 "Seconds between two lines of progress where stderr is no terminal."
 
 
-def example(words: str) -> str:
+def format_example(words: str) -> str:
     """What the help of a command ends with."""
     return f"example: mil-ane-passes {words}"
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
+def add_format_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text for people (default), or json")
 
 
-def at_least_one(text: str) -> int:
+def positive_int(text: str) -> int:
     """A whole number of 1 or more, for argparse."""
     number = int(text)
     if number < 1:
@@ -42,21 +51,21 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def show(report: Any, form: str) -> None:
+def print_report(report: Any, form: str) -> None:
     """Print a report: its text, or exactly its `to_dict()` as JSON."""
     print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if form == "json" else str(report))
 
 
 @contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
+def show_progress() -> Iterator[Callable[[str], None]]:
     """A line on a terminal's stderr that is overwritten and at last wiped; elsewhere a line every ten seconds."""
     if not sys.stderr.isatty():
-        with _progress_log() as note:
+        with _log_progress() as note:
             yield note
         return
 
     def say(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{escaped(text)[:100]}")
+        sys.stderr.write(f"\r\x1b[K{escape_text(text)[:100]}")
         sys.stderr.flush()
 
     try:
@@ -67,7 +76,7 @@ def progress_line() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _progress_log() -> Iterator[Callable[[str], None]]:
+def _log_progress() -> Iterator[Callable[[str], None]]:
     """For a log: a line on stderr every ten seconds with the time that has passed and what was said last, if anything.
 
     So what is refused at the start (a wrong path) is one line even where imports take long.
@@ -78,12 +87,12 @@ def _progress_log() -> Iterator[Callable[[str], None]]:
         last[0] = text
 
     def write() -> None:
-        while not over.wait(_LOGGED_EVERY):
+        while not over.wait(_LOG_INTERVAL):
             if not last[0]:
                 continue
             with suppress(OSError, ValueError):  # nobody reads, or stderr is closed
                 passed = time.monotonic() - started
-                print(f"mil-ane-passes: {passed:.0f} s: {escaped(last[0])}", file=sys.stderr, flush=True)
+                print(f"mil-ane-passes: {passed:.0f} s: {escape_text(last[0])}", file=sys.stderr, flush=True)
 
     writer = threading.Thread(target=write, name="mil-ane-passes progress", daemon=True)
     writer.start()
@@ -94,7 +103,7 @@ def _progress_log() -> Iterator[Callable[[str], None]]:
         writer.join()
 
 
-def check_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
+def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
     """The file to write; raises InputError for a folder, in a folder that is not there, inside a package, or for one of
     the `inputs` of the same run (None: not given), which the result would replace."""
     target = Path(path)
@@ -102,7 +111,7 @@ def check_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what:
         raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
-    if (around := package_around(target)) is not None:
+    if (around := find_enclosing_package(target)) is not None:
         raise InputError(f"'{path}' lies in the package {around}, which is never changed; expected another place")
     for each in inputs:
         if each is not None and target.exists() and target.is_file() and os.path.exists(each) \
@@ -112,18 +121,18 @@ def check_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what:
     return target
 
 
-def write_file(target: Path, text: str) -> None:
-    """Write a text as `write_whole` does."""
-    write_whole(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+def write_text_file(target: Path, text: str) -> None:
+    """Write a text as `write_atomically` does."""
+    write_atomically(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 
-def write_whole(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let `fill` write a file whole or not at all; a file that exists is replaced, of a link the one it leads to.
 
     What is no plain file, such as /dev/null or a pipe, is written to and stays what it is.
     """
     if target.exists() and not target.is_file():
-        with refusals(target, "the file"), open(target, "wb") as device:
+        with convert_write_errors(target, "the file"), open(target, "wb") as device:
             fill(device)
         return
     replace_file(Path(os.path.realpath(target)), fill)

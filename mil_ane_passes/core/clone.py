@@ -12,13 +12,13 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil import block as host_block
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
-__all__ = ["Rollback", "clone"]
+__all__ = ["Rollback", "clone_program"]
 
 
-def clone(program: Program) -> Program:
+def clone_program(program: Program) -> Program:
     """A program with ops and vars of its own; values of consts, and what is only ever read, are shared."""
     twin = copy.copy(program)
-    twin.functions = {name: _function(function) for name, function in program.functions.items()}
+    twin.functions = {name: _clone_function(function) for name, function in program.functions.items()}
     return twin
 
 
@@ -34,9 +34,9 @@ class Rollback:
     def keep(self, name: str) -> None:
         """Copy the function `name`, which is about to be changed; the weights are shared."""
         if name not in self._kept:
-            self._kept[name] = _function(self._program.functions[name])
+            self._kept[name] = _clone_function(self._program.functions[name])
 
-    def keep_all(self) -> None:
+    def save_all_functions(self) -> None:
         """Copy the whole program, which is about to be changed."""
         self._attributes = {**vars(self._program), "functions": dict(self._program.functions)}
         for name in self._program.functions:
@@ -51,23 +51,23 @@ class Rollback:
         del host_block.BLOCK_STACK[self._open_blocks:]
 
 
-def _function(function: Function) -> Function:
+def _clone_function(function: Function) -> Function:
     env: dict[Var, Var] = {}
     twin = copy.copy(function)
     twin.placeholder_inputs = {}
     twin._input_dict = type(function._input_dict)()
     for name, placeholder in function.placeholder_inputs.items():
         fresh = copy.copy(placeholder)
-        fresh.outputs = [_var(var, None, env) for var in placeholder.outputs]
+        fresh.outputs = [_clone_var(var, None, env) for var in placeholder.outputs]
         twin.placeholder_inputs[name] = fresh
         twin._input_dict[name] = fresh.outputs[0]
-    _fill(function, twin, env)
+    _clone_block_contents(function, twin, env)
     return twin
 
 
-def _fill(block: Block, twin: Block, env: dict[Var, Var]) -> None:
+def _clone_block_contents(block: Block, twin: Block, env: dict[Var, Var]) -> None:
     """Give `twin`, a shallow copy of `block`, ops and outputs of its own."""
-    twin.operations = CacheDoublyLinkedList([_op(op, twin, env) for op in block.operations])
+    twin.operations = CacheDoublyLinkedList([_clone_op(op, twin, env) for op in block.operations])
     twin._internal_vars = {env[var] for var in block._internal_vars if var in env}
     twin._essential_scope_sources = list(block._essential_scope_sources)
     twin._outputs = [env[var] for var in block.outputs]
@@ -75,14 +75,14 @@ def _fill(block: Block, twin: Block, env: dict[Var, Var]) -> None:
         var.consuming_blocks.append(twin)
 
 
-def _op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
+def _clone_op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
     twin = copy.copy(op)
     twin.enclosing_block = block
     twin.scopes = {source: list(names) for source, names in op.scopes.items()}
     twin._input_vars = {}
     for name, bound in op._input_vars.items():
-        given = tuple(_operand(var, env) for var in bound) if isinstance(bound, (list, tuple)) else (
-            None if bound is None else _operand(bound, env))
+        given = tuple(_get_operand_clone(var, env) for var in bound) if isinstance(bound, (list, tuple)) else (
+            None if bound is None else _get_operand_clone(bound, env))
         twin._input_vars[name] = given
         setattr(twin, name, given)
         for var in given if isinstance(given, tuple) else [given] if given is not None else []:
@@ -91,19 +91,19 @@ def _op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
     for inner in op.blocks:
         fresh = copy.copy(inner)
         fresh.outer_op = twin
-        fresh._block_inputs = tuple(_var(var, None, env) for var in inner.inputs)
-        _fill(inner, fresh, env)
+        fresh._block_inputs = tuple(_clone_var(var, None, env) for var in inner.inputs)
+        _clone_block_contents(inner, fresh, env)
         twin.blocks.append(fresh)
-    twin._output_vars = [_var(var, twin, env) for var in op.outputs]
+    twin._output_vars = [_clone_var(var, twin, env) for var in op.outputs]
     return twin
 
 
-def _operand(var: Var, env: dict[Var, Var]) -> Var:
+def _get_operand_clone(var: Var, env: dict[Var, Var]) -> Var:
     """The twin of an operand; internal vars have no producer and are met here first."""
-    return env[var] if var in env else _var(var, None, env)
+    return env[var] if var in env else _clone_var(var, None, env)
 
 
-def _var(var: Var, op: Operation | None, env: dict[Var, Var]) -> Var:
+def _clone_var(var: Var, op: Operation | None, env: dict[Var, Var]) -> Var:
     twin = copy.copy(var)
     twin._op = op
     twin._child_ops = []

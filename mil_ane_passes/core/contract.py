@@ -22,24 +22,40 @@ from weakref import ReferenceType
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from .evidence import Community, Evidence, Measured, Vendor
-from .options import Option, options_of, with_options
-from .ranges import Range
+from .options import Option, get_options, make_with_options
 from .scopes import Origin
-from .targets import ALL, GENERATIONS, Gate, Generation
+from .targets import ALL_TARGETS, GENERATIONS, Gate, Generation
+from .value_ranges import Range
 
 if TYPE_CHECKING:
-    from .build import RewriteBuilder
+    from .builder import RewriteBuilder
     from .plan import Plan
 
 __all__ = [
-    "ANY_OP", "FP32", "STAGES", "BlockRewrite", "BlockRule", "Community", "Evidence", "Exactness", "Example", "Finding",
-    "Hit", "Measured", "Miss", "PlanRule", "ProgramRewrite", "Rewrite", "Rule", "Vendor",
+    "ANY_OP",
+    "FP32_UNSUPPORTED_REASON",
+    "STAGES",
+    "BlockRewrite",
+    "BlockRule",
+    "Community",
+    "Evidence",
+    "Exactness",
+    "Example",
+    "Finding",
+    "Hit",
+    "Measured",
+    "Miss",
+    "PlanRule",
+    "ProgramRewrite",
+    "Rewrite",
+    "Rule",
+    "Vendor",
 ]
 
 ANY_OP = "*"
 """In a rule's `roots`: every op but const."""
 
-FP32 = "computed in fp32, which the ANE does not take"
+FP32_UNSUPPORTED_REASON = "computed in fp32, which the ANE does not take"
 """Why a rewrite for the ANE's sake leaves an op alone that is not there."""
 
 STAGES = ("structure", "precision", "numerics", "decompose", "layout", "cleanup")
@@ -158,7 +174,7 @@ class Rule:
     "Names of rules that must have run before this one, where both run."
     roots: ClassVar[tuple[str, ...]] = ()
     "Op types `match` is asked about."
-    targets: ClassVar[Gate] = ALL
+    targets: ClassVar[Gate] = ALL_TARGETS
     evidence: ClassVar[tuple[Evidence, ...]] = ()
     refuses: ClassVar[bool] = False
     "Whether a hit means that the ANE does not take the op (on some generation of the target)."
@@ -170,7 +186,7 @@ class Rule:
     "What the user can do, in one sentence; reports name the rewrites that fix it beside."
     measures: ClassVar[bool] = False
     "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
-    drawn: ClassVar[bool] = False
+    accepts_sampled: ClassVar[bool] = False
     "Whether seeded draws will do for that when the user gives neither feeds nor ranges."
     _measured: Mapping[Var, Range] | None = None
     _generations: tuple[Generation, ...] = GENERATIONS
@@ -203,12 +219,12 @@ class Rule:
     @classmethod
     def options(cls) -> dict[str, Option]:
         """The rule's options: its annotated class attributes that are no `ClassVar`."""
-        return options_of(cls)
+        return get_options(cls)
 
     @classmethod
     def configured(cls, **values: Any) -> Rule:
         """An instance with options set; strings are parsed. Raises InputError for unknown names and bad values."""
-        return with_options(cls, values)
+        return make_with_options(cls, values)
 
     @classmethod
     def summary(cls) -> str:
@@ -259,7 +275,7 @@ class Rewrite(Rule):
         for problem in self.fixes:
             rule = problem()
             rule._generations = self._generations
-            if op.op_type in problem.roots and any(map(problem.targets.admits, self._generations)) \
+            if op.op_type in problem.roots and any(map(problem.targets.includes, self._generations)) \
                     and isinstance(rule.match(op), Hit):
                 return problem
         return type(self)

@@ -13,66 +13,74 @@ from weakref import ref
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
-from .build import Names, RewriteBuilder
+from .block_editor import BlockEditor
+from .builder import RewriteBuilder, UniqueNames
 from .clone import Rollback
-from .collector import collector_off
 from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
-from .edit import BlockEditor
 from .errors import RuleError
-from .inference import propagate_symbols
-from .mapped import check_files
-from .order import check_order
-from .pass_trace import PassTrace, note
-from .query import all_blocks, all_ops, flat_inputs, function_name, is_opaque, is_symbolic, op_count
-from .ranges import Measure
-from .rule_class import Position, RuleFailure, blamed, failed, is_fault, where
-from .targets import applies, parse_target
+from .garbage_collection import pause_garbage_collection
+from .mapped_files import check_mapped_files
+from .op_order import check_op_order
+from .pass_trace import PassTrace, record_result
+from .query import count_ops, get_flat_inputs, get_function_name, is_opaque, is_symbolic, iterate_blocks, iterate_ops
+from .rule_class import Position, RuleFailure, convert_rule_errors, format_rule_location, is_rule_fault, make_rule_error
+from .targets import is_applicable, parse_target
+from .type_inference import propagate_symbols
+from .value_ranges import Measure
 
-__all__ = ["MAX_ROUNDS", "Blocks", "Census", "PassTrace", "answers", "find", "run"]
+__all__ = [
+    "MAX_ROUNDS",
+    "FunctionBlocks",
+    "OpIndex",
+    "PassTrace",
+    "apply_rewrite",
+    "find_matches",
+    "iterate_hits_and_misses",
+]
 
-Census = Mapping[str, Sequence[tuple[str, Operation]]]
+OpIndex = Mapping[str, Sequence[tuple[str, Operation]]]
 """The ops of a program by type, each with the name of its function."""
-Blocks = Sequence[tuple[str, Block]]
+FunctionBlocks = Sequence[tuple[str, Block]]
 """The blocks of a program, each with the name of its function."""
 MAX_ROUNDS = 16
 "How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
 
 
-def find(rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
-    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `run`.
+def find_matches(rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
+    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `apply_rewrite`.
 
     A `PlanRule` is about a prediction, not about a program, and finds nothing here.
     """
     trace = PassTrace(rule.name)
-    for function, answer in answers(rule, program, target=target, measure=measure):
-        note(trace, rule, function, answer)
+    for function, answer in iterate_hits_and_misses(rule, program, target=target, measure=measure):
+        record_result(trace, rule, function, answer)
     return trace
 
 
-def answers(
-    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: Census | None = None,
-    blocks: Blocks | None = None, failures: list[RuleFailure] | None = None,
+def iterate_hits_and_misses(
+    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: OpIndex | None = None,
+    blocks: FunctionBlocks | None = None, failures: list[RuleFailure] | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
-    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find`.
+    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find_matches`.
 
     `census` has the ops of `program` by type and `blocks` its blocks, so that many rules need not each walk over all
     of them. Where the rule fails that is added to `failures` (one failure for the rule) and the other places are
     looked at; without such a list it raises RuleError.
     """
-    if isinstance(rule, PlanRule) or not applies(rule.targets, target):
+    if isinstance(rule, PlanRule) or not is_applicable(rule.targets, target):
         return
-    _prepare(rule, program, target, measure)
+    _prepare_rule(rule, program, target, measure)
     found: RuleFailure | None = None
-    for at, ask in _questions(rule, program, census, blocks):
+    for at, ask in _iterate_match_calls(rule, program, census, blocks):
         try:
             for answer in ask():
                 if not isinstance(answer, (Hit, Miss)):
-                    raise RuleError(f"{where(type(rule))} answered {answer!r}; expected a Hit or a Miss")
-                yield at.function or function_name(program, answer.op), answer
+                    raise RuleError(f"{format_rule_location(type(rule))} answered {answer!r}; expected a Hit or a Miss")
+                yield at.function or get_function_name(program, answer.op), answer
         except Exception as error:
-            if not is_fault(error):
+            if not is_rule_fault(error):
                 raise
-            raised = failed(type(rule), error, at)
+            raised = make_rule_error(type(rule), error, at)
             if failures is None:
                 raise raised from error
             found = raised.failure if found is None else replace(found, places=found.places + 1)
@@ -80,34 +88,34 @@ def answers(
         failures.append(found)
 
 
-def _questions(
-    rule: Rule, program: Program, census: Census | None, blocks: Blocks | None,
+def _iterate_match_calls(
+    rule: Rule, program: Program, census: OpIndex | None, blocks: FunctionBlocks | None,
 ) -> Iterator[tuple[Position, Callable[[], Iterable[Hit | Miss]]]]:
     """What `rule` is to look at, and the call that answers: single ops, blocks or the whole program."""
     if isinstance(rule, ProgramRewrite):
         yield Position(), partial(rule.match_program, program)
     elif isinstance(rule, BlockRule):
         if census is None or not rule.roots or not census.keys().isdisjoint(rule.roots):
-            for function, block in all_blocks(program) if blocks is None else blocks:
+            for function, block in iterate_blocks(program) if blocks is None else blocks:
                 yield Position(function), partial(rule.match_block, block)
     else:
-        ops = all_ops(program) if census is None or ANY_OP in rule.roots else (
+        ops = iterate_ops(program) if census is None or ANY_OP in rule.roots else (
             op for root in rule.roots for op in census.get(root, ()))
         for function, op in ops:
-            if _asked(rule, op):
-                yield Position(function, op), partial(_match, rule, op)
+            if _is_candidate(rule, op):
+                yield Position(function, op), partial(_match_op, rule, op)
 
 
-def _match(rule: Rule, op: Operation) -> tuple[Hit | Miss]:
+def _match_op(rule: Rule, op: Operation) -> tuple[Hit | Miss]:
     return (rule.match(op),)
 
 
-def _asked(rule: Rule, op: Operation) -> bool:
+def _is_candidate(rule: Rule, op: Operation) -> bool:
     """Whether `rule` is asked about `op`."""
     return (op.op_type in rule.roots or (ANY_OP in rule.roots and op.op_type != "const")) and not is_opaque(op)
 
 
-def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
+def apply_rewrite(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
     """Apply `rule` wherever it fires, in place.
 
     `measure` runs the program on the feeds at hand; it is used when the rule `measures`. Raises RuleError when the rule
@@ -115,55 +123,55 @@ def run(rule: Rewrite, program: Program, *, target: str = "all", measure: Measur
     changed are copied first.
     """
     started = time.perf_counter()
-    trace = PassTrace(rule.name, ops_before=op_count(program))
-    if applies(rule.targets, target):
-        _prepare(rule, program, target, measure)
+    trace = PassTrace(rule.name, ops_before=count_ops(program))
+    if is_applicable(rule.targets, target):
+        _prepare_rule(rule, program, target, measure)
         at, rollback = Position(), Rollback(program)
         try:
-            with collector_off(), blamed(type(rule), at):
+            with pause_garbage_collection(), convert_rule_errors(type(rule), at):
                 if isinstance(rule, ProgramRewrite):
-                    _whole(rule, program, trace, rollback)
+                    _apply_to_program(rule, program, trace, rollback)
                 else:
                     for name, function in program.functions.items():
-                        _Walk(rule, name, function, trace, at, rollback).go()
+                        _FunctionRewriter(rule, name, function, trace, at, rollback).go()
         except BaseException:
             rollback.restore()
             raise
-    trace.ops_after = op_count(program) if trace.fired else trace.ops_before
+    trace.ops_after = count_ops(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
 
 
-def _prepare(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
-    check_files()
+def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
+    check_mapped_files()
     rule._generations, rule._program = parse_target(target), ref(program)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 
 
-def _whole(rule: ProgramRewrite, program: Program, trace: PassTrace, rollback: Rollback) -> None:
+def _apply_to_program(rule: ProgramRewrite, program: Program, trace: PassTrace, rollback: Rollback) -> None:
     """One rule over the whole program."""
-    before = {name: _signature(function) for name, function in program.functions.items()}
+    before = {name: _get_signature(function) for name, function in program.functions.items()}
     found = list(rule.match_program(program))
     for answer in found:
-        note(trace, rule, function_name(program, answer.op), answer)
+        record_result(trace, rule, get_function_name(program, answer.op), answer)
     hits = [answer for answer in found if isinstance(answer, Hit)]
     if not hits:
         return
-    rollback.keep_all()
+    rollback.save_all_functions()
     rule.rewrite_program(hits, program)
     trace.rounds = 1
     for name, function in program.functions.items():
-        check_order(function, who=f"{where(type(rule))}: ")
+        check_op_order(function, who=f"{format_rule_location(type(rule))}: ")
         _check_signature(rule, name, before.get(name), function)
 
 
 def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) -> None:
-    if not rule.interface and _signature(function) != before:
-        raise RuleError(f"{where(type(rule))} changed the inputs or outputs of function '{name}': "
-                        f"found {_signature(function)}, expected {before}")
+    if not rule.interface and _get_signature(function) != before:
+        raise RuleError(f"{format_rule_location(type(rule))} changed the inputs or outputs of function '{name}': "
+                        f"found {_get_signature(function)}, expected {before}")
 
 
-class _Walk:
+class _FunctionRewriter:
     """One rule over one function and its nested blocks."""
 
     def __init__(
@@ -171,8 +179,8 @@ class _Walk:
     ) -> None:
         self.rule, self.name, self.function, self.trace = rule, name, function, trace
         self.at, self.rollback = at, rollback
-        self.signature = _signature(function)
-        self._names: Names | None = None
+        self.signature = _get_signature(function)
+        self._names: UniqueNames | None = None
         self._other_symbols: set[Var] = set()
 
     def go(self) -> None:
@@ -181,7 +189,7 @@ class _Walk:
         while pending:
             block = pending.pop()
             if isinstance(self.rule, BlockRewrite):
-                self._block_rounds(self.rule, block)
+                self._rewrite_block(self.rule, block)
             else:
                 self._ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
@@ -189,13 +197,13 @@ class _Walk:
         if self._other_symbols:
             propagate_symbols(self.function, self._other_symbols)
         if self.trace.fired:
-            check_order(self.function, who=f"{where(type(self.rule))}: ")
+            check_op_order(self.function, who=f"{format_rule_location(type(self.rule))}: ")
         _check_signature(self.rule, self.name, self.signature, self.function)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> UniqueNames:
         if self._names is None:
-            self._names = Names(self.function)
+            self._names = UniqueNames(self.function)
         return self._names
 
     def _ops(self, block: Block) -> None:
@@ -212,7 +220,7 @@ class _Walk:
                 self.at.op = op
                 answer = self.rule.match(op)
                 if isinstance(answer, Hit) or not depth:  # a rule finds no fault with what it has just made
-                    note(self.trace, self.rule, self.name, answer)
+                    record_result(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
                 self.rollback.keep(self.name)
@@ -220,12 +228,12 @@ class _Walk:
                     stack.enter_context(block)
                     mb = RewriteBuilder(block, self.names)
                 made = self._apply(answer, mb, editor)
-                self._bound(depth + 1, op)
+                self._check_round_limit(depth + 1, op)
                 added += made
                 # What was moved here out of a nested block is not new: there are only so many of them, at any depth.
-                work.extend((new, depth if new in mb.relocated else depth + 1) for new in made
+                work.extend((new, depth if new in mb.moved_ops else depth + 1) for new in made
                             if new.op_type in self.rule.roots)
-            _remove_unread(added, mb, editor)
+            _remove_unused_ops(added, mb, editor)
 
     def _apply(self, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> list[Operation]:
         op = hit.op
@@ -234,35 +242,41 @@ class _Walk:
             built = self.rule.rewrite(hit, mb)
         new = list(built) if isinstance(built, (list, tuple)) else [built]
         if not all(isinstance(var, Var) for var in new):
-            raise RuleError(f"{where(type(self.rule))} returned {built!r} for '{op.name}', expected a Var for each "
-                            "output")
+            raise RuleError(
+                f"{format_rule_location(type(self.rule))} returned {built!r} for '{op.name}', expected a Var for each "
+                "output"
+            )
         if len(new) != len(old):
-            raise RuleError(f"{where(type(self.rule))} returned {len(new)} values for '{op.name}', expected {len(old)}")
-        made = mb.adopt(op.scopes)
-        self._no_circle(made, old)
+            raise RuleError(
+                f"{format_rule_location(type(self.rule))} returned {len(new)} values for '{op.name}', expected {len(old)}"
+            )
+        made = mb.adopt_scopes(op.scopes)
+        self._check_no_cycle(made, old)
         for before, after in zip(old, new):
-            self._hand_over(before, after, mb, made, editor)
+            self._replace_output(before, after, mb, made, editor)
         editor.remove_if_unused([op])
         if op.enclosing_block is not None:
-            raise RuleError(f"{where(type(self.rule))} left '{op.name}' in use although its outputs were replaced")
+            raise RuleError(
+                f"{format_rule_location(type(self.rule))} left '{op.name}' in use although its outputs were replaced"
+            )
         return made
 
-    def _block_rounds(self, rule: BlockRewrite, block: Block) -> None:
+    def _rewrite_block(self, rule: BlockRewrite, block: Block) -> None:
         for depth in range(MAX_ROUNDS + 1):
             self.at.op = None
             found = list(rule.match_block(block))
             hits = [answer for answer in found if isinstance(answer, Hit)]
             for answer in found:
                 if isinstance(answer, Hit) or not hits:
-                    note(self.trace, rule, self.name, answer)
+                    record_result(self.trace, rule, self.name, answer)
             if not hits:
                 return
-            self._bound(depth + 1, hits[0].op)
+            self._check_round_limit(depth + 1, hits[0].op)
             self.rollback.keep(self.name)
             with BlockEditor() as editor, block:
                 mb = RewriteBuilder(block, self.names)
                 added = [op for hit in hits for op in self._apply_block(rule, hit, mb, editor)]
-                _remove_unread(added, mb, editor)
+                _remove_unused_ops(added, mb, editor)
 
     def _apply_block(
         self, rule: BlockRewrite, hit: Hit, mb: RewriteBuilder, editor: BlockEditor,
@@ -270,26 +284,32 @@ class _Walk:
         self.at.op, scopes = hit.op, hit.op.scopes
         with mb.at(hit.op):
             replaced = rule.rewrite_block(hit, mb)
-        made = mb.adopt(scopes)
-        self._no_circle(made, replaced)
+        made = mb.adopt_scopes(scopes)
+        self._check_no_cycle(made, replaced)
         for old, new in replaced.items():
-            self._hand_over(old, new, mb, made, editor)
+            self._replace_output(old, new, mb, made, editor)
         editor.remove_if_unused([old.op for old in replaced])
         return made
 
-    def _no_circle(self, made: list[Operation], replaced: Iterable[Var]) -> None:
+    def _check_no_cycle(self, made: list[Operation], replaced: Iterable[Var]) -> None:
         old = set(replaced)
         for op in made:
-            for var in flat_inputs(op):
+            for var in get_flat_inputs(op):
                 if var in old:
-                    raise RuleError(f"{where(type(self.rule))} built '{op.name}', which reads '{var.name}', the value "
-                                    "it is to replace, and would read itself; expected it to read the inputs of the "
-                                    "old op")
+                    raise RuleError(
+                        f"{format_rule_location(type(self.rule))} built '{op.name}', which reads '{var.name}', the value "
+                        "it is to replace, and would read itself; expected it to read the inputs of the "
+                        "old op"
+                    )
 
-    def _hand_over(self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor) -> None:
+    def _replace_output(
+        self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor
+    ) -> None:
         """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
-        if new.sym_type is not old.sym_type and not _same_kind(new, old):
-            raise RuleError(f"{where(type(self.rule))} replaced {old} by {new}; expected the same dtype and shape")
+        if new.sym_type is not old.sym_type and not _is_same_type(new, old):
+            raise RuleError(
+                f"{format_rule_location(type(self.rule))} replaced {old} by {new}; expected the same dtype and shape"
+            )
         if new.op not in made:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
                 self.trace.replaced[old.name] = new.name
@@ -297,7 +317,7 @@ class _Walk:
                 return
             with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's
                 new = mb.identity(x=new)
-            made.extend(mb.adopt(old.op.scopes))
+            made.extend(mb.adopt_scopes(old.op.scopes))
         name, op_name = old.name, old.op.name
         self._replace(old, new, editor)
         new.name = name
@@ -311,19 +331,21 @@ class _Walk:
         if new.sym_type is not old.sym_type or is_symbolic_value:
             self._other_symbols.add(new)
 
-    def _bound(self, rounds: int, op: Operation) -> None:
+    def _check_round_limit(self, rounds: int, op: Operation) -> None:
         self.trace.rounds = max(self.trace.rounds, rounds)
         if rounds > MAX_ROUNDS:
-            raise RuleError(f"{where(type(self.rule))} still fires at '{op.name}' after {MAX_ROUNDS} rounds")
+            raise RuleError(
+                f"{format_rule_location(type(self.rule))} still fires at '{op.name}' after {MAX_ROUNDS} rounds"
+            )
 
 
-def _remove_unread(added: Sequence[Operation], mb: RewriteBuilder | None, editor: BlockEditor) -> None:
+def _remove_unused_ops(added: Sequence[Operation], mb: RewriteBuilder | None, editor: BlockEditor) -> None:
     """Remove the ops that a rewrite has added and nothing reads, such as those of a loop's last step."""
     if mb is not None:
-        editor.remove_if_unused(op for op in added if op.op_type != "const" and op not in mb.relocated)
+        editor.remove_if_unused(op for op in added if op.op_type != "const" and op not in mb.moved_ops)
 
 
-def _signature(function: Function) -> tuple[Any, ...]:
+def _get_signature(function: Function) -> tuple[Any, ...]:
     ins = tuple((name, str(var.dtype), tuple(map(str, var.shape))) for name, var in function.inputs.items())
     outs = tuple(
         (var.name, str(var.sym_type) if types.is_list(var.sym_type) else (str(var.dtype), var.rank))
@@ -332,7 +354,7 @@ def _signature(function: Function) -> tuple[Any, ...]:
     return ins, outs
 
 
-def _same_kind(new: Var, old: Var) -> bool:
+def _is_same_type(new: Var, old: Var) -> bool:
     """Same dtype and shape; a symbolic dimension may get another symbol, but neither gain nor lose being one."""
     if not types.is_compatible_type(new.sym_type, old.sym_type):
         return False

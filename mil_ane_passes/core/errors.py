@@ -6,7 +6,15 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError", "memory_words", "nearest"]
+__all__ = [
+    "AnePassesError",
+    "InputError",
+    "LimitReached",
+    "NotSupported",
+    "RuleError",
+    "format_memory_error",
+    "suggest_nearest",
+]
 
 
 class AnePassesError(Exception):
@@ -34,14 +42,14 @@ class RuleError(AnePassesError):
     failure: Any = None
 
 
-def memory_words(error: MemoryError) -> str:
+def format_memory_error(error: MemoryError) -> str:
     """What to tell the user of a MemoryError."""
     said = " ".join(str(error).split())
     return (f"not enough memory{f' ({said})' if said else ''}; expected more, or fewer jobs at a time "
             "(a limit such as that of ulimit -v counts), or a smaller model or smaller inputs")
 
 
-def nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
+def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{shown(close[0])}'?" if close else ""

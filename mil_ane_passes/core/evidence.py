@@ -6,14 +6,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 __all__ = [
-    "PRIVATE", "Community", "Evidence", "Measured", "Vendor", "for_authors", "in_2020", "notes", "on_m1", "on_m4",
-    "private", "private_quirk", "surgery_tip",
+    "PRIVATE_ROUTE",
+    "Community",
+    "Evidence",
+    "Measured",
+    "Vendor",
+    "cite_2020_layer_list",
+    "cite_apple_authoring_rules",
+    "cite_m1_gpt_notes",
+    "cite_m4_study",
+    "cite_private_quirk",
+    "cite_private_route",
+    "cite_surgery_tip",
+    "cite_xcode_notes",
 ]
 
-PRIVATE = "(private route)"
+PRIVATE_ROUTE = "(private route)"
 """Marks evidence that did not pass through Core ML, which may answer otherwise."""
-_DISPATCH = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
-_ROWS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
+_DISPATCH_NOTES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
+_DISPATCH_TABLES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 
 
 @dataclass(frozen=True)
@@ -54,44 +65,46 @@ class Community(Evidence):
     kind = "community"
 
 
-def on_m4(says: str, *, rows: bool = False) -> Measured:
+def cite_m4_study(says: str, *, rows: bool = False) -> Measured:
     """What Core ML answered on an M4: as published in words, or (`rows`) in the tables beside them."""
-    return Measured(says, source=_ROWS if rows else _DISPATCH, chip="M4", os="macOS 27.0.1", date="2026")
+    return Measured(
+        says, source=_DISPATCH_TABLES if rows else _DISPATCH_NOTES, chip="M4", os="macOS 27.0.1", date="2026"
+    )
 
 
-def on_m1(says: str) -> Community:
+def cite_m1_gpt_notes(says: str) -> Community:
     """What a user saw of GPT models of their own."""
     return Community(says, source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro",
                      date="2023")
 
 
-def private(says: str, chip: str = "M1 to M5") -> Community:
+def cite_private_route(says: str, chip: str = "M1 to M5") -> Community:
     """What the ANE's compiler answered without Core ML."""
-    return Community(f"{says} {PRIVATE}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
+    return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
                      date="2026")
 
 
-def private_quirk(says: str) -> Community:
+def cite_private_quirk(says: str) -> Community:
     """What its users noted of single ops on that route; on which chips is not said."""
-    return Community(f"{says} {PRIVATE}", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
+    return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
 
 
-def for_authors(says: str) -> Vendor:
+def cite_apple_authoring_rules(says: str) -> Vendor:
     """What Apple tells authors of models for Core AI."""
     return Vendor(says, source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md",
                   date="2026")
 
 
-def in_2020(says: str) -> Community:
+def cite_2020_layer_list(says: str) -> Community:
     """What a list of layers of the time before ML Programs says, some of which is guessed."""
     return Community(says, source="hollance/neural-engine docs/unsupported-layers.md", date="2020")
 
 
-def notes(says: str) -> Community:
+def cite_xcode_notes(says: str) -> Community:
     """What one user saw in Xcode's performance reports."""
     return Community(says, source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d")
 
 
-def surgery_tip(says: str) -> Community:
+def cite_surgery_tip(says: str) -> Community:
     """What the author of a driver advises."""
     return Community(says, source="eiln, coreml102: Model Surgery Tips")

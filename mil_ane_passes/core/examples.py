@@ -10,16 +10,16 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 
-__all__ = ["masks", "program", "weight"]
+__all__ = ["build_mask_program", "build_program", "make_weight"]
 
 
-def weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
+def make_weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
     """A fixed, not symmetric pattern of small numbers in `shape`."""
     count = int(np.prod(shape))
     return ((np.arange(count) * 7 % 23 - 11) / 16).reshape(shape).astype(dtype)
 
 
-def program(
+def build_program(
     body: Callable[..., Any], *, opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **inputs: tuple[int | None, ...]
 ) -> Program:
     """A one-function program: `body` gets one var per keyword, of that shape (None is a symbolic dimension)."""
@@ -35,11 +35,11 @@ def program(
     return built
 
 
-def masks(kind: str) -> Program:
+def build_mask_program(kind: str) -> Program:
     """Two masks that are made while the model runs, joined by the logical op `kind`."""
     def body(x: Var, z: Var) -> Var:
         both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
         result: Var = Builder.cast(x=both, dtype="fp16", name="y")
         return result
 
-    return program(body, x=(2, 3), z=(2, 3))
+    return build_program(body, x=(2, 3), z=(2, 3))

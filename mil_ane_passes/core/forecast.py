@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Program
 
 from .plan import Plan
 
-__all__ = ["Forecast", "Foresee"]
+__all__ = ["Forecast", "Forecaster"]
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,12 @@ class Forecast:
     """Counts of ops, and estimated times, of a program on one target.
 
     `ops` are those that compute something, `unsupported` those known to be unsupported on the ANE, `unmeasured` those
-    about which nothing is known there, `off` those predicted to be unsupported (the known ones, and unmeasured ones that
-    the nearest evidence speaks against). `cost` is the estimated time in ms, transitions included; `transitions` is how
-    often the processor changes from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes,
-    0 where that was not computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a
-    small model, None where that was not predicted; `time_share` is the percentage of the estimated time spent there.
+    about which nothing is known there, `off` those predicted to be unsupported (the known ones, and unmeasured ones
+    that the nearest evidence speaks against). `cost` is the estimated time in ms, transitions included; `transitions`
+    is how often the processor changes from one op to the next. `padded` is the size of all values in the ANE's layout,
+    in bytes, 0 where that was not computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported
+    ones in a small model, None where that was not predicted; `time_share` is the percentage of the estimated time
+    spent there.
     """
 
     ops: int
@@ -53,5 +54,5 @@ class Forecast:
                 "predicted_time_share": round(self.time_share, 2), "transitions": self.transitions}
 
 
-Foresee = Callable[[Program], Forecast]
+Forecaster = Callable[[Program], Forecast]
 """Predicts a program, for the target that is rewritten for."""

@@ -2,8 +2,8 @@
 
 Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are refused than before,
 its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of which no op
-runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is what a preset
-brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and what
+runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is what a
+preset brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and what
 `fixes_nonfinite`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
@@ -15,153 +15,174 @@ from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Program
 
-from .clone import clone
+from .clone import clone_program
 from .contract import Rewrite
 from .engine import PassTrace
-from .forecast import Forecast, Foresee
-from .growth import MOST_GROWTH
-from .layout import size_text
+from .forecast import Forecast, Forecaster
+from .layout import format_bytes
+from .max_growth import DEFAULT_MAX_GROWTH
 
-__all__ = ["Guard", "guarded", "settled", "watched"]
+__all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
 
-_TOO_LITTLE = 0.0005
+_NEGLIGIBLE_COST_MS = 0.0005
 "Milliseconds, less than half a percent of one change of place: growth by one rewrite that no model is worse for."
-_MOST_PADDED, _LITTLE_MEMORY = 1.25, 1 << 20
+_MAX_PADDED_RATIO, _NEGLIGIBLE_BYTES = 1.25, 1 << 20
 """How many times the padded bytes of all values may become, and how many bytes more are of no concern: a quarter is
 what decompositions add in steps, where a last axis of one adds 31 times. The prediction has no price for memory."""
-_FEW_OPS = 16
+_MAX_ADDED_OPS = 16
 """How many ops may be added where nothing runs on the ANE before or after: what a decomposition of one op adds. Layers
 written out add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed cost on the CPU predicts."""
-Run = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
+RunRules = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
 @dataclass(frozen=True)
 class Guard:
-    """`foresee` predicts; `most` is the share by which the cost may grow."""
+    """`forecast` predicts; `most` is the share by which the cost may grow."""
 
-    foresee: Foresee
-    most: float = MOST_GROWTH
+    forecast: Forecaster
+    most: float = DEFAULT_MAX_GROWTH
 
     def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
         """Whether `steps` rewrites may make `after` of `before`."""
-        return not (after.unsupported > before.unsupported or _swells(before, after) or _is_pointless(before, after)) and (
-            after.cost <= before.cost * (1 + self.most) + _TOO_LITTLE * steps)
+        return not (
+            after.unsupported > before.unsupported or _needs_more_memory(before, after) or _is_pointless(before, after)
+        ) and (after.cost <= before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps)
 
     def words(self, before: Forecast, after: Forecast) -> str:
         """Why `after` is not allowed."""
         if after.unsupported > before.unsupported:
             return f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)"
-        if _swells(before, after):
-            return (f"padded buffers of {size_text(after.padded)} instead of {size_text(before.padded)} (computed), "
-                    "with no unsupported op or transition less")
+        if _needs_more_memory(before, after):
+            return (
+                f"padded buffers of {format_bytes(after.padded)} instead of {format_bytes(before.padded)} (computed), "
+                "with no unsupported op or transition less"
+            )
         if _is_pointless(before, after):
             return (f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, neither before "
                     "nor after")
         return f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), {after.cost / before.cost - 1:+.1%}"
 
 
-def _swells(before: Forecast, after: Forecast) -> bool:
+def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
     """Whether `after` takes more memory and removes neither an unsupported op nor a transition for it."""
     better = after.unsupported < before.unsupported or after.off < before.off or after.transitions < before.transitions
-    return not better and after.padded > before.padded * _MOST_PADDED + _LITTLE_MEMORY
+    return not better and after.padded > before.padded * _MAX_PADDED_RATIO + _NEGLIGIBLE_BYTES
 
 
 def _is_pointless(before: Forecast, after: Forecast) -> bool:
     """Whether `after` only adds ops to what the CPU runs alone."""
-    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _FEW_OPS
+    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _MAX_ADDED_OPS
 
 
-def watched(rule: Rewrite) -> bool:
+def is_guarded(rule: Rewrite) -> bool:
     """Whether a guard may undo `rule`."""
     return rule.preset == "full" and not rule.fixes_nonfinite and not rule.asked
 
 
-def guarded(rules: Sequence[Rewrite], program: Program, run: Run, guard: Guard | None) -> list[PassTrace]:
+def run_guarded(rules: Sequence[Rewrite], program: Program, run: RunRules, guard: Guard | None) -> list[PassTrace]:
     """`run(rules, program)`, without those rules that `guard` does not let stand; `program` is changed in place.
 
     It costs a second structure of the program (no weights) and a prediction before and after; where something is to be
     undone, one more run and prediction for each rule that fires, and for each that is undone.
     """
-    if guard is None or not any(map(watched, rules)):
+    if guard is None or not any(map(is_guarded, rules)):
         return run(rules, program)
-    original = clone(program)
+    original = clone_program(program)
     traces = run(rules, program)
-    names = {rule.name for rule in rules if watched(rule)}
+    names = {rule.name for rule in rules if is_guarded(rule)}
     if not any(trace.fired and trace.rule in names for trace in traces):
         return traces
-    undone, again = settled(rules, original, program, run, guard)
+    undone, again = undo_costly_rewrites(rules, original, program, run, guard)
     return [*(again or traces), *undone]
 
 
-def settled(
-    rules: Sequence[Rewrite], original: Program, program: Program, run: Run, guard: Guard,
+def undo_costly_rewrites(
+    rules: Sequence[Rewrite], original: Program, program: Program, run: RunRules, guard: Guard,
 ) -> tuple[list[PassTrace], list[PassTrace] | None]:
     """Leave out of `program`, which `rules` made of `original`, what `guard` does not let stand.
 
     Returns a trace of each rule that is left out, and the traces of the others, run once more; None where nothing is
     left out.
     """
-    bar, after = guard.foresee(original), guard.foresee(program)
+    bar, after = guard.forecast(original), guard.forecast(program)
     undone: list[PassTrace] = []
     if guard.allows(bar, after):
         return undone, None
-    bar = _with_cures(bar, rules, original, run, guard)
-    traces, suspects, rest, steps = None, deque[PassTrace](), list(rules), _steps(rules, run(rules, clone(original)))
+    bar = _compute_baseline(bar, rules, original, run, guard)
+    traces, suspects, rest, steps = (
+        None,
+        deque[PassTrace](),
+        list(rules),
+        _count_fired_guarded_rules(rules, run(rules, clone_program(original))),
+    )
     while not guard.allows(bar, after, steps):
         if not suspects:  # anew: others fire in the place of some
-            suspects = deque(_by_growth(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
+            suspects = deque(_rank_by_cost_increase(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
         if not suspects:
             break
         left_out = suspects.popleft()
         left_out.reverted = guard.words(bar, after)
         undone.append(left_out)
         rest = [rule for rule in rest if rule.name != left_out.rule]
-        trial = clone(original)
+        trial = clone_program(original)
         traces = run(rest, trial)
-        program.functions, after, steps = trial.functions, guard.foresee(trial), _steps(rest, traces)
+        program.functions, after, steps = (
+            trial.functions,
+            guard.forecast(trial),
+            _count_fired_guarded_rules(rest, traces),
+        )
     for left_out in undone[:-1]:  # what it was too dear beside has been left out since
         more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
-        trial = clone(original)
+        trial = clone_program(original)
         made = run(more, trial)
         fires = any(trace.rule == left_out.rule and trace.fired for trace in made)
-        if fires and guard.allows(bar, guard.foresee(trial), _steps(more, made)):
+        if fires and guard.allows(bar, guard.forecast(trial), _count_fired_guarded_rules(more, made)):
             rest, traces, program.functions = more, made, trial.functions
     names = {rule.name for rule in rest}
     return [left_out for left_out in undone if left_out.rule not in names], traces
 
 
-def _steps(rules: Sequence[Rewrite], traces: Sequence[PassTrace]) -> int:
+def _count_fired_guarded_rules(rules: Sequence[Rewrite], traces: Sequence[PassTrace]) -> int:
     """How many of the watched `rules` fired."""
-    names = {rule.name for rule in rules if watched(rule)}
+    names = {rule.name for rule in rules if is_guarded(rule)}
     return sum(trace.rule in names and bool(trace.fired) for trace in traces)
 
 
-def _with_cures(bar: Forecast, rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard) -> Forecast:
+def _compute_baseline(
+    bar: Forecast, rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard
+) -> Forecast:
     """What the rest is measured by: the program as it was, or with what is never undone, where that costs more."""
-    alone = clone(original)
-    if not any(trace.fired for trace in run([rule for rule in rules if not watched(rule)], alone)):
+    alone = clone_program(original)
+    if not any(trace.fired for trace in run([rule for rule in rules if not is_guarded(rule)], alone)):
         return bar
-    cured = guard.foresee(alone)
-    return Forecast(cured.ops, max(bar.unsupported, cured.unsupported), max(bar.off, cured.off), max(bar.cost, cured.cost),
-                    cured.transitions, max(bar.padded, cured.padded), bar.on_ane or cured.on_ane)
+    cured = guard.forecast(alone)
+    return Forecast(
+        cured.ops,
+        max(bar.unsupported, cured.unsupported),
+        max(bar.off, cured.off),
+        max(bar.cost, cured.cost),
+        cured.transitions,
+        max(bar.padded, cured.padded),
+        bar.on_ane or cured.on_ane,
+    )
 
 
-def _by_growth(
-    rules: Sequence[Rewrite], original: Program, run: Run, guard: Guard, by_ops: bool = False,
+def _rank_by_cost_increase(
+    rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard, by_ops: bool = False,
 ) -> list[PassTrace]:
     """The watched rules that add refused ops or cost, those that add most first; where none does, all that fire.
 
     With `by_ops` those that add most ops.
     """
-    program = clone(original)
-    last = guard.foresee(program)
+    program = clone_program(original)
+    last = guard.forecast(program)
     added: list[tuple[tuple[float, float, float], PassTrace]] = []
     for rule in rules:
         (trace,) = run([rule], program)
         if not trace.fired:
             continue
-        now = guard.foresee(program)
-        if watched(rule):
+        now = guard.forecast(program)
+        if is_guarded(rule):
             growth = (now.unsupported - last.unsupported, now.cost - last.cost, now.padded - last.padded)
             added.append(((now.ops - last.ops, 0, 0) if by_ops else growth,
                           PassTrace(rule.name, places=len(trace.fired))))

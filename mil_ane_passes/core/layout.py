@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-__all__ = ["ROW_BYTES", "TILE_BYTES", "buffer_bytes", "padded_bytes", "size_text"]
+__all__ = ["ROW_BYTES", "TILE_BYTES", "compute_buffer_bytes", "compute_padded_bytes", "format_bytes"]
 
 ROW_BYTES = 64
 TILE_BYTES = 16384
 "What a whole buffer is rounded up to, by the driver of eiln/ane for an M1."
 
 
-def padded_bytes(shape: Sequence[int], itemsize: int) -> int:
+def compute_padded_bytes(shape: Sequence[int], itemsize: int) -> int:
     """Bytes of a buffer of `shape` whose last axis is padded to a multiple of 64 bytes; `itemsize` in bytes."""
     if not shape:
         return ROW_BYTES
@@ -26,12 +26,12 @@ def padded_bytes(shape: Sequence[int], itemsize: int) -> int:
     return prod(shape[:-1]) * row
 
 
-def buffer_bytes(shape: Sequence[int], itemsize: int) -> int:
-    """Bytes of a whole buffer of `shape`: `padded_bytes`, rounded up to 16 KiB."""
-    return -(-padded_bytes(shape, itemsize) // TILE_BYTES) * TILE_BYTES
+def compute_buffer_bytes(shape: Sequence[int], itemsize: int) -> int:
+    """Bytes of a whole buffer of `shape`: `compute_padded_bytes`, rounded up to 16 KiB."""
+    return -(-compute_padded_bytes(shape, itemsize) // TILE_BYTES) * TILE_BYTES
 
 
-def size_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """`29.5 MB`, `3.1 kB`, `64 B` (decimal units)."""
     for unit, scale in (("MB", 10**6), ("kB", 10**3)):
         if count >= scale:

@@ -30,8 +30,8 @@ __all__ = ["exclusive", "is_synchronized", "synchronized"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MARK = "__mil_ane_passes_synchronized__"
-_HOST = "coremltools.converters.mil.mil"
+_SYNCHRONIZED_MARK = "__mil_ane_passes_synchronized__"
+_MIL_PACKAGE = "coremltools.converters.mil.mil"
 _lock = threading.RLock()
 
 
@@ -55,13 +55,13 @@ def synchronized(function: Callable[P, R]) -> Callable[P, R]:
         with exclusive():
             return function(*arguments, **named)
 
-    setattr(call, _MARK, True)
+    setattr(call, _SYNCHRONIZED_MARK, True)
     return call
 
 
 def is_synchronized(function: Any) -> bool:
     """Whether `function` is `synchronized`."""
-    return bool(getattr(function, _MARK, False))
+    return bool(getattr(function, _SYNCHRONIZED_MARK, False))
 
 
 def _restore_in_child() -> None:
@@ -80,7 +80,7 @@ def _restore_in_child() -> None:
 
 
 def _drop_unfinished_blocks() -> None:
-    block, builder, scope = (sys.modules.get(f"{_HOST}.{name}") for name in ("block", "builder", "scope"))
+    block, builder, scope = (sys.modules.get(f"{_MIL_PACKAGE}.{name}") for name in ("block", "builder", "scope"))
     if block is not None:
         vars(block)["BLOCK_STACK"] = []
     if builder is not None:

@@ -15,18 +15,18 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import InputError
-from .spelling import spoken
+from .option_spelling import choose_spelling
 
 __all__ = ["StoredArray", "read_arrays", "write_npz"]
 
 Array = np.ndarray[Any, Any]
 
-_READ_AT_ONCE = 1 << 26
+_MAX_EAGER_BYTES = 1 << 26
 "Bytes of arrays that are read before anybody asks for them; what follows is read when its shape has been checked."
-_NAME_BYTES = (1 << 16) - 1 - len(".npy")
+_MAX_NAME_BYTES = (1 << 16) - 1 - len(".npy")
 "What the length of a member's name in a zip archive may be."
-_DAMAGE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
-           RuntimeError, NotImplementedError, MemoryError, OverflowError)
+_READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+                RuntimeError, NotImplementedError, MemoryError, OverflowError)
 "What zipfile, its decompressors and numpy raise for damaged, encrypted and huge members."
 
 
@@ -45,7 +45,9 @@ class StoredArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        with _reading(self._path, f"'{_name(self._member)}', {self.dtype} {self.shape}, {self.nbytes} bytes"):
+        with _convert_read_errors(
+            self._path, f"'{_get_array_name(self._member)}', {self.dtype} {self.shape}, {self.nbytes} bytes"
+        ):
             with zipfile.ZipFile(self._path) as archive, archive.open(self._member) as file:
                 array: Array = np.lib.format.read_array(file, allow_pickle=False)
         return array if dtype is None else array.astype(dtype)
@@ -67,19 +69,19 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
         raise InputError(f"{what}: '{path}' holds one array; {expected}")
     if not start.startswith(b"PK"):  # numpy would speak of pickled objects
         raise InputError(f"{what}: '{path}' is no .npz file; {expected}, as np.savez(path, name=array) writes it")
-    with _reading(path, expected=expected, what=what), zipfile.ZipFile(path) as archive:
-        stored = {_name(member): _header(archive, path, member) for member in archive.infolist()}
+    with _convert_read_errors(path, expected=expected, what=what), zipfile.ZipFile(path) as archive:
+        stored = {_get_array_name(member): _read_header(archive, path, member) for member in archive.infolist()}
     found: dict[str, Any] = {}
-    left = _READ_AT_ONCE
+    left = _MAX_EAGER_BYTES
     for name, array in stored.items():
         left -= array.nbytes
-        with _reading(path, expected=expected, what=what):
+        with _convert_read_errors(path, expected=expected, what=what):
             found[name] = np.asarray(array) if left >= 0 else array
     return found
 
 
 @contextmanager
-def _reading(
+def _convert_read_errors(
     path: str, which: str = "", expected: str = "expected a whole file", what: str = "feeds"
 ) -> Iterator[None]:
     """Errors of zipfile and numpy as InputError with what was read and what was expected."""
@@ -87,31 +89,35 @@ def _reading(
         yield
     except InputError:
         raise
-    except _DAMAGE as error:
+    except _READ_ERRORS as error:
         why = "not enough memory" if isinstance(error, MemoryError) else str(error) or type(error).__name__
         of = f" of {which}" if which else ""
         raise InputError(f"{what}: cannot read '{path}'{of} ({why}); {expected}") from error
 
 
-def _name(member: zipfile.ZipInfo) -> str:
+def _get_array_name(member: zipfile.ZipInfo) -> str:
     return member.filename.removesuffix(".npy")
 
 
-def _header(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo) -> StoredArray:
+def _read_header(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo) -> StoredArray:
     """The shape and dtype of a member, from its first bytes. Raises ValueError where it cannot be what they say."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"'{_name(member)}' has version {version} of the .npy format; expected 1.0 or 2.0")
+            raise ValueError(
+                f"'{_get_array_name(member)}' has version {version} of the .npy format; expected 1.0 or 2.0"
+            )
         shape, _, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
-        raise ValueError(f"'{_name(member)}' holds Python objects, which are not read")
+        raise ValueError(f"'{_get_array_name(member)}' holds Python objects, which are not read")
     array = StoredArray(path, member, tuple(shape), dtype)
     if min(shape, default=0) < 0 or array.nbytes != member.file_size - start:
-        raise ValueError(f"'{_name(member)}' says it is {dtype} {tuple(shape)}, which is {array.nbytes} bytes, and "
-                         f"holds {member.file_size - start}")
+        raise ValueError(
+            f"'{_get_array_name(member)}' says it is {dtype} {tuple(shape)}, which is {array.nbytes} bytes, and "
+            f"holds {member.file_size - start}"
+        )
     return array
 
 
@@ -122,10 +128,10 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
     """
     for name in arrays:
         size = len(name.encode("utf-8", "surrogatepass"))
-        if "\0" in name or size > _NAME_BYTES:
-            why = f"it has {size} bytes" if size > _NAME_BYTES else "it has a NUL character"
+        if "\0" in name or size > _MAX_NAME_BYTES:
+            why = f"it has {size} bytes" if size > _MAX_NAME_BYTES else "it has a NUL character"
             raise InputError(f"'{name[:60]}': cannot be the name of an array in an .npz, as {why}; rename it first "
-                             f"({spoken('mil-ane-passes edit --rename', 'edit(..., rename=...)')})")
+                             f"({choose_spelling('mil-ane-passes edit --rename', 'edit(..., rename=...)')})")
     write: Any = np.lib.format.write_array  # numpy 1.26 gives it no types
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .errors import InputError, nearest
+from .errors import InputError, suggest_nearest
 
-__all__ = ["Option", "options_of", "parse_passes", "with_options"]
+__all__ = ["Option", "get_options", "make_with_options", "parse_passes"]
 
 T = TypeVar("T")
 
@@ -37,14 +37,14 @@ class Option:
         """`value` (a string or already typed) as this option's type. Raises InputError saying what was expected."""
         kinds = {type(c) for c in self.choices} or {self.type}
         for kind in kinds:
-            parsed = _convert(value, kind)
+            parsed = _convert_value(value, kind)
             if parsed is not None and (not self.choices or parsed in self.choices):
                 return parsed
         expected = " or ".join(map(str, self.choices)) if self.choices else f"a value of type {self.type.__name__}"
         raise InputError(f"{owner}: option '{self.name}' is {value!r}; expected {expected}")
 
 
-def _convert(value: Any, kind: type) -> Any:
+def _convert_value(value: Any, kind: type) -> Any:
     if kind is bool:
         word = str(value).strip().lower()
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(word)
@@ -59,10 +59,10 @@ def _convert(value: Any, kind: type) -> Any:
     return parsed
 
 
-def options_of(cls: type) -> dict[str, Option]:
+def get_options(cls: type) -> dict[str, Option]:
     """The options a rule class declares, its bases' included, by name."""
     hints = get_type_hints(cls)
-    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in _field_docs(base).items()}
+    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in _read_field_docs(base).items()}
     return {
         name: Option(name, hint, getattr(cls, name), docs.get(name, ""))
         for name, hint in hints.items()
@@ -71,7 +71,7 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 @functools.cache
-def _field_docs(cls: type) -> dict[str, str]:
+def _read_field_docs(cls: type) -> dict[str, str]:
     """The string literal under each field, which is that option's documentation."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
@@ -86,22 +86,22 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def with_options(cls: type[T], values: Mapping[str, Any]) -> T:
+def make_with_options(cls: type[T], values: Mapping[str, Any]) -> T:
     """An instance of `cls` with the options in `values` set; unknown names raise InputError with the nearest one."""
     if not values:
         return cls()
-    known = options_of(cls)
+    known = get_options(cls)
     owner = f"ane::{getattr(cls, 'name', '') or cls.__name__}"
     rule = cls()
     for name, value in values.items():
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise InputError(f"{owner}: no option '{name}'; {has}{nearest(name, known)}")
+            raise InputError(f"{owner}: no option '{name}'; {has}{suggest_nearest(name, known)}")
         setattr(rule, name, known[name].parse(value, owner))
     return rule
 
 
-_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:]*)\s*(?:\{(?P<options>[^{}]*)\})?\s*(?:,|$)")
+_PASS_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:]*)\s*(?:\{(?P<options>[^{}]*)\})?\s*(?:,|$)")
 
 
 def parse_passes(text: str) -> dict[str, dict[str, str]]:
@@ -109,7 +109,7 @@ def parse_passes(text: str) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     position = 0
     while position < len(text):
-        item = _ITEM.match(text, position)
+        item = _PASS_ITEM.match(text, position)
         if item is None or item.end() == position:
             raise InputError(f"passes: cannot read {text[position:]!r}; expected names like 'a,b{{option=value}}'")
         options = {}

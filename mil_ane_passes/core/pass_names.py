@@ -17,26 +17,26 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 from .errors import InputError
 
-__all__ = ["install_lookup", "name_with_settings", "split_name"]
+__all__ = ["format_pass_name", "install_lookup", "parse_pass_name"]
 
-_NAME = re.compile(r"ane::(?P<name>\w+)(?:\{(?P<settings>[^{}]*)\})?", re.ASCII)
-_PLAIN = "-._~:/+"
+_PASS_NAME = re.compile(r"ane::(?P<name>\w+)(?:\{(?P<settings>[^{}]*)\})?", re.ASCII)
+_UNQUOTED_CHARACTERS = "-._~:/+"
 "Characters of values that stand for themselves besides letters and digits; others are percent-encoded as in URLs."
 MakePass = Callable[[str, Mapping[str, str]], "type[AbstractGraphPass] | None"]
 
 
-def name_with_settings(name: str, settings: Mapping[str, Any]) -> str:
+def format_pass_name(name: str, settings: Mapping[str, Any]) -> str:
     """`ane::name{key=value ...}`, or `ane::name` where there are no settings."""
     if not settings:
         return f"ane::{name}"
-    pairs = " ".join(f"{key}={quote(str(value), safe=_PLAIN)}" for key, value in settings.items())
+    pairs = " ".join(f"{key}={quote(str(value), safe=_UNQUOTED_CHARACTERS)}" for key, value in settings.items())
     return f"ane::{name}{{{pairs}}}"
 
 
-def split_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
+def parse_pass_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
     """Name and settings of one of our passes; None for what is not written like one. Raises InputError for settings
     that cannot be read."""
-    found = _NAME.fullmatch(pass_id)
+    found = _PASS_NAME.fullmatch(pass_id)
     if found is None:
         return None
     settings: dict[str, str] = {}
@@ -49,7 +49,7 @@ def split_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
     return found["name"], settings
 
 
-class _WithSettings(dict[str, Any]):
+class _PassesWithSettings(dict[str, Any]):
     """The passes by id, with those of ours whose settings are in the id."""
 
     make: MakePass
@@ -64,12 +64,12 @@ class _WithSettings(dict[str, Any]):
         return made
 
     def _made(self, pass_id: object) -> type[AbstractGraphPass] | None:
-        found = split_name(pass_id) if isinstance(pass_id, str) else None
+        found = parse_pass_name(pass_id) if isinstance(pass_id, str) else None
         return None if found is None else self.make(*found)
 
 
 def install_lookup(make: MakePass) -> None:
     """Let coremltools find passes by names with settings: `make(name, settings)` is the class, None for no pass."""
-    if not isinstance(PASS_REGISTRY.passes, _WithSettings):
-        PASS_REGISTRY.passes = _WithSettings(PASS_REGISTRY.passes)
+    if not isinstance(PASS_REGISTRY.passes, _PassesWithSettings):
+        PASS_REGISTRY.passes = _PassesWithSettings(PASS_REGISTRY.passes)
     PASS_REGISTRY.passes.make = make

@@ -8,9 +8,9 @@ from typing import Any
 
 from .contract import Exactness, Finding, Hit, Miss, Rewrite, Rule
 from .rule_class import RuleFailure
-from .scopes import origin
+from .scopes import find_origin
 
-__all__ = ["Change", "PassTrace", "note"]
+__all__ = ["Change", "PassTrace", "record_result"]
 
 
 _ROUNDED = 2.0**-40
@@ -124,11 +124,11 @@ class PassTrace:
         }
 
 
-def note(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
+def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
     """Add an answer of `rule` to its trace."""
     op = answer.op
     value = op.outputs[0].name if op.outputs else op.name
-    where = origin(op)
+    where = find_origin(op)
     if isinstance(answer, Hit):
         problem = rule.find_problem(op) if isinstance(rule, Rewrite) else type(rule)
         trace.fired.append(

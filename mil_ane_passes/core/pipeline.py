@@ -15,21 +15,39 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass, 
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
 from .contract import STAGES, Rewrite, Rule
-from .engine import PassTrace, run
-from .errors import InputError, RuleError, nearest
-from .growth import MOST_GROWTH, growth
-from .guard import Guard, guarded
-from .guard_passes import BEGIN, END, SETTLE, Session, guarding, register_guard, session_of
+from .engine import PassTrace, apply_rewrite
+from .errors import InputError, RuleError, suggest_nearest
+from .guard import Guard, run_guarded
+from .guard_passes import (
+    BEGIN_PASS,
+    END_PASS,
+    UNDO_OPTION,
+    Session,
+    get_session,
+    make_undo_callback,
+    register_guard_passes,
+)
 from .locking import synchronized
+from .max_growth import DEFAULT_MAX_GROWTH, check_max_growth
 from .options import Option, parse_passes
-from .pass_names import install_lookup, name_with_settings
-from .query import all_ops, op_count
-from .ranges import Measure
-from .registry import by_name, rewrites
+from .pass_names import format_pass_name, install_lookup
+from .query import count_ops, iterate_ops
+from .registry import find_rewrite, get_all_rewrites
 from .targets import parse_target
-from .words import escaped
+from .text_format import escape_text
+from .value_ranges import Measure
 
-__all__ = ["PRESETS", "NAMESPACE", "Options", "Passes", "ordered", "pipeline", "register_passes", "run_all", "selected"]
+__all__ = [
+    "NAMESPACE",
+    "PRESETS",
+    "Options",
+    "Passes",
+    "apply_rewrites",
+    "pipeline",
+    "register_passes",
+    "select_rewrites",
+    "sort_passes",
+]
 
 PRESETS = ("safe", "full")
 NAMESPACE = "ane"
@@ -37,27 +55,27 @@ Options = Mapping[str, Mapping[str, Any]]
 "What options of passes are set to, by the name of the pass."
 Passes = str | Iterable[str] | Mapping[str, Mapping[str, Any] | None]
 "Passes as users name them: a text, several, or each with its options."
-_MEASURE = "measure"
+_MEASURE_OPTION = "measure"
 "The option by which a pass gets its `Measure`; coremltools' options are texts or callables."
 
-_OF_PRESET = ("target", "max_growth", "strict")
-_OF_A_PASS = frozenset({"target", "strict"})
-_OF_BEGIN = (*_OF_PRESET, _MEASURE, "requested")
+_PRESET_SETTINGS = ("target", "max_growth", "strict")
+_PASS_SETTINGS = frozenset({"target", "strict"})
+_BEGIN_SETTINGS = (*_PRESET_SETTINGS, _MEASURE_OPTION, "requested")
 MakeGuard = Callable[[str, float], Guard | None]
-_GUARD: list[MakeGuard | None] = [None]
+_GUARD_FACTORY: list[MakeGuard | None] = [None]
 "What makes the guard for a target and a share of growth: the prediction is known to the rooms above this one."
-_STRICT = "strict"
+_STRICT_OPTION = "strict"
 "The option by which a pass that fails stops the conversion."
 
 _log = logging.getLogger("mil_ane_passes")
 
 
-def ordered(names: Iterable[str]) -> list[str]:
+def sort_passes(names: Iterable[str]) -> list[str]:
     """`names` in pipeline order: by stage, then so that each follows what it names in `after`, then by name.
 
     Raises RuleError when `after` fields form a circle.
     """
-    known = rewrites()
+    known = get_all_rewrites()
     waiting = sorted(set(names), key=lambda name: (STAGES.index(known[name].stage), name))
     done: list[str] = []
     while waiting:
@@ -69,7 +87,7 @@ def ordered(names: Iterable[str]) -> list[str]:
     return done
 
 
-def selected(
+def select_rewrites(
     preset: str = "safe",
     passes: Passes | None = None,
     options: Options | None = None,
@@ -80,31 +98,31 @@ def selected(
     them stands for all its members. Raises InputError for anything unknown, with the nearest name.
     """
     if preset not in PRESETS:
-        raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{nearest(preset, PRESETS)}")
-    _check_kinds(passes, options)
+        raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{suggest_nearest(preset, PRESETS)}")
+    _check_argument_types(passes, options)
     chosen: dict[str, dict[str, Any]] = {}
     named: set[str] = set()
-    for name, settings in ({preset: {}} if passes is None else _pass_table(passes)).items():
+    for name, settings in ({preset: {}} if passes is None else _parse_pass_table(passes)).items():
         if name in PRESETS and settings:
             raise InputError(f"'{name}' is a preset and takes no options; expected them at one of its passes: "
-                             f"{', '.join(_members(name))}")
+                             f"{', '.join(_list_preset_members(name))}")
         if name in PRESETS:
-            chosen.update((member, chosen.get(member, {})) for member in _members(name))
+            chosen.update((member, chosen.get(member, {})) for member in _list_preset_members(name))
         else:
-            chosen.setdefault(by_name(name).name, {}).update(settings)
-            named.add(by_name(name).name)
+            chosen.setdefault(find_rewrite(name).name, {}).update(settings)
+            named.add(find_rewrite(name).name)
     for name, given in (options or {}).items():
-        short = by_name(name).name
+        short = find_rewrite(name).name
         if short not in chosen:
             raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
         chosen[short].update(given or {})
-    rules = [_configured(by_name(name), chosen[name]) for name in ordered(chosen)]
+    rules = [_configure_rewrite(find_rewrite(name), chosen[name]) for name in sort_passes(chosen)]
     for rule in rules:
         rule._asked = rule.name in named
     return rules
 
 
-def _check_kinds(passes: Any, options: Any) -> None:
+def _check_argument_types(passes: Any, options: Any) -> None:
     """Raises InputError for what cannot be read as names of passes, or as their options."""
     names = passes is None or isinstance(passes, (str, Mapping)) or (
         isinstance(passes, Iterable) and not (
@@ -120,7 +138,7 @@ def _check_kinds(passes: Any, options: Any) -> None:
                 raise InputError(f"options of '{name}': found {given!r}; expected a mapping from option to value")
 
 
-def run_all(
+def apply_rewrites(
     rules: Iterable[Rewrite], program: Program, *, target: str = "all", measure: Measure | None = None,
     draw: Measure | None = None, guard: Guard | None = None, strict: bool = False,
 ) -> list[PassTrace]:
@@ -131,29 +149,29 @@ def run_all(
     leaves the program as it was, and its trace says where and why it failed (`failed`); one that was requested by name,
     or any with `strict`, raises RuleError.
     """
-    return guarded(list(rules), program,
-                   partial(_run_all, target=target, measure=measure, draw=draw,
-                           stops=lambda rule: strict or rule.asked), guard)
+    return run_guarded(list(rules), program,
+                       partial(_apply_unguarded, target=target, measure=measure, draw=draw,
+                               stops=lambda rule: strict or rule.asked), guard)
 
 
-def _run_all(
+def _apply_unguarded(
     rules: Iterable[Rewrite], program: Program, *, target: str, measure: Measure | None, draw: Measure | None,
     stops: Callable[[Rewrite], bool],
 ) -> list[PassTrace]:
     traces: dict[str, PassTrace] = {}
     census: Counter[str] | None = None
     last_fired = ""
-    for rule in _repeated(rules):
+    for rule in _append_repeated(rules):
         if rule.name in traces and last_fired in ("", rule.name):
             continue
         if census is None:
-            census = Counter(op.op_type for _, op in all_ops(program))
+            census = Counter(op.op_type for _, op in iterate_ops(program))
         if rule.roots and census.keys().isdisjoint(rule.roots):  # a walk over the whole program would find nothing
             ops = census.total() - census["const"]
             trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
         else:
-            ruler = measure or (draw if rule.drawn else None)
-            trace = _attempt(rule, program, target, ruler, stops(rule))
+            ruler = measure or (draw if rule.accepts_sampled else None)
+            trace = _try_rewrite(rule, program, target, ruler, stops(rule))
         if trace.fired:
             census, last_fired = None, rule.name
         if rule.name in traces:
@@ -163,22 +181,23 @@ def _run_all(
     return list(traces.values())
 
 
-def _repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
+def _append_repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
     """`rules`, and those that repeat once more at the end."""
     listed = list(rules)
     return listed + ([rule for rule in listed if rule.repeats] if len(listed) > 1 else [])
 
 
-def _attempt(
+def _try_rewrite(
     rule: Rewrite, program: Program, target: str, measure: Measure | None, strict: bool,
 ) -> PassTrace:
-    """The trace of `rule`. Where it fails, `run` has left the program as it was; only `strict` raises then."""
+    """The trace of `rule`. Where it fails, `apply_rewrite` has left the program as it was; only `strict` raises
+    then."""
     try:
-        return run(rule, program, target=target, measure=measure)
+        return apply_rewrite(rule, program, target=target, measure=measure)
     except RuleError as error:
         if strict or error.failure is None:
             raise
-        ops = op_count(program)
+        ops = count_ops(program)
         return PassTrace(rule.name, ops_before=ops, ops_after=ops, failed=error.failure)
 
 
@@ -192,46 +211,46 @@ def pipeline(
     Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
     here, and a wrong one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for
-    `run_all`; what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`. A pass that fails
-    leaves the program as it was and logs a warning, unless `strict`.
+    `apply_rewrites`; what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`. A pass that
+    fails leaves the program as it was and logs a warning, unless `strict`.
     """
-    _check_base(base)
+    _check_base_pipeline(base)
     parse_target(target)
-    rules = selected(preset, passes, options)
+    rules = select_rewrites(preset, passes, options)
     register_passes()
-    result = _without_ours(base)
-    settle = guarding(rules, partial(_run_all, target=target, measure=measure, draw=draw,
-                                     stops=lambda rule: strict), guard)
-    carried = _carried(rules, target, strict, measure is not None, None if settle is None else guard)
+    result = _copy_without_own_passes(base)
+    settle = make_undo_callback(rules, partial(_apply_unguarded, target=target, measure=measure, draw=draw,
+                                               stops=lambda rule: strict), guard)
+    carried = _collect_pipeline_settings(rules, target, strict, measure is not None, None if settle is None else guard)
     if carried:
-        result.append_pass(name_with_settings(BEGIN, carried))
-    for rule in _repeated(rules):
+        result.append_pass(format_pass_name(BEGIN_PASS, carried))
+    for rule in _append_repeated(rules):
         result.append_pass(f"{NAMESPACE}::{rule.name}")
-        settings = _settings(rule, target, measure or (draw if rule.drawn else None), strict)
+        settings = _collect_pass_settings(rule, target, measure or (draw if rule.accepts_sampled else None), strict)
         if settings:
             result.get_all_options().pop(f"{NAMESPACE}::{rule.name}", None)  # the host warns where they are replaced
             result.set_options(f"{NAMESPACE}::{rule.name}", settings)
     if carried:
-        result.append_pass(f"{NAMESPACE}::{END}")
+        result.append_pass(f"{NAMESPACE}::{END_PASS}")
     if settle is not None:
-        result.set_options(f"{NAMESPACE}::{END}", {SETTLE: settle})
+        result.set_options(f"{NAMESPACE}::{END_PASS}", {UNDO_OPTION: settle})
     return result
 
 
-def _carried(
+def _collect_pipeline_settings(
     rules: Iterable[Rewrite], target: str, strict: bool, is_measured: bool, guard: Guard | None,
 ) -> dict[str, str]:
     """What the name of the first pass says, so that the names alone do the same: empty where nothing is set."""
     found = {} if guard is None else {"max_growth": repr(guard.most)}
     found |= {"target": target} if target != "all" else {}
-    found |= {_STRICT: "true"} if strict else {}
-    found |= {_MEASURE: "true"} if is_measured and any(rule.measures for rule in rules) else {}
-    found |= {f"{rule.name}.{name}": str(value) for rule in rules for name, value in _changed(rule).items()}
+    found |= {_STRICT_OPTION: "true"} if strict else {}
+    found |= {_MEASURE_OPTION: "true"} if is_measured and any(rule.measures for rule in rules) else {}
+    found |= {f"{rule.name}.{name}": str(value) for rule in rules for name, value in _get_changed_options(rule).items()}
     requested = [rule.name for rule in rules if rule.asked and rule.preset == "full"]
     return found | ({"requested": "+".join(requested)} if guard is not None and requested else {})
 
 
-def _without_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
+def _copy_without_own_passes(base: ct.PassPipeline | None) -> ct.PassPipeline:
     """A copy of `base` without our passes and their options."""
     result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
@@ -241,25 +260,25 @@ def _without_ours(base: ct.PassPipeline | None) -> ct.PassPipeline:
     return result
 
 
-def _check_base(base: Any) -> None:
+def _check_base_pipeline(base: Any) -> None:
     if not (base is None or isinstance(base, ct.PassPipeline)):
         meant = f"; did you mean preset={base!r}?" if base in PRESETS else ""
         raise InputError(f"base: found {base!r}; expected a ct.PassPipeline, or None for coremltools' default{meant}")
 
 
-def _settings(rule: Rewrite, target: str, ruler: Measure | None, strict: bool) -> dict[str, Any]:
+def _collect_pass_settings(rule: Rewrite, target: str, ruler: Measure | None, strict: bool) -> dict[str, Any]:
     """The options of the pass for `rule`: what is not as it is unasked."""
-    settings: dict[str, Any] = dict(_changed(rule))
+    settings: dict[str, Any] = dict(_get_changed_options(rule))
     if target != "all":
         settings["target"] = target
     if strict:
-        settings[_STRICT] = "true"
+        settings[_STRICT_OPTION] = "true"
     if rule.measures and ruler is not None:
-        settings[_MEASURE] = ruler
+        settings[_MEASURE_OPTION] = ruler
     return settings
 
 
-def _changed(rule: Rewrite) -> dict[str, str]:
+def _get_changed_options(rule: Rewrite) -> dict[str, str]:
     """The options of `rule` that are not the default."""
     return {name: str(getattr(rule, name)) for name, option in rule.options().items()
             if getattr(rule, name) != option.default}
@@ -271,15 +290,15 @@ def register_passes(guard: MakeGuard | None = None) -> None:
     `guard` makes the guard of a target for pipelines of which only the names have come through.
     """
     if guard is not None:
-        _GUARD[0] = guard
-    register_guard(_restored)
-    install_lookup(_class_of_name)
-    for name, rule in rewrites().items():
+        _GUARD_FACTORY[0] = guard
+    register_guard_passes(_restore_undo_callback)
+    install_lookup(_find_pass_class)
+    for name, rule in get_all_rewrites().items():
         if f"{NAMESPACE}::{name}" not in PASS_REGISTRY:
-            register_pass(namespace=NAMESPACE, name=name)(_graph_pass(name, rule))
+            register_pass(namespace=NAMESPACE, name=name)(_make_graph_pass(name, rule))
 
 
-def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
+def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     """The coremltools side of a rewrite. The class carries the pass's name: coremltools prints it into op scopes."""
 
     def __init__(self: Any) -> None:
@@ -289,16 +308,18 @@ def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
         given = {**self.carried, **{option.option_name: option.option_val for option in pass_options or []}}
         self.given = frozenset(given)
         self.target = given.pop("target", "all")
-        self.measure = given.pop(_MEASURE, None)
-        self.strict = Option(_STRICT, bool, False).parse(given.pop(_STRICT, False), f"{NAMESPACE}::{name}")
+        self.measure = given.pop(_MEASURE_OPTION, None)
+        self.strict = Option(_STRICT_OPTION, bool, False).parse(
+            given.pop(_STRICT_OPTION, False), f"{NAMESPACE}::{name}"
+        )
         parse_target(self.target)
-        _configured(rule, given)
+        _configure_rewrite(rule, given)
         self.settings = given
 
     @synchronized
     def apply(self: Any, prog: Program) -> None:
-        configured, target, strict = _in_session(self, rule, prog)
-        trace = _attempt(configured, prog, target, self.measure, strict)
+        configured, target, strict = _configure_from_session(self, rule, prog)
+        trace = _try_rewrite(configured, prog, target, self.measure, strict)
         _log_trace(trace)
 
     members: dict[str, Any] = {"__init__": __init__, "set_options": set_options, "apply": apply,
@@ -306,87 +327,91 @@ def _graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     return type(name, (AbstractGraphPass,), members)
 
 
-def _in_session(self: Any, rule: type[Rewrite], program: Program) -> tuple[Rewrite, str, bool]:
+def _configure_from_session(self: Any, rule: type[Rewrite], program: Program) -> tuple[Rewrite, str, bool]:
     """The rule of a pass with its options, its target, and whether it is strict: what is set at the pass itself, and
     else what the session's first pass carries."""
-    session = session_of(program)
+    session = get_session(program)
     if session is None:
-        return _configured(rule, self.settings), self.target, self.strict
-    configured = _configured(rule, {**session.of(rule.name), **self.settings})
+        return _configure_rewrite(rule, self.settings), self.target, self.strict
+    configured = _configure_rewrite(rule, {**session.of(rule.name), **self.settings})
     configured._asked = rule.name in session.requested
-    if all(rule.name != earlier.name for earlier in session.ran):
-        session.ran.append(configured)
-    if rule.measures and self.measure is None and _MEASURE in session.settings:
+    if all(rule.name != earlier.name for earlier in session.applied_rules):
+        session.applied_rules.append(configured)
+    if rule.measures and self.measure is None and _MEASURE_OPTION in session.settings:
         _log.warning("ane::%s does not see the feeds and ranges of the pipeline: names cannot carry them", rule.name)
     target = self.target if "target" in self.given else session.settings.get("target", "all")
     return configured, target, self.strict or _is_strict(session.settings)
 
 
 def _is_strict(settings: Mapping[str, str]) -> bool:
-    found: bool = Option(_STRICT, bool, False).parse(settings.get(_STRICT, False), f"{NAMESPACE}::{BEGIN}")
+    found: bool = Option(_STRICT_OPTION, bool, False).parse(
+        settings.get(_STRICT_OPTION, False), f"{NAMESPACE}::{BEGIN_PASS}"
+    )
     return found
 
 
-def _restored(session: Session) -> Callable[[Program, Program], None] | None:
+def _restore_undo_callback(session: Session) -> Callable[[Program, Program], None] | None:
     """What settles a guard of which only the names have come through."""
-    share, target = _share(BEGIN, session.settings), session.settings.get("target", "all")
-    if "max_growth" not in session.settings or share is None or _GUARD[0] is None:
+    share, target = _read_max_growth(BEGIN_PASS, session.settings), session.settings.get("target", "all")
+    if "max_growth" not in session.settings or share is None or _GUARD_FACTORY[0] is None:
         return None
     strict = _is_strict(session.settings)
-    run_again = partial(_run_all, target=target, measure=None, draw=None, stops=lambda rule: strict)
-    return guarding(session.ran, run_again, _GUARD[0](target, share))
+    run_again = partial(_apply_unguarded, target=target, measure=None, draw=None, stops=lambda rule: strict)
+    return make_undo_callback(session.applied_rules, run_again, _GUARD_FACTORY[0](target, share))
 
 
-def _class_of_name(name: str, settings: Mapping[str, str]) -> type[AbstractGraphPass] | None:
+def _find_pass_class(name: str, settings: Mapping[str, str]) -> type[AbstractGraphPass] | None:
     """The pass for a name with settings; None for a name that is not ours. Raises InputError for wrong settings."""
-    pass_id = name_with_settings(name, settings)
+    pass_id = format_pass_name(name, settings)
     if name in PRESETS:
-        return _preset_pass(pass_id, name, settings)
+        return _make_preset_pass(pass_id, name, settings)
     known = dict.get(PASS_REGISTRY.passes, f"{NAMESPACE}::{name}")
-    if known is None or not settings or name == END:
+    if known is None or not settings or name == END_PASS:
         return None
-    if name == BEGIN:
-        _check_carried(pass_id, settings)
+    if name == BEGIN_PASS:
+        _check_pipeline_settings(pass_id, settings)
     else:
         parse_target(settings.get("target", "all"))
-        _configured(rewrites()[name], {key: value for key, value in settings.items() if key not in _OF_A_PASS})
+        _configure_rewrite(
+            get_all_rewrites()[name], {key: value for key, value in settings.items() if key not in _PASS_SETTINGS}
+        )
     return type(known.__name__, (known,), {"carried": dict(settings), "__module__": known.__module__})
 
 
-def _check_carried(pass_id: str, settings: Mapping[str, str]) -> None:
+def _check_pipeline_settings(pass_id: str, settings: Mapping[str, str]) -> None:
     parse_target(settings.get("target", "all"))
-    _share(pass_id, settings)
+    _read_max_growth(pass_id, settings)
     for key, value in settings.items():
         rule, dot, option = key.partition(".")
         if dot:
-            _configured(by_name(rule), {option: value})
-        elif key not in _OF_BEGIN:
-            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_OF_BEGIN)} or PASS.OPTION"
-                             f"{nearest(key, _OF_BEGIN)}")
+            _configure_rewrite(find_rewrite(rule), {option: value})
+        elif key not in _BEGIN_SETTINGS:
+            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_BEGIN_SETTINGS)} or PASS.OPTION"
+                             f"{suggest_nearest(key, _BEGIN_SETTINGS)}")
 
 
-def _share(pass_id: str, settings: Mapping[str, str]) -> float | None:
+def _read_max_growth(pass_id: str, settings: Mapping[str, str]) -> float | None:
     """By which share the guard lets the predicted cost grow; None for no guard."""
-    said = settings.get("max_growth", str(MOST_GROWTH))
+    said = settings.get("max_growth", str(DEFAULT_MAX_GROWTH))
     try:
-        return None if said.lower() == "none" else growth(float(said))
+        return None if said.lower() == "none" else check_max_growth(float(said))
     except ValueError:
         raise InputError(f"{pass_id}: found max_growth={said}; expected a share such as 0.01, or none") from None
 
 
-def _preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) -> type[AbstractGraphPass]:
+def _make_preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) -> type[AbstractGraphPass]:
     """One pass that does what the preset's passes do, with their guard."""
     for key in settings:
-        if key not in _OF_PRESET:
-            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_OF_PRESET)}"
-                             f"{nearest(key, _OF_PRESET)}")
+        if key not in _PRESET_SETTINGS:
+            raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_PRESET_SETTINGS)}"
+                             f"{suggest_nearest(key, _PRESET_SETTINGS)}")
     target, strict = settings.get("target", "all"), _is_strict(settings)
     parse_target(target)
-    share = _share(pass_id, settings)
+    share = _read_max_growth(pass_id, settings)
 
     def apply(self: Any, prog: Program) -> None:
-        guard = None if share is None or _GUARD[0] is None else _GUARD[0](target, share)
-        for trace in run_all(selected(preset), prog, target=target, guard=guard, strict=strict):
+        guard = None if share is None or _GUARD_FACTORY[0] is None else _GUARD_FACTORY[0](target, share)
+        for trace in apply_rewrites(select_rewrites(preset), prog, target=target, guard=guard, strict=strict):
             _log_trace(trace)
 
     doc = f"The preset {preset} as one pass."
@@ -397,26 +422,26 @@ def _log_trace(trace: PassTrace) -> None:
     """Log what a rule did to the program of a conversion."""
     if trace.failed:
         _log.warning("ane::%s failed %s; what it had changed is undone, and the other passes run", trace.rule,
-                     escaped(str(trace.failed)))
+                     escape_text(str(trace.failed)))
     if trace.reverted:
-        _log.info("ane::%s reverted: %s", trace.rule, escaped(trace.reverted))
+        _log.info("ane::%s reverted: %s", trace.rule, escape_text(trace.reverted))
     for finding in trace.fired:
         where = f" ({finding.origin})" if finding.origin else ""
-        _log.info("ane::%s at %s", trace.rule, escaped(f"{finding.value}{where}: {finding.note}"))
+        _log.info("ane::%s at %s", trace.rule, escape_text(f"{finding.value}{where}: {finding.note}"))
 
 
-def _configured(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:
+def _configure_rewrite(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:
     made: Rule = rule.configured(**values)
     assert isinstance(made, Rewrite)
     return made
 
 
-def _members(preset: str) -> list[str]:
+def _list_preset_members(preset: str) -> list[str]:
     presets = ("safe",) if preset == "safe" else ("safe", "full")
-    return [name for name, rule in rewrites().items() if rule.preset in presets]
+    return [name for name, rule in get_all_rewrites().items() if rule.preset in presets]
 
 
-def _pass_table(passes: Passes) -> dict[str, dict[str, Any]]:
+def _parse_pass_table(passes: Passes) -> dict[str, dict[str, Any]]:
     if isinstance(passes, str) and not passes.strip():
         raise InputError("passes: no name given; expected names like 'a,b{option=value}'")
     if isinstance(passes, str):

@@ -14,12 +14,23 @@ from coremltools.converters.mil.mil import Operation, Program
 from .rule_class import RuleFailure
 from .targets import Generation
 
-__all__ = ["CHANGE", "ENTER", "OUTPUT", "Answer", "Backend", "Cost", "Engine", "Plan", "Row", "Segment"]
+__all__ = [
+    "ANE_OUTPUT_MS",
+    "ENTER_ANE_MS",
+    "TRANSITION_MS",
+    "Backend",
+    "Cost",
+    "Engine",
+    "Plan",
+    "Row",
+    "Segment",
+    "SupportStatus",
+]
 
-ENTER, CHANGE, OUTPUT = 0.125, 0.125, 0.125
+ENTER_ANE_MS, TRANSITION_MS, ANE_OUTPUT_MS = 0.125, 0.125, 0.125
 """Milliseconds: to enter an ANE segment, for each change of backend, for each graph output on the ANE."""
 
-Answer = Literal["yes", "no", "unknown"]
+SupportStatus = Literal["yes", "no", "unknown"]
 Backend = Literal["ane", "cpu"]
 Engine = Literal["ane", "bnns", "classic_cpu"]
 
@@ -59,7 +70,7 @@ class Row:
     index: int
     op: Operation
     depth: int
-    ane: Answer
+    ane: SupportStatus
     takes: bool
     cost: Cost
     reason: str = ""

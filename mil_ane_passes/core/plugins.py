@@ -23,18 +23,18 @@ from types import ModuleType
 from typing import Any
 
 from .contract import Rule
-from .rule_class import BASES, flaw, named, place, shares_code
-from .words import escaped
+from .rule_class import RULE_BASE_CLASSES, assign_default_name, find_flaw, format_class_location, shares_code
+from .text_format import escape_text
 
-__all__ = ["ENTRY_POINTS", "LeftOut", "accepted", "defined_in"]
+__all__ = ["ENTRY_POINT_GROUP", "SkippedPlugin", "find_rules_in_module", "load_plugin_rules"]
 
-ENTRY_POINTS = "mil_ane_passes.rules"
+ENTRY_POINT_GROUP = "mil_ane_passes.rules"
 
 _log = logging.getLogger("mil_ane_passes")
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedPlugin:
     """What of which distribution is not used, and why."""
 
     distribution: str
@@ -46,61 +46,71 @@ class LeftOut:
                 f"uninstall {self.distribution.partition(' ')[0]}")
 
 
-def defined_in(module: ModuleType) -> list[type[Rule]]:
+def find_rules_in_module(module: ModuleType) -> list[type[Rule]]:
     """The rules a module defines, not those it imports."""
     return [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Rule)
-            and value not in BASES and value.__module__ == module.__name__]
+            and value not in RULE_BASE_CLASSES and value.__module__ == module.__name__]
 
 
-def accepted(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
+def load_plugin_rules(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]:
     """The rules of others by name, what is left out, and whether all were asked.
 
     A plugin that is just being imported (it imports us) is not there yet. Where two claim a name, a code or a slug,
     ours has it, else the distribution that comes first by name.
     """
-    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (_distribution(point), point.name))
-    ready = [point for point in points if not _half_imported(point.module)]
+    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (_format_distribution(point), point.name))
+    ready = [point for point in points if not _is_being_imported(point.module)]
     found: dict[str, type[Rule]] = {}
-    left: list[LeftOut] = []
+    left: list[SkippedPlugin] = []
     owner: dict[str, str] = {}
     for point in ready:
-        for rule in _offered(point, left):
+        for rule in _iterate_offered_rules(point, left):
             if rule in found.values():
                 continue
-            why = flaw(rule, ours=False) or _clash(rule, [*ours.values(), *found.values()])
+            why = find_flaw(rule, ours=False) or _find_clash(rule, [*ours.values(), *found.values()])
             if why:
-                left.append(LeftOut(_distribution(point), place(rule), f"it {why}"))
+                left.append(SkippedPlugin(_format_distribution(point), format_class_location(rule), f"it {why}"))
             else:
                 found[rule.name] = rule
-                owner[rule.name] = _distribution(point)
-    for rule in _in_circles(found):
+                owner[rule.name] = _format_distribution(point)
+    for rule in _find_cyclic_rules(found):
         del found[rule.name]
-        left.append(LeftOut(owner[rule.name], place(rule), f"its after={rule.after!r} leads in a circle back to it"))
+        left.append(
+            SkippedPlugin(
+                owner[rule.name], format_class_location(rule), f"its after={rule.after!r} leads in a circle back to it"
+            )
+        )
     for each in left:
-        _say_once(str(each))
+        _warn_once(str(each))
     return found, left, len(ready) == len(points)
 
 
-def _offered(point: EntryPoint, left: list[LeftOut]) -> Iterator[type[Rule]]:
+def _iterate_offered_rules(point: EntryPoint, left: list[SkippedPlugin]) -> Iterator[type[Rule]]:
     """The rules behind an entry point; what cannot be loaded is added to `left`."""
     what = f"entry point '{point.name} = {point.value}'"
     try:
         loaded: Any = point.load()
     except (Exception, SystemExit) as error:  # whatever the module of somebody else does when it is imported
-        left.append(LeftOut(_distribution(point), what, f"importing it fails ({type(error).__name__}: {error})"))
+        left.append(
+            SkippedPlugin(_format_distribution(point), what, f"importing it fails ({type(error).__name__}: {error})")
+        )
         return
-    rules = defined_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
-    if not all(inspect.isclass(rule) and issubclass(rule, Rule) and rule not in BASES for rule in rules):
+    rules = find_rules_in_module(loaded) if isinstance(loaded, ModuleType) else [loaded]
+    if not all(inspect.isclass(rule) and issubclass(rule, Rule) and rule not in RULE_BASE_CLASSES for rule in rules):
         why = (f"found {loaded!r}; expected a module, or a class derived from Rule or Rewrite of "
                "mil_ane_passes.core.contract")
-        left.append(LeftOut(_distribution(point), what, why))
+        left.append(SkippedPlugin(_format_distribution(point), what, why))
     elif not rules:
-        left.append(LeftOut(_distribution(point), what, "the module defines no rule (those it imports do not count)"))
+        left.append(
+            SkippedPlugin(
+                _format_distribution(point), what, "the module defines no rule (those it imports do not count)"
+            )
+        )
     else:
-        yield from map(named, rules)
+        yield from map(assign_default_name, rules)
 
 
-def _clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
+def _find_clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
     """What a known rule has already: its name, code or slug."""
     for other in known:
         for what in ("name", "code", "slug"):
@@ -108,11 +118,11 @@ def _clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
             if key == getattr(other, what) and (what == "name" or not shares_code(rule)):
                 hint = ("set `name` on each class" if what == "name" and other.__module__ == rule.__module__ else
                         f"expected a {what} of its own")
-                return f"has {what} '{key}', which {place(other)} has already; {hint}"
+                return f"has {what} '{key}', which {format_class_location(other)} has already; {hint}"
     return ""
 
 
-def _in_circles(rules: Mapping[str, type[Rule]]) -> list[type[Rule]]:
+def _find_cyclic_rules(rules: Mapping[str, type[Rule]]) -> list[type[Rule]]:
     """The rules that stand in each other's `after`, by way of others or not."""
     waiting = dict(rules)
     while free := [name for name, rule in waiting.items() if not set(rule.after) & set(waiting)
@@ -122,11 +132,11 @@ def _in_circles(rules: Mapping[str, type[Rule]]) -> list[type[Rule]]:
     return list(waiting.values())
 
 
-def _distribution(point: EntryPoint) -> str:
+def _format_distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "of unknown name"
 
 
-def _half_imported(module: str) -> bool:
+def _is_being_imported(module: str) -> bool:
     """Whether `module`, or a package around it, is being imported right now."""
     parts = module.split(".")
     around = (sys.modules.get(".".join(parts[:number])) for number in range(1, len(parts) + 1))
@@ -134,5 +144,5 @@ def _half_imported(module: str) -> bool:
 
 
 @functools.cache
-def _say_once(text: str) -> None:
-    _log.warning("%s", escaped(text))
+def _warn_once(text: str) -> None:
+    _log.warning("%s", escape_text(text))

@@ -14,21 +14,29 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from .query import is_default, is_symbolic
-from .words import escaped, lines_text
+from .text_format import escape_text, format_lines
 
-__all__ = ["block_text", "body_text", "op_text", "program_diff", "program_text", "size_text", "type_text"]
+__all__ = [
+    "diff_program_texts",
+    "format_block",
+    "format_dimension",
+    "format_function_body",
+    "format_op",
+    "format_program",
+    "format_type",
+]
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
-_INLINE = 12
+_MAX_INLINE_ELEMENTS = 12
 "Elements up to which a const is printed by value."
 
 
-def size_text(size: Any) -> str:
+def format_dimension(size: Any) -> str:
     """A size of a shape; `?` for one that is not fixed, which pymil calls by another name in each process."""
     return "?" if is_symbolic(size) else str(size)
 
 
-def type_text(var: Var, dim: Callable[[Any], str] = size_text) -> str:
+def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
     """`fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` writes one dimension."""
     if types.is_list(var.sym_type):
         return "list"
@@ -38,38 +46,38 @@ def type_text(var: Var, dim: Callable[[Any], str] = size_text) -> str:
     return f"{name}[{', '.join(map(dim, var.shape))}]" if var.rank else str(name)
 
 
-def program_text(program: Program, *, names: bool = False) -> str:
+def format_program(program: Program, *, names: bool = False) -> str:
     """Every function; with `names` values keep their names instead of being numbered."""
-    return "\n".join(_function_text(name, function, names) for name, function in program.functions.items())
+    return "\n".join(_format_function(name, function, names) for name, function in program.functions.items())
 
 
-def body_text(function: Function) -> str:
+def format_function_body(function: Function) -> str:
     """The ops of a function, one a line, without its head: the form docstrings show."""
-    return lines_text(_Namer(function, False).lines(function, ""))
+    return format_lines(_Namer(function, False).lines(function, ""))
 
 
-def block_text(block: Block) -> str:
+def format_block(block: Block) -> str:
     """The ops of a block under their own names, nested blocks included."""
-    return lines_text(_Namer(None, True).lines(block, ""))
+    return format_lines(_Namer(None, True).lines(block, ""))
 
 
-def op_text(op: Operation) -> str:
+def format_op(op: Operation) -> str:
     """One op under its own names, for errors and traces."""
-    return escaped(next(iter(_Namer(None, True).op_lines(op, ""))))
+    return escape_text(next(iter(_Namer(None, True).op_lines(op, ""))))
 
 
-def program_diff(before: str, after: str) -> str:
+def diff_program_texts(before: str, after: str) -> str:
     """A unified diff of two program texts, three lines of context."""
     lines = difflib.unified_diff(before.split("\n"), after.split("\n"), "before", "after", lineterm="")
     return "\n".join(lines)
 
 
-def _function_text(name: str, function: Function, names: bool) -> str:
+def _format_function(name: str, function: Function, names: bool) -> str:
     namer = _Namer(function, names)
     inputs = ", ".join(f"%{key}: {namer.type(var)}" for key, var in function.inputs.items())
     body = list(namer.lines(function, "    "))
     outputs = ", ".join(namer.ref(var) for var in function.outputs)
-    return lines_text([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
+    return format_lines([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
 
 
 class _Namer:
@@ -85,7 +93,7 @@ class _Namer:
         self._symbols: dict[str, str] = {}
 
     def type(self, var: Var) -> str:
-        return type_text(var, self._dim)
+        return format_type(var, self._dim)
 
     def _dim(self, extent: Any) -> str:
         """A symbol that pymil numbered is numbered anew, in the order in which this function shows them."""
@@ -119,7 +127,7 @@ class _Namer:
 
     def _arguments(self, op: Operation) -> Iterator[str]:
         if op.op_type == "const":
-            yield f"val={_literal(op.outputs[0])}"
+            yield f"val={_format_literal(op.outputs[0])}"
             return
         for name, bound in op.inputs.items():
             if isinstance(bound, (list, tuple)):
@@ -128,13 +136,13 @@ class _Namer:
                 yield f"{name}={self._operand(bound)}"
 
     def _operand(self, var: Var) -> str:
-        return _literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
+        return _format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
 
 
-def _literal(var: Var) -> str:
+def _format_literal(var: Var) -> str:
     if types.is_list(var.sym_type):
         return f"<list of {len(var.val)}>"
-    if int(np.prod(var.shape, dtype=np.int64)) > _INLINE:
-        return f"<{type_text(var)}>"
+    if int(np.prod(var.shape, dtype=np.int64)) > _MAX_INLINE_ELEMENTS:
+        return f"<{format_type(var)}>"
     value: Any = var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
     return str(value)

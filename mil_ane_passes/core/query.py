@@ -11,15 +11,36 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
-    "OPAQUE", "Kind", "all_blocks", "all_ops", "chain", "computes_in_fp16", "consumers", "contradiction", "flat_inputs",
-    "function_name", "is_all_zero", "is_compressed", "is_const", "is_default", "is_opaque", "is_symbolic", "itemsize",
-    "kind_of", "op_count", "plain_type", "static_shape", "used", "value", "within",
+    "OPAQUE",
+    "TypeInfo",
+    "contradiction",
+    "count_ops",
+    "get_const_value",
+    "get_consumers",
+    "get_flat_inputs",
+    "get_function_name",
+    "get_itemsize",
+    "get_pipeline_functions",
+    "get_static_shape",
+    "get_type_info",
+    "is_all_zero",
+    "is_compressed",
+    "is_computed_in_fp16",
+    "is_const",
+    "is_default",
+    "is_opaque",
+    "is_symbolic",
+    "is_used",
+    "iterate_blocks",
+    "iterate_nested_ops",
+    "iterate_ops",
+    "plain_type",
 ]
 
 OPAQUE = " (opaque)"
 "What follows the type of an op that coremltools knows but does not accept as it stands in the file."
 
-_STORED = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
+_PRECISION_NEUTRAL_OPS = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
 "Ops that say nothing about the precision in which a program computes."
 
 
@@ -33,7 +54,7 @@ def is_compressed(var: Var | None) -> bool:
     return var is not None and var.op is not None and var.op.op_type.startswith("constexpr_")
 
 
-def value(var: Var | None, default: Any = None) -> Any:
+def get_const_value(var: Var | None, default: Any = None) -> Any:
     """The value of a small parameter as Python numbers, or `default` where the input is absent or not constant."""
     if var is None or var.val is None:
         return default
@@ -45,7 +66,7 @@ def is_all_zero(var: Var | None) -> bool:
     return is_const(var) and var is not None and not np.any(var.val)
 
 
-class Kind(NamedTuple):
+class TypeInfo(NamedTuple):
     """What a type says of its values: pymil derives it anew at each question, which is most of the cost of a rule.
 
     `dtype` and `shape` are those of the tensor, or of the one in a state; a scalar has shape (); `shape` is None where
@@ -58,23 +79,23 @@ class Kind(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _kind(sym_type: Any) -> Kind:
+def _get_cached_type_info(sym_type: Any) -> TypeInfo:
     inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
     if not types.is_tensor(inner):
-        return Kind(inner, (), False)
+        return TypeInfo(inner, (), False)
     extents = inner.get_shape()
     shape = None if any_symbolic(extents) else tuple(int(extent) for extent in extents)
-    return Kind(inner.get_primitive(), shape, types.is_tensor(sym_type))
+    return TypeInfo(inner.get_primitive(), shape, types.is_tensor(sym_type))
 
 
-def kind_of(var: Var) -> Kind:
+def get_type_info(var: Var) -> TypeInfo:
     """Dtype, static shape and whether it is a tensor, from a cache: pymil keeps one type for each of them anyway."""
-    return _kind(var.sym_type)
+    return _get_cached_type_info(var.sym_type)
 
 
-def static_shape(var: Var) -> tuple[int, ...] | None:
+def get_static_shape(var: Var) -> tuple[int, ...] | None:
     """The shape, or None when a dimension is symbolic."""
-    return _kind(var.sym_type).shape
+    return _get_cached_type_info(var.sym_type).shape
 
 
 def is_opaque(op: Operation) -> bool:
@@ -92,29 +113,29 @@ def plain_type(op: Operation) -> str:
     return str(op.op_type).removesuffix(OPAQUE)
 
 
-def itemsize(var: Var) -> int:
+def get_itemsize(var: Var) -> int:
     """Bytes per element."""
-    return _itemsize(_kind(var.sym_type).dtype)
+    return _get_dtype_itemsize(_get_cached_type_info(var.sym_type).dtype)
 
 
 @functools.cache
-def _itemsize(dtype: Any) -> int:
+def _get_dtype_itemsize(dtype: Any) -> int:
     return int(np.dtype(types.nptype_from_builtin(dtype)).itemsize)
 
 
-def flat_inputs(op: Operation) -> list[Var]:
+def get_flat_inputs(op: Operation) -> list[Var]:
     """All vars an op reads, tuples opened, internal ones included."""
     return list(op.get_flattened_inputs())
 
 
-def consumers(var: Var) -> list[Operation]:
+def get_consumers(var: Var) -> list[Operation]:
     """The ops that read `var`, each once, in the order in which they were attached; removed ops are left out."""
     return [op for op in dict.fromkeys(var.child_ops) if op.enclosing_block is not None]
 
 
-def used(var: Var) -> bool:
+def is_used(var: Var) -> bool:
     """Whether anything reads `var`: an op or a block that returns it."""
-    return bool(var.consuming_blocks) or bool(consumers(var))
+    return bool(var.consuming_blocks) or bool(get_consumers(var))
 
 
 def is_default(op: Operation, parameter: str) -> bool:
@@ -129,7 +150,7 @@ def is_default(op: Operation, parameter: str) -> bool:
     return default is not None and np.array_equal(assumed, held)
 
 
-def all_blocks(program: Program) -> Iterator[tuple[str, Block]]:
+def iterate_blocks(program: Program) -> Iterator[tuple[str, Block]]:
     """(function name, block) for every function and nested block, outer blocks first."""
     for name, function in program.functions.items():
         pending: list[Block] = [function]
@@ -139,29 +160,29 @@ def all_blocks(program: Program) -> Iterator[tuple[str, Block]]:
             pending.extend(inner for op in block.operations for inner in op.blocks)
 
 
-def all_ops(program: Program) -> Iterator[tuple[str, Operation]]:
+def iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
     """(function name, op) for every op of every block."""
-    for name, block in all_blocks(program):
+    for name, block in iterate_blocks(program):
         for op in block.operations:
             yield name, op
 
 
-def within(block: Block) -> Iterator[Operation]:
+def iterate_nested_ops(block: Block) -> Iterator[Operation]:
     """The ops of a block and of the blocks in them, each before those in it."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
-            yield from within(inner)
+            yield from iterate_nested_ops(inner)
 
 
-def computes_in_fp16(op: Operation) -> bool:
+def is_computed_in_fp16(op: Operation) -> bool:
     """Whether `op` says that its model computes in fp16: it makes fp16, and neither stores nor only hands it on."""
-    if op.op_type in _STORED or op.op_type.startswith("constexpr_"):
+    if op.op_type in _PRECISION_NEUTRAL_OPS or op.op_type.startswith("constexpr_"):
         return False
-    return any(kind_of(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
+    return any(get_type_info(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
-def function_name(program: Program, op: Operation) -> str:
+def get_function_name(program: Program, op: Operation) -> str:
     """The name of the function that `op` stands in."""
     block = op.enclosing_block
     while not isinstance(block, Function):
@@ -170,11 +191,11 @@ def function_name(program: Program, op: Operation) -> str:
                 str(program.default_function_name))
 
 
-def chain(program: Program) -> tuple[str, ...]:
+def get_pipeline_functions(program: Program) -> tuple[str, ...]:
     """Of a pipeline the functions that run one after the other; of any other program none."""
     return getattr(program, "chain", ())
 
 
-def op_count(program: Program) -> int:
+def count_ops(program: Program) -> int:
     """Ops that compute something: consts are not counted."""
-    return sum(op.op_type != "const" for _, op in all_ops(program))
+    return sum(op.op_type != "const" for _, op in iterate_ops(program))

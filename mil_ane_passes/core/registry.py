@@ -11,100 +11,113 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 
 from .contract import STAGES, Rewrite, Rule
-from .errors import InputError, RuleError, nearest
-from .plugins import ENTRY_POINTS, LeftOut, accepted, defined_in
-from .rule_class import flaw, named, place, shares_code
+from .errors import InputError, RuleError, suggest_nearest
+from .plugins import ENTRY_POINT_GROUP, SkippedPlugin, find_rules_in_module, load_plugin_rules
+from .rule_class import assign_default_name, find_flaw, format_class_location, shares_code
 
-__all__ = ["ENTRY_POINTS", "all_rules", "by_name", "explainable", "fixes_for", "left_out", "refresh", "rewrites"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "find_rewrite",
+    "find_rule",
+    "fixes_for",
+    "get_all_rewrites",
+    "get_all_rules",
+    "get_skipped_plugins",
+    "reset_registry",
+]
 
-_FOLDERS = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
-_TELLING = 3
+_RULE_PACKAGES = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
+_MIN_HINT_LETTERS = 3
 "Letters from which a part of a name says which rules are meant."
 
 
-def all_rules() -> dict[str, type[Rule]]:
+def get_all_rules() -> dict[str, type[Rule]]:
     """Every rule by name. Raises RuleError when two of ours share a name or a code, naming both files."""
-    return _known()[0]
+    return _get_discovered_rules()[0]
 
 
-def left_out() -> list[LeftOut]:
+def get_skipped_plugins() -> list[SkippedPlugin]:
     """What of other distributions is not used, and why; it was said when it was found."""
-    return _known()[1]
+    return _get_discovered_rules()[1]
 
 
-def refresh() -> None:
+def reset_registry() -> None:
     """Look for rules anew at the next question, for tests and for plugins that arrive late."""
-    _discovered.cache_clear()
+    _discover_rules.cache_clear()
 
 
-def _known() -> tuple[dict[str, type[Rule]], list[LeftOut]]:
-    rules, left, complete = _discovered()
+def _get_discovered_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin]]:
+    rules, left, complete = _discover_rules()
     if not complete:
-        _discovered.cache_clear()
+        _discover_rules.cache_clear()
     return rules, left
 
 
 @functools.cache
-def _discovered() -> tuple[dict[str, type[Rule]], list[LeftOut], bool]:
+def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]:
     """The rules, what is left out, and whether all were asked: a plugin that is being imported is not there yet."""
     ours: dict[str, type[Rule]] = {}
     codes: dict[str, type[Rule]] = {}
-    for rule in _of_folders():
+    for rule in _iterate_own_rules():
         for table, key, what in ((ours, rule.name, "name"), (codes, rule.code, "code")):
             if what == "code" and shares_code(rule):
                 continue
             if key in table:
-                raise RuleError(f"{what} '{key}' is claimed by {place(table[key])} and by {place(rule)}; "
-                                f"expected one rule for each {what}")
+                raise RuleError(
+                    f"{what} '{key}' is claimed by {format_class_location(table[key])} and by {format_class_location(rule)}; "
+                    f"expected one rule for each {what}"
+                )
             table[key] = rule
-    theirs, left, complete = accepted(ours)
+    theirs, left, complete = load_plugin_rules(ours)
     return dict(sorted({**ours, **theirs}.items())), left, complete
 
 
-def rewrites() -> dict[str, type[Rewrite]]:
+def get_all_rewrites() -> dict[str, type[Rewrite]]:
     """The rules that know their fix, by name."""
-    return {name: rule for name, rule in all_rules().items() if issubclass(rule, Rewrite)}
+    return {name: rule for name, rule in get_all_rules().items() if issubclass(rule, Rewrite)}
 
 
 def fixes_for(rule: type[Rule]) -> list[type[Rewrite]]:
     """The rewrites that fix what `rule` finds, in the order of pipelines; a rewrite fixes what it finds itself."""
     if issubclass(rule, Rewrite):
         return [rule]
-    found = [each for each in rewrites().values() if rule in each.fixes]
+    found = [each for each in get_all_rewrites().values() if rule in each.fixes]
     return sorted(found, key=lambda each: (STAGES.index(each.stage), each.name))
 
 
-def by_name(name: str) -> type[Rewrite]:
+def find_rewrite(name: str) -> type[Rewrite]:
     """The rewrite called `name` (with or without `ane::`). Raises InputError with the nearest name."""
-    known = rewrites()
+    known = get_all_rewrites()
     short = name.removeprefix("ane::")
     if short not in known:
         coded = next((f"; did you mean '{rule.name}'?" for rule in known.values()
                       if name.lower() in (rule.code.lower(), rule.slug)), "")
-        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or nearest(short, known)}"
-                         f"{_left_out()}")
+        raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or suggest_nearest(short, known)}"
+                         f"{_mention_skipped_plugins()}")
     return known[short]
 
 
-def explainable(key: str, *others: type[Rule]) -> type[Rule]:
+def find_rule(key: str, *others: type[Rule]) -> type[Rule]:
     """The rule with this code, slug or name, in any case, `others` included.
 
     Raises InputError with the codes that begin so, the names that have it in them, or the nearest of all.
     """
     names: dict[str, type[Rule]] = {}
-    rules = [*all_rules().values(), *others]
+    rules = [*get_all_rules().values(), *others]
     for rule in sorted(rules, key=shares_code, reverse=True):  # a code that is shared means the problem
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
     wanted = key.lower().removeprefix("ane::")
     if wanted not in names:
-        hint = _alike(wanted, rules) or nearest(wanted, names)
-        raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_left_out()}")
+        hint = _suggest_similar(wanted, rules) or suggest_nearest(wanted, names)
+        raise InputError(
+            f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_mention_skipped_plugins()}"
+        )
     return names[wanted]
 
 
-def _alike(wanted: str, rules: Iterable[type[Rule]]) -> str:
+def _suggest_similar(wanted: str, rules: Iterable[type[Rule]]) -> str:
     """The codes that begin with `wanted`, or else the names that have it in them; nothing for a letter or two."""
-    if len(wanted) < _TELLING:
+    if len(wanted) < _MIN_HINT_LETTERS:
         return ""
     if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(wanted)):
         return f"; of codes that begin so there are {', '.join(begun)}"
@@ -112,27 +125,27 @@ def _alike(wanted: str, rules: Iterable[type[Rule]]) -> str:
     return f"; names that have it are {', '.join(having)}" if having else ""
 
 
-def _of_folders() -> Iterator[type[Rule]]:
-    for folder in _FOLDERS:
+def _iterate_own_rules() -> Iterator[type[Rule]]:
+    for folder in _RULE_PACKAGES:
         package = importlib.import_module(folder)
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
-                yield _of_file(f"{folder}.{module.name}")
+                yield _load_rule_module(f"{folder}.{module.name}")
 
 
-def _of_file(module: str) -> type[Rule]:
+def _load_rule_module(module: str) -> type[Rule]:
     loaded = importlib.import_module(module)
-    rules = defined_in(loaded)
+    rules = find_rules_in_module(loaded)
     if len(rules) != 1:
         raise RuleError(f"{loaded.__file__} defines {len(rules)} rules; expected exactly one a file")
-    rule = named(rules[0])
-    wrong = flaw(rule, ours=True, quick=True)
+    rule = assign_default_name(rules[0])
+    wrong = find_flaw(rule, ours=True, quick=True)
     if wrong:
-        raise RuleError(f"{place(rule)} {wrong}")
+        raise RuleError(f"{format_class_location(rule)} {wrong}")
     return rule
 
 
-def _left_out() -> str:
+def _mention_skipped_plugins() -> str:
     """For an error about a name: it may be a plugin's."""
-    names = sorted({each.distribution for each in left_out()})
+    names = sorted({each.distribution for each in get_skipped_plugins()})
     return f"; left out are rules of {', '.join(names)}" if names else ""

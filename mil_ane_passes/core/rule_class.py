@@ -17,31 +17,43 @@ from coremltools.converters.mil.mil import Operation
 
 from .contract import STAGES, BlockRewrite, BlockRule, Evidence, Exactness, PlanRule, ProgramRewrite, Rewrite, Rule
 from .errors import AnePassesError, RuleError
-from .words import counted
+from .text_format import format_count
 
-__all__ = ["BASES", "Position", "RuleFailure", "blamed", "failed", "flaw", "is_fault", "is_ours", "named", "place",
-           "shares_code", "where"]
+__all__ = [
+    "RULE_BASE_CLASSES",
+    "Position",
+    "RuleFailure",
+    "assign_default_name",
+    "convert_rule_errors",
+    "find_flaw",
+    "format_class_location",
+    "format_rule_location",
+    "is_own_rule",
+    "is_rule_fault",
+    "make_rule_error",
+    "shares_code",
+]
 
-BASES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
+RULE_BASE_CLASSES: tuple[type[Rule], ...] = (Rule, Rewrite, BlockRule, BlockRewrite, PlanRule, ProgramRewrite)
 """The classes that rules derive from; none is a rule itself."""
 
 _CODE = re.compile(r"[A-Z]+\d+")
 _RESERVED_CODE = re.compile(r"(ANE|TORCH)\d*")
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
+_RESERVED_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
 "Presets, and the passes around ours."
-_TAKEN_OPTIONS = frozenset({"target", "measure", "strict"})
+_RESERVED_OPTIONS = frozenset({"target", "measure", "strict"})
 "Every pass has them."
 _PRESETS = ("safe", "full", "named")
-_TO_DEFINE = (
+_REQUIRED_METHODS = (
     (ProgramRewrite, ("match_program", "rewrite_program")), (BlockRewrite, ("match_block", "rewrite_block")),
     (BlockRule, ("match_block",)), (PlanRule, ("match_plan",)), (Rewrite, ("match", "rewrite")), (Rule, ("match",)),
 )
 "The methods that a rule of each kind defines; the first kind that fits counts."
 
 
-def named(rule: type[Rule]) -> type[Rule]:
+def assign_default_name(rule: type[Rule]) -> type[Rule]:
     """`rule`, which without a name of its own has that of its module, and without a code (and
     evidence) that of what it fixes.
     """
@@ -59,7 +71,7 @@ def shares_code(rule: type[Rule]) -> bool:
     return issubclass(rule, Rewrite) and any(rule.code == problem.code for problem in rule.fixes)
 
 
-def place(rule: type[Rule]) -> str:
+def format_class_location(rule: type[Rule]) -> str:
     """The class and its file, for messages."""
     try:
         return f"{rule.__name__} in {inspect.getsourcefile(rule)}"
@@ -67,7 +79,7 @@ def place(rule: type[Rule]) -> str:
         return f"{rule.__name__} of {rule.__module__}"
 
 
-def is_ours(rule: type[Rule]) -> bool:
+def is_own_rule(rule: type[Rule]) -> bool:
     """Whether the rule is one of this package."""
     return rule.__module__.startswith(f"{__name__.partition('.')[0]}.")
 
@@ -91,7 +103,9 @@ class RuleFailure:
     @classmethod
     def of(cls, rule: type[Rule], error: Exception, function: str, op: Operation | None) -> RuleFailure:
         own = isinstance(error, RuleError)
-        reason = str(error).removeprefix(f"{where(rule)} ") if own else f"{type(error).__name__}: {error}"
+        reason = (
+            str(error).removeprefix(f"{format_rule_location(rule)} ") if own else f"{type(error).__name__}: {error}"
+        )
         value = "" if op is None else op.outputs[0].name if op.outputs else op.name
         return cls(rule.name or rule.__name__, rule.code, rule.slug, function, "" if op is None else str(op.op_type),
                    str(value), reason)
@@ -104,7 +118,7 @@ class RuleFailure:
     @property
     def at(self) -> str:
         """Where it failed, in words."""
-        more = f" and {counted(self.places - 1, 'other place')}" if self.places > 1 else ""
+        more = f" and {format_count(self.places - 1, 'other place')}" if self.places > 1 else ""
         function = "" if self.function in ("", "main") else f"{self.function}:"
         if self.op_type:
             return f"at {function}%{self.value} ({self.op_type}){more}"
@@ -114,7 +128,7 @@ class RuleFailure:
         return f"{self.at}: {self.reason}"
 
 
-def where(rule: type[Rule]) -> str:
+def format_rule_location(rule: type[Rule]) -> str:
     """The rule, with the file and the line of its class."""
     try:
         line = inspect.getsourcelines(rule)[1]
@@ -124,13 +138,13 @@ def where(rule: type[Rule]) -> str:
     return f"rule {rule.name or rule.__name__} ({found})"
 
 
-def is_fault(error: Exception) -> bool:
+def is_rule_fault(error: Exception) -> bool:
     """Whether an error raised in a rule is the fault of the rule, and not of the user's input or of the disk."""
     return isinstance(error, RuleError) or not isinstance(error, (AnePassesError, OSError))
 
 
 @contextmanager
-def blamed(rule: type[Rule], position: Position | None = None) -> Iterator[None]:
+def convert_rule_errors(rule: type[Rule], position: Position | None = None) -> Iterator[None]:
     """Raise what fails in a rule as RuleError: with the rule, its file, the op that it was looking at, and what to do.
 
     What is not a fault of the rule, such as a full disk, is left as it is.
@@ -139,12 +153,12 @@ def blamed(rule: type[Rule], position: Position | None = None) -> Iterator[None]
     try:
         yield
     except Exception as error:
-        if not is_fault(error):
+        if not is_rule_fault(error):
             raise
-        raise failed(rule, error, at) from error
+        raise make_rule_error(rule, error, at) from error
 
 
-def failed(rule: type[Rule], error: Exception, at: Position) -> RuleError:
+def make_rule_error(rule: type[Rule], error: Exception, at: Position) -> RuleError:
     """`error`, raised by `rule`, as a RuleError that has the failure as data."""
     if isinstance(error, RuleError) and error.failure is not None:
         return error
@@ -152,9 +166,11 @@ def failed(rule: type[Rule], error: Exception, at: Position) -> RuleError:
     if isinstance(error, RuleError):
         made = error
     else:
-        todo = "report it with the model" if is_ours(rule) else (
+        todo = "report it with the model" if is_own_rule(rule) else (
             "tell its authors, and uninstall it until it is repaired")
-        made = RuleError(f"rule {rule.name} ({place(rule)}) failed with {failure.reason}, {failure.at}; {todo}")
+        made = RuleError(
+            f"rule {rule.name} ({format_class_location(rule)}) failed with {failure.reason}, {failure.at}; {todo}"
+        )
     made.failure = failure
     return made
 
@@ -167,26 +183,26 @@ class Position:
     op: Operation | None = None
 
 
-def flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:
+def find_flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:
     """What `rule` lacks to be one, as what was found and what was expected; empty when it is whole.
 
     `quick` looks at what it states only: to read its source takes time at every start.
     """
-    return next(_flaws(rule, ours), "") or ("" if quick else next(_of_code(rule), ""))
+    return next(_iterate_statement_flaws(rule, ours), "") or ("" if quick else next(_iterate_code_flaws(rule), ""))
 
 
-def _flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
+def _iterate_statement_flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
     for field in ("code", "slug", "evidence"):
         if not getattr(rule, field):
             yield f"has no {field}; every rule states code, slug and evidence, or the rules that it `fixes`"
-    yield from _of_words(rule, ours)
-    yield from _of_fields(rule)
+    yield from _iterate_naming_flaws(rule, ours)
+    yield from _iterate_field_flaws(rule)
 
 
-def _of_code(rule: type[Rule]) -> Iterator[str]:
-    methods = next(methods for kind, methods in _TO_DEFINE if issubclass(rule, kind))
+def _iterate_code_flaws(rule: type[Rule]) -> Iterator[str]:
+    methods = next(methods for kind, methods in _REQUIRED_METHODS if issubclass(rule, kind))
     for method in methods:
-        if any(getattr(rule, method) is getattr(base, method, None) for base in BASES):
+        if any(getattr(rule, method) is getattr(base, method, None) for base in RULE_BASE_CLASSES):
             yield f"does not define {method}(); expected {' and '.join(methods)}"
     try:
         rule()
@@ -194,11 +210,11 @@ def _of_code(rule: type[Rule]) -> Iterator[str]:
     except Exception as error:  # whatever the class of somebody else does
         yield f"cannot be made ({type(error).__name__}: {error}); expected no arguments, and options with defaults"
         return
-    for name in sorted(_TAKEN_OPTIONS & set(options)):
+    for name in sorted(_RESERVED_OPTIONS & set(options)):
         yield f"has an option '{name}', which every pass has already; expected another name"
 
 
-def _of_words(rule: type[Rule], ours: bool) -> Iterator[str]:
+def _iterate_naming_flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
     if not _CODE.fullmatch(str(rule.code)):
         yield f"has code {rule.code!r}; expected capital letters and digits, such as ACME101"
     elif not ours and _RESERVED_CODE.fullmatch(rule.code) and not shares_code(rule):
@@ -206,12 +222,12 @@ def _of_words(rule: type[Rule], ours: bool) -> Iterator[str]:
                "as ACME101")
     if not _SLUG.fullmatch(str(rule.slug)):
         yield f"has slug {rule.slug!r}; expected small letters, digits and hyphens, such as double-relu"
-    if not _NAME.fullmatch(str(rule.name)) or rule.name in _TAKEN_NAMES:
+    if not _NAME.fullmatch(str(rule.name)) or rule.name in _RESERVED_NAMES:
         yield (f"has name '{rule.name}', which is no name for a pass; expected letters, digits and _, and none of "
-               f"{', '.join(sorted(_TAKEN_NAMES))}")
+               f"{', '.join(sorted(_RESERVED_NAMES))}")
 
 
-def _of_fields(rule: type[Rule]) -> Iterator[str]:
+def _iterate_field_flaws(rule: type[Rule]) -> Iterator[str]:
     for field in ("roots", "after"):
         value: Any = getattr(rule, field)
         if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):

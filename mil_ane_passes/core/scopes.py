@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from coremltools.converters.mil.mil import Operation, Program
 from coremltools.converters.mil.mil.scope import ScopeSource
 
-from .query import all_ops
+from .query import iterate_ops
 
-__all__ = ["Origin", "lend_scopes", "origin"]
+__all__ = ["Origin", "copy_scopes", "find_origin"]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 _INSIDE_TORCH = ("/torch/", "\\torch\\")
@@ -38,7 +38,7 @@ class Origin:
         return ", ".join(part for part in (named, self.op and f"aten op {self.op}", self.source) if part)
 
 
-def origin(op: Operation) -> Origin | None:
+def find_origin(op: Operation) -> Origin | None:
     """Where `op` came from, or None: only what was converted in this process carries scopes, a package does not."""
     scopes = op.scopes
     names = [str(name) for name in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME, ())]
@@ -54,11 +54,11 @@ def origin(op: Operation) -> Origin | None:
     return Origin(source=f"{file}:{line}: {text.strip()}")
 
 
-def lend_scopes(source: Program, program: Program) -> None:
+def copy_scopes(source: Program, program: Program) -> None:
     """Give the ops of `program`, which was read from a package, the scopes of the ops of `source` that make the same
     values: `source` is what the host converted, before it was written out and lost its scopes."""
-    known = {(function, var.name): op.scopes for function, op in all_ops(source) for var in op.outputs}
-    for function, op in all_ops(program):
+    known = {(function, var.name): op.scopes for function, op in iterate_ops(source) for var in op.outputs}
+    for function, op in iterate_ops(program):
         for var in op.outputs:
             scopes = known.get((function, var.name))
             if scopes:

@@ -22,17 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, nearest
-from .spelling import option
+from .errors import InputError, suggest_nearest
+from .option_spelling import format_option
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Settings", "percent", "read_settings"]
+__all__ = ["Settings", "parse_percent", "read_settings"]
 
-NAME = "mil_ane_passes"
+SECTION = "mil_ane_passes"
 KEYS = ("select", "ignore", "options", "target", "fail-under", "baseline")
 FILES = ("pyproject.toml", "setup.cfg")
 
@@ -60,16 +60,16 @@ def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.Pa
         given = Path(file)
         if not given.is_file():
             raise InputError(f"{given}: no such file; expected a setup.cfg or a pyproject.toml")
-        found = _section(given)
+        found = _read_section(given)
         if found is None:
-            raise InputError(f"{given}: has no section {_heading(given)}; add it, or name another file")
-        return _checked(given, found)
+            raise InputError(f"{given}: has no section {_format_heading(given)}; add it, or name another file")
+        return _make_settings(given, found)
     folder = Path(os.path.abspath(start))
     for path in (parent / name for parent in (folder, *folder.parents) for name in FILES):
         if os.path.isfile(path) and os.access(path, os.R_OK):
-            found = _section(path)
+            found = _read_section(path)
             if found is not None:
-                return _checked(path, found)
+                return _make_settings(path, found)
     return Settings()
 
 
@@ -77,86 +77,88 @@ def _is_toml(path: Path) -> bool:
     return path.suffix == ".toml"
 
 
-def _heading(path: Path) -> str:
-    return f"[tool.{NAME}]" if _is_toml(path) else f"[{NAME}]"
+def _format_heading(path: Path) -> str:
+    return f"[tool.{SECTION}]" if _is_toml(path) else f"[{SECTION}]"
 
 
-def _section(path: Path) -> dict[str, Any] | None:
+def _read_section(path: Path) -> dict[str, Any] | None:
     """Our part of the file, or None. A file that does not name us is not read any further."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     if not re.search(r"mil[_-]ane[_-]passes", text):
         return None
-    return _of_toml(path, text) if _is_toml(path) else _of_ini(path, text)
+    return _read_toml_section(path, text) if _is_toml(path) else _read_ini_section(path, text)
 
 
-def _of_toml(path: Path, text: str) -> dict[str, Any] | None:
+def _read_toml_section(path: Path, text: str) -> dict[str, Any] | None:
     try:
         tools = tomllib.loads(text).get("tool", {})
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as TOML ({error}); mend it, or use {option('no_config')}") from error
+        raise InputError(
+            f"{path}: cannot be read as TOML ({error}); mend it, or use {format_option('no_config')}"
+        ) from error
     tools = tools if isinstance(tools, dict) else {}
-    _misspelt(path, tools)
-    found = tools.get(NAME)
+    _reject_misspelt_section(path, tools)
+    found = tools.get(SECTION)
     if found is not None and not isinstance(found, dict):
-        raise InputError(f"{path}: found {found!r} as tool.{NAME}; expected a table")
+        raise InputError(f"{path}: found {found!r} as tool.{SECTION}; expected a table")
     return found
 
 
-def _of_ini(path: Path, text: str) -> dict[str, Any] | None:
+def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:
         words = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read ({words}); mend it, or use {option('no_config')}") from error
-    _misspelt(path, parser.sections())
-    ours = [name for name in parser.sections() if name == NAME or name.startswith(f"{NAME}.")]
+        raise InputError(f"{path}: cannot be read ({words}); mend it, or use {format_option('no_config')}") from error
+    _reject_misspelt_section(path, parser.sections())
+    ours = [name for name in parser.sections() if name == SECTION or name.startswith(f"{SECTION}.")]
     if not ours:
         return None
-    found: dict[str, Any] = dict(parser.items(NAME)) if parser.has_section(NAME) else {}
+    found: dict[str, Any] = dict(parser.items(SECTION)) if parser.has_section(SECTION) else {}
     for name in ours:
-        rule = name.removeprefix(f"{NAME}.options.")
-        if rule == name and name != NAME:
-            raise InputError(f"{path}: no section [{name}] is known; expected [{NAME}] or [{NAME}.options.RULE]")
+        rule = name.removeprefix(f"{SECTION}.options.")
+        if rule == name and name != SECTION:
+            raise InputError(f"{path}: no section [{name}] is known; expected [{SECTION}] or [{SECTION}.options.RULE]")
         if rule != name:
             found.setdefault("options", {})
             if not isinstance(found["options"], dict):
                 raise InputError(f"{path}: found {found['options']!r} as options; expected sections "
-                                 f"[{NAME}.options.RULE]")
+                                 f"[{SECTION}.options.RULE]")
             found["options"][rule] = dict(parser.items(name))
     return found
 
 
-def _misspelt(path: Path, names: Any) -> None:
-    wrong = next((name for name in names if name != NAME and name.replace("-", "_") == NAME), None)
+def _reject_misspelt_section(path: Path, names: Any) -> None:
+    wrong = next((name for name in names if name != SECTION and name.replace("-", "_") == SECTION), None)
     if wrong is not None:
-        raise InputError(f"{path}: found a section '{wrong}'; expected {_heading(path)}")
+        raise InputError(f"{path}: found a section '{wrong}'; expected {_format_heading(path)}")
 
 
-def _checked(path: Path, found: dict[str, Any]) -> Settings:
+def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
     said = {key.replace("_", "-"): value for key, value in found.items()}
     for key in said:
         if key not in KEYS:
-            raise InputError(f"{path}: no key '{key}' in {_heading(path)}; expected {', '.join(KEYS)}"
-                             f"{nearest(key, KEYS)}")
+            raise InputError(f"{path}: no key '{key}' in {_format_heading(path)}; expected {', '.join(KEYS)}"
+                             f"{suggest_nearest(key, KEYS)}")
     options = said.get("options", {})
     if not isinstance(options, dict) or not all(isinstance(each, dict) for each in options.values()):
         raise InputError(f"{path}: found {options!r} as options; expected a table for each rule")
-    baseline, target = _text(path, "baseline", said), _text(path, "target", said)
+    baseline, target = _read_text(path, "baseline", said), _read_text(path, "target", said)
     return Settings(
-        path, _list(path, "select", said), _list(path, "ignore", said), options, target,
-        percent(said["fail-under"], f"{path}: fail-under") if "fail-under" in said else None,
+        path, _read_list(path, "select", said), _read_list(path, "ignore", said), options, target,
+        parse_percent(said["fail-under"], f"{path}: fail-under") if "fail-under" in said else None,
         path.parent / baseline if baseline is not None else None)
 
 
-def _text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
+def _read_text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
     value = said.get(key)
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise InputError(f"{path}: found {value!r} as {key}; expected a text")
     return value
 
 
-def _list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...] | None:
     if key not in said:
         return None
     value = said[key]
@@ -166,7 +168,7 @@ def _list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...] | No
     return tuple(parts) or None
 
 
-def percent(value: Any, who: str) -> float:
+def parse_percent(value: Any, who: str) -> float:
     """A number of 0 to 100. Raises InputError for anything else."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)

@@ -15,11 +15,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from .devices import EXAMPLES, chip_of, device_names
-from .errors import InputError, nearest
-from .words import in_words
+from .devices import EXAMPLE_DEVICES, find_chip, list_device_names
+from .errors import InputError, suggest_nearest
+from .text_format import join_names
 
-__all__ = ["ALL", "GENERATIONS", "Gate", "Generation", "applies", "between", "listed", "parse_target"]
+__all__ = [
+    "ALL_TARGETS",
+    "GENERATIONS",
+    "Gate",
+    "Generation",
+    "format_generations",
+    "get_generations_between",
+    "is_applicable",
+    "parse_target",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +68,18 @@ class Gate:
 
     @property
     def generations(self) -> tuple[Generation, ...]:
-        return between(self.first, self.last)
+        return get_generations_between(self.first, self.last)
 
-    def admits(self, generation: Generation) -> bool:
+    def includes(self, generation: Generation) -> bool:
         return generation in self.generations
 
 
-ALL = Gate()
+ALL_TARGETS = Gate()
 """Applies to every generation (also where the evidence does not state the chip)."""
 
 
 @cache
-def between(first: str = "", last: str = "") -> tuple[Generation, ...]:
+def get_generations_between(first: str = "", last: str = "") -> tuple[Generation, ...]:
     """The generations from one chip's to another's, both included; an empty name is no bound."""
     start = GENERATIONS.index(parse_target(first)[0]) if first else 0
     end = GENERATIONS.index(parse_target(last)[0]) if last else len(GENERATIONS) - 1
@@ -91,20 +100,22 @@ def parse_target(name: str) -> tuple[Generation, ...]:
 def _parsed(name: str) -> tuple[Generation, ...]:
     if name.strip().lower() == "all":
         return GENERATIONS
-    chip = chip_of(name, CHIPS)
+    chip = find_chip(name, CHIPS)
     for generation in GENERATIONS:
         if chip in generation.chips:
             return (generation,)
-    near = nearest(name.strip().lower(), [*CHIPS, "all"]) or nearest(name.strip().lower(), device_names())
+    near = suggest_nearest(name.strip().lower(), [*CHIPS, "all"]) or suggest_nearest(
+        name.strip().lower(), list_device_names()
+    )
     raise InputError(f"target '{name}' is not known; expected all, {', '.join(CHIPS)}, or a device such as "
-                     f"{EXAMPLES}{near}")
+                     f"{EXAMPLE_DEVICES}{near}")
 
 
-def applies(gate: Gate, target: str) -> bool:
+def is_applicable(gate: Gate, target: str) -> bool:
     """Whether a rule behind `gate` applies to any generation of `target`."""
-    return any(gate.admits(generation) for generation in parse_target(target))
+    return any(gate.includes(generation) for generation in parse_target(target))
 
 
-def listed(generations: Iterable[Generation]) -> str:
+def format_generations(generations: Iterable[Generation]) -> str:
     """Generations in words, each by the chip it is best known for."""
-    return in_words(generation.chips[-1].upper() for generation in generations)
+    return join_names(generation.chips[-1].upper() for generation in generations)

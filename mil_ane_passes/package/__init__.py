@@ -20,19 +20,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from .ahead import CopyAhead
+    from .copy_ahead import CopyAhead
     from .destination import check_destination
     from .model import Package, load, package_of_mlmodel
-    from .write import save
+    from .package_writer import save
 
 __all__ = ["CopyAhead", "Package", "check_destination", "load", "package_of_mlmodel", "save"]
 
-_HOME = {"CopyAhead": ".ahead", "Package": ".model", "check_destination": ".destination", "load": ".model",
-         "package_of_mlmodel": ".model", "save": ".write"}
+_HOME = {"CopyAhead": ".copy_ahead", "Package": ".model", "check_destination": ".destination", "load": ".model",
+         "package_of_mlmodel": ".model", "save": ".package_writer"}
 
 # A copy can start before coremltools is there.
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there
-    __getattr__ = lazily(__name__, _HOME)
+    __getattr__ = make_lazy_getattr(__name__, _HOME)

@@ -20,10 +20,10 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as optimize_utils
 
-from ..core.consts import BlobRef
+from ..core.constants import BlobRef
 from ..core.errors import InputError
-from ..core.mapped import map_file, read_exactly
-from .manifest import Layout, inside
+from ..core.mapped_files import map_file, read_exactly
+from .manifest import Layout, check_inside
 
 ALIGN = 64
 SENTINEL = 0xDEADBEEF
@@ -50,7 +50,7 @@ DTYPES: dict[Any, int] = {
     types.int32: 14,
     types.uint32: 15,
 }
-_NAMES = {code: types.builtin_to_string(dtype) for dtype, code in DTYPES.items()}
+_DTYPE_NAMES = {code: types.builtin_to_string(dtype) for dtype, code in DTYPES.items()}
 
 Array = np.ndarray[Any, Any]
 
@@ -65,18 +65,18 @@ class Blob:
     data: int
 
 
-def align(size: int) -> int:
+def align_up(size: int) -> int:
     """`size` rounded up to the border blobs start on."""
     return -(-size // ALIGN) * ALIGN
 
 
-def payload_bytes(dtype: Any, count: int) -> int:
+def count_payload_bytes(dtype: Any, count: int) -> int:
     """How many bytes `count` elements of MIL type `dtype` take in a weight file."""
     bits = dtype.get_bitwidth() if types.is_sub_byte(dtype) else 8 * np.dtype(types.nptype_from_builtin(dtype)).itemsize
     return -(-count * int(bits) // 8)
 
 
-def _not_opened(path: Path, error: OSError) -> str:
+def _format_open_error(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
         return f"weight file {path} cannot be read ({error.strerror}); expected one that you may read"
     return f"weight file {path} is missing ({error.strerror}); {_REMEDY}"
@@ -93,7 +93,7 @@ class WeightFile:
             self._file = FileIO(path)
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
-            raise InputError(_not_opened(path, error)) from error
+            raise InputError(_format_open_error(path, error)) from error
         if self.size < ALIGN:
             raise InputError(f"weight file {path} has {self.size} bytes; expected a header of {ALIGN}; {_REMEDY}")
         try:
@@ -104,7 +104,7 @@ class WeightFile:
         if version != VERSION:
             raise InputError(f"weight file {path} has storage version {version}; expected {VERSION}; {_REMEDY}")
         self._blobs: dict[int, Blob] = {}
-        self._claims: list[tuple[int, int, int]] = []  # in order: start, end, and the blob's offset
+        self._reserved_ranges: list[tuple[int, int, int]] = []  # in order: start, end, and the blob's offset
 
     def metadata(self, offset: int) -> bytes:
         """The 64 bytes at `offset`."""
@@ -148,21 +148,21 @@ class WeightFile:
                 f"file {self.path}, offset {offset}: {nbytes} bytes from byte {data} expected, "
                 f"the file has {self.size}; {_REMEDY}"
             )
-        self._claim(offset, offset, offset + ALIGN)
-        self._claim(offset, data, data + nbytes)
+        self._reserve_range(offset, offset, offset + ALIGN)
+        self._reserve_range(offset, data, data + nbytes)
         return Blob(offset, dtype, nbytes, data)
 
-    def _claim(self, blob: int, start: int, end: int) -> None:
+    def _reserve_range(self, blob: int, start: int, end: int) -> None:
         """Notes that the bytes from `start` to `end` are those of the blob at `blob`; InputError when another's are."""
-        at = bisect.bisect_left(self._claims, (start,))
-        for other_start, other_end, other in self._claims[max(at - 1, 0) : at + 1]:
+        at = bisect.bisect_left(self._reserved_ranges, (start,))
+        for other_start, other_end, other in self._reserved_ranges[max(at - 1, 0) : at + 1]:
             if start < other_end and other_start < end:
                 raise InputError(
                     f"file {self.path}, offset {blob}: bytes {start} to {end} are also those of the blob at offset "
                     f"{other} ({other_start} to {other_end}); expected blobs that share none; {_REMEDY}"
                 )
         if start < end:
-            self._claims.insert(at, (start, end, blob))
+            self._reserved_ranges.insert(at, (start, end, blob))
 
     def view(self, blob: Blob, dtype: Any) -> Array:
         """The flat elements of `blob` as they lie in the file; packed ones as bytes."""
@@ -204,7 +204,7 @@ class WeightFiles:
         parts = name[len(MODEL_PATH) :].split("/")
         if not name.startswith(MODEL_PATH) or {"", ".", ".."} & {*parts}:
             raise InputError(f"weight file name {name!r}; expected {MODEL_PATH}<path inside the package>; {_REMEDY}")
-        return inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
+        return check_inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
 
     def find(self, name: str, offset: int, dtype: Any, count: int) -> tuple[WeightFile, Blob]:
         """The blob at `offset` of file `name`, checked against the declared `count` elements of `dtype`."""
@@ -212,10 +212,10 @@ class WeightFiles:
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):
             raise InputError(
-                f"file {file.path}, offset {offset}: the blob holds {_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
+                f"file {file.path}, offset {offset}: the blob holds {_DTYPE_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
                 f"expected {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
             )
-        expected = payload_bytes(dtype, count)
+        expected = count_payload_bytes(dtype, count)
         if blob.nbytes != expected:
             raise InputError(
                 f"file {file.path}, offset {offset}: the blob has {blob.nbytes} bytes; expected {expected} "

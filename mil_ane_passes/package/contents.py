@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..core.errors import InputError
 
-__all__ = ["Item", "contents"]
+__all__ = ["Item", "list_contents"]
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _REMEDY = "take it out of the package, or give a copy without it"
 
 
@@ -23,7 +23,7 @@ class Item:
     size: int
 
 
-def contents(root: Path) -> list[Item]:
+def list_contents(root: Path) -> list[Item]:
     """All that is in the folder `root`, folders before what is in them, by name.
 
     Raises InputError for what a copy would hang on or would not hold: a pipe, a device or a socket, a link that leads
@@ -33,16 +33,16 @@ def contents(root: Path) -> list[Item]:
     waiting = [Path()]
     while waiting:
         folder = waiting.pop()
-        if len(folder.parts) > _DEEPEST:
-            raise InputError(f"{root}: folders are nested more than {_DEEPEST} deep; a package has three: {_REMEDY}")
+        if len(folder.parts) > _MAX_DEPTH:
+            raise InputError(f"{root}: folders are nested more than {_MAX_DEPTH} deep; a package has three: {_REMEDY}")
         with os.scandir(root / folder) as entries:
-            items = [_item(root, folder / entry.name, entry) for entry in sorted(entries, key=lambda e: e.name)]
+            items = [_make_item(root, folder / entry.name, entry) for entry in sorted(entries, key=lambda e: e.name)]
         found += items
         waiting += [item.path for item in reversed(items) if item.kind == "folder"]
     return found
 
 
-def _item(root: Path, path: Path, entry: os.DirEntry[str]) -> Item:
+def _make_item(root: Path, path: Path, entry: os.DirEntry[str]) -> Item:
     if entry.is_symlink():
         _check_link(root, path)
         return Item(path, "link", 0)

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from ..core.errors import InputError
-from ..core.spelling import spoken
+from ..core.option_spelling import choose_spelling
 
 
-def package_around(path: str | os.PathLike[str]) -> Path | None:
+def find_enclosing_package(path: str | os.PathLike[str]) -> Path | None:
     """The package that `path` would lie in, whichever it is; None where it lies in none."""
     real = Path(os.path.realpath(path))
     return next((folder for folder in real.parents if (folder.suffix == ".mlpackage" and folder.is_dir())
@@ -19,12 +19,12 @@ def package_around(path: str | os.PathLike[str]) -> Path | None:
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raises InputError when `save` could not write a package loaded from `source` to `path`."""
     target = Path(os.path.abspath(path))
-    if _overlap(os.path.realpath(source), os.path.realpath(target)):
+    if _has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(
             f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
             "the source is never changed"
         )
-    if (around := package_around(target)) is not None:
+    if (around := find_enclosing_package(target)) is not None:
         raise InputError(f"{target}: lies in the package {around}; expected a place outside of packages")
     if target.suffix != ".mlpackage":
         raise InputError(f"{target}: is not the name of a package; expected one that ends in .mlpackage")
@@ -32,23 +32,23 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
         raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
     if os.path.lexists(target) and not overwrite:
         raise InputError(f"{target}: exists already; expected a free path, or "
-                         f"{spoken('--overwrite', 'overwrite=True')} to replace it")
+                         f"{choose_spelling('--overwrite', 'overwrite=True')} to replace it")
     if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
                          "path of the package itself, or a free one")
-    if os.path.lexists(target) and not _replaceable(target):
+    if os.path.lexists(target) and not _is_replaceable(target):
         raise InputError(f"{target}: exists and is no package (it has no Manifest.json); only a package is "
                          "overwritten: move it away")
 
 
-def _replaceable(target: Path) -> bool:
+def _is_replaceable(target: Path) -> bool:
     """Whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
     if not target.is_dir():
         return False
     return (target / "Manifest.json").is_file() or not any(target.iterdir())
 
 
-def _overlap(source: str, target: str) -> bool:
+def _has_overlap(source: str, target: str) -> bool:
     """Whether one of two real paths is the other, or inside it; by identity too, for names that differ in case."""
     if os.path.commonpath([source, target]) in (source, target):
         return True

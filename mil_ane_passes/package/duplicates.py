@@ -13,33 +13,34 @@ from dataclasses import dataclass
 
 from .blobs import ALIGN, DATA_OFFSET_AT, Blob, WeightFiles
 
-__all__ = ["Duplicates", "Group", "Ref", "find_duplicates"]
+__all__ = ["DuplicateGroup", "Duplicates", "Ref", "find_duplicates"]
 
 Ref = tuple[str, int]
 "The weight file's name as the program spells it, and the offset of a blob in it."
-_PIECE = 1 << 20
-_FIRST = 1 << 12
+_PIECE_BYTES = 1 << 20
+_PREFIX_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
-class Group:
+class DuplicateGroup:
     """Places that hold the same bytes of the same dtype; the first stays. `nbytes` is the size of one, in bytes."""
 
     nbytes: int
     places: tuple[Ref, ...]
 
     @property
-    def saved(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes of data that are free when one place is left."""
         return self.nbytes * (len(self.places) - 1)
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What `find_duplicates` found: `equal` can be kept once; `apart` is equal in bytes but not in dtype."""
+    """What `find_duplicates` found: `equal` can be kept once; `equal_with_other_dtype` is equal in bytes but not in
+    dtype."""
 
-    equal: tuple[Group, ...]
-    apart: tuple[Group, ...]
+    equal: tuple[DuplicateGroup, ...]
+    equal_with_other_dtype: tuple[DuplicateGroup, ...]
 
 
 def find_duplicates(files: WeightFiles, refs: Iterable[Ref]) -> Duplicates:
@@ -48,21 +49,21 @@ def find_duplicates(files: WeightFiles, refs: Iterable[Ref]) -> Duplicates:
     Raises InputError when a place holds no blob, OSError when a file cannot be read.
     """
     equal, apart = [], []
-    with _Readers(files) as read:
+    with _BlobReaders(files) as read:
         groups = [sorted(set(refs))]
         for key in (read.size, read.begin, read.digest):
-            groups = [part for group in groups for part in _parted(group, key)]
+            groups = [part for group in groups for part in _split_without_singles(group, key)]
         for group in groups:
-            kinds = _by(group, read.kind)
-            equal += [same for kind in kinds if len(same := read.confirmed(kind)) > 1]
+            kinds = _split_by_key(group, read.kind)
+            equal += [same for kind in kinds if len(same := read.select_equal(kind)) > 1]
             if len(kinds) > 1:
                 apart.append(sorted(kind[0] for kind in kinds))
-        sized = [sorted((Group(read.size(group[0]), tuple(group)) for group in found), key=lambda g: g.places)
+        sized = [sorted((DuplicateGroup(read.size(group[0]), tuple(group)) for group in found), key=lambda g: g.places)
                  for found in (equal, apart)]
     return Duplicates(tuple(sized[0]), tuple(sized[1]))
 
 
-def _by(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list[Ref]]:
+def _split_by_key(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list[Ref]]:
     """The parts of `group` with an equal `key`."""
     parts: dict[Hashable, list[Ref]] = {}
     for ref in group:
@@ -70,12 +71,12 @@ def _by(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list[Ref]]:
     return list(parts.values())
 
 
-def _parted(group: list[Ref], key: Callable[[Ref], Hashable]) -> Iterator[list[Ref]]:
+def _split_without_singles(group: list[Ref], key: Callable[[Ref], Hashable]) -> Iterator[list[Ref]]:
     """The parts of `group` with an equal `key`; those of one member are left out."""
-    return (part for part in _by(group, key) if len(part) > 1)
+    return (part for part in _split_by_key(group, key) if len(part) > 1)
 
 
-class _Readers(ExitStack):
+class _BlobReaders(ExitStack):
     """Weight files opened for reading in pieces."""
 
     def __init__(self, files: WeightFiles) -> None:
@@ -83,7 +84,7 @@ class _Readers(ExitStack):
         self._files = files
         self._open: dict[str, int] = {}
 
-    def __enter__(self) -> _Readers:
+    def __enter__(self) -> _BlobReaders:
         return self
 
     def blob(self, ref: Ref) -> Blob:
@@ -99,7 +100,7 @@ class _Readers(ExitStack):
 
     def begin(self, ref: Ref) -> Hashable:
         """The first bytes: enough to tell most blobs apart."""
-        return next(self._pieces(ref, _FIRST), b"")
+        return next(self._pieces(ref, _PREFIX_BYTES), b"")
 
     def digest(self, ref: Ref) -> Hashable:
         found = hashlib.blake2b(digest_size=32)
@@ -107,14 +108,14 @@ class _Readers(ExitStack):
             found.update(piece)
         return found.digest()
 
-    def confirmed(self, group: list[Ref]) -> list[Ref]:
+    def select_equal(self, group: list[Ref]) -> list[Ref]:
         """Those of `group` that are really the same as its first: a digest is evidence, not proof."""
         return [group[0], *(ref for ref in group[1:] if self._same(group[0], ref))]
 
     def _same(self, first: Ref, second: Ref) -> bool:
         return all(a == b for a, b in zip(self._pieces(first), self._pieces(second), strict=True))
 
-    def _pieces(self, ref: Ref, size: int = _PIECE) -> Iterator[bytes]:
+    def _pieces(self, ref: Ref, size: int = _PIECE_BYTES) -> Iterator[bytes]:
         blob, handle = self.blob(ref), self._handle(ref[0])
         for at in range(0, blob.nbytes, size):
             wanted = min(size, blob.nbytes - at)

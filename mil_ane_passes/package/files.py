@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .clone import clone
+from .file_clone import clone_file
 
-_CHUNK = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 # What the kernel is asked to copy at once: little enough to stop soon when the copy is not wanted any more.
-_PIECE = 64 << 20
+_COPY_PIECE_BYTES = 64 << 20
 
 Check = Callable[[], None]
 
@@ -25,32 +25,32 @@ def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
     Holes stay holes. `check` is called every now and then; what it raises ends the copy. Raises OSError, also when the
     source changes meanwhile.
     """
-    if clone(source, target):
+    if clone_file(source, target):
         return
     with open(source, "rb") as src, open(target, "xb") as dst:
-        before = stamp(os.fstat(src.fileno()))
-        for start, end in _data(src.fileno()):
-            for at in range(start, end, _PIECE):
+        before = get_file_stamp(os.fstat(src.fileno()))
+        for start, end in _iterate_data_ranges(src.fileno()):
+            for at in range(start, end, _COPY_PIECE_BYTES):
                 if check is not None:
                     check()
-                count = min(_PIECE, end - at)
+                count = min(_COPY_PIECE_BYTES, end - at)
                 copy_range(src.fileno(), dst.fileno(), at, at, count)
                 _begin_writing(dst.fileno(), at, count)
         os.ftruncate(dst.fileno(), before[1])
-        if stamp(os.fstat(src.fileno())) != before:
+        if get_file_stamp(os.fstat(src.fileno())) != before:
             raise OSError(errno.EBUSY, "the file was changed while it was copied", os.fspath(source))
 
 
-def stamp(found: os.stat_result) -> tuple[int, int, int]:
+def get_file_stamp(found: os.stat_result) -> tuple[int, int, int]:
     """What differs when a file was changed or replaced: its number, its size in bytes, the time of its last change."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:
     """Copies `count` bytes at `start` of file `src` to `to` of file `dst`; OSError when the source is shorter."""
-    done = _kernel_copy(src, dst, start, to, count)
+    done = _copy_in_kernel(src, dst, start, to, count)
     while done < count:
-        chunk = os.pread(src, min(_CHUNK, count - done), start + done)
+        chunk = os.pread(src, min(_READ_CHUNK_BYTES, count - done), start + done)
         if not chunk:
             raise OSError(f"the source ends after {start + done} bytes, {start + count} expected")
         write_all(dst, chunk, to + done)
@@ -74,7 +74,7 @@ def link_file(source: Path, target: Path) -> bool:
     return True
 
 
-def _data(handle: int) -> Iterator[tuple[int, int]]:
+def _iterate_data_ranges(handle: int) -> Iterator[tuple[int, int]]:
     """Where a file has data: from and to; what lies between reads as zeros and takes no space."""
     found = os.fstat(handle)
     if found.st_blocks * 512 >= found.st_size:
@@ -92,7 +92,7 @@ def _data(handle: int) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
-def _kernel_copy(src: int, dst: int, start: int, to: int, count: int) -> int:
+def _copy_in_kernel(src: int, dst: int, start: int, to: int, count: int) -> int:
     """How many bytes the kernel copied by itself; not all file systems can."""
     done = 0
     if sys.platform == "linux":
@@ -121,7 +121,7 @@ def copy_mode(source: Path, target: Path) -> None:
         target.chmod(target.stat().st_mode | 0o700)
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Waits until file or folder `path` is on disk; for a folder only where its file system knows how to."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError, nearest
-from .limits import MANIFEST_BYTES, MODEL_BYTES
+from ..core.errors import InputError, suggest_nearest
+from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 
 MANIFEST = "Manifest.json"
-DATA = "Data"
+DATA_FOLDER = "Data"
 _SUFFIX = ".mlpackage"
-_NAMED = 8
+_MAX_NAMED = 8
 _REMEDY = "give the .mlpackage folder that coremltools saved"
-_TORCH = "a model of PyTorch; convert it first, with mil_ane_passes.convert or coremltools, and give the .mlpackage"
-_ARCHIVES = {".npz": "arrays of numpy, no model; inputs to run on go to --feeds (feeds= in Python)",
-             ".pt": _TORCH, ".pth": _TORCH, ".pt2": _TORCH}
+_PYTORCH_HINT = (
+    "a model of PyTorch; convert it first, with mil_ane_passes.convert or coremltools, and give the .mlpackage"
+)
+_ARCHIVE_HINTS = {".npz": "arrays of numpy, no model; inputs to run on go to --feeds (feeds= in Python)",
+                  ".pt": _PYTORCH_HINT, ".pth": _PYTORCH_HINT, ".pt2": _PYTORCH_HINT}
 "What archives of a known kind are."
 
 
@@ -42,7 +44,7 @@ class Layout:
         return any(item == path or item in path.parents for item in self.items)
 
 
-def inside(root: Path, path: Path, what: str) -> Path:
+def check_inside(root: Path, path: Path, what: str) -> Path:
     """`path`, which must be inside `root` also after symbolic links are followed; InputError otherwise."""
     try:
         real_root, real = os.path.realpath(root), os.path.realpath(path)
@@ -61,23 +63,25 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     """
     root = Path(path)
     _check_kind(root)
-    entries, root_id = _manifest(root)
-    paths = {key: _item_path(root, key, entry) for key, entry in entries.items()}
+    entries, root_id = _read_manifest(root)
+    paths = {key: _resolve_item_path(root, key, entry) for key, entry in entries.items()}
     if root_id not in paths:
         raise InputError(
             f"{root}: {MANIFEST} names {root_id!r} as the root model, which is not among its items "
-            f"({', '.join(map(repr, sorted(paths)[:_NAMED])) or 'none'}); {_REMEDY}"
+            f"({', '.join(map(repr, sorted(paths)[:_MAX_NAMED])) or 'none'}); {_REMEDY}"
         )
     model = paths[root_id]
-    size = _file_size(model)
+    size = _get_file_size(model)
     if size is None:
         raise InputError(f"{root}: the model file {model} is missing; expected it as {MANIFEST} lists it; {_REMEDY}")
-    if size > MODEL_BYTES:
-        raise InputError(f"{root}: the model file {model} has {size} bytes; expected at most {MODEL_BYTES}; {_REMEDY}")
+    if size > MAX_MODEL_BYTES:
+        raise InputError(
+            f"{root}: the model file {model} has {size} bytes; expected at most {MAX_MODEL_BYTES}; {_REMEDY}"
+        )
     return Layout(root, model, tuple(paths.values()))
 
 
-def _file_size(path: Path) -> int | None:
+def _get_file_size(path: Path) -> int | None:
     """The size of the plain file at `path`; None when there is none."""
     try:
         found = path.stat()
@@ -88,12 +92,16 @@ def _file_size(path: Path) -> int | None:
 
 def _check_kind(root: Path) -> None:
     if not root.exists():
-        near = nearest(root.stem, _packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}")))
+        near = suggest_nearest(
+            root.stem, _list_packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}"))
+        )
         raise InputError(f"{root}: no such file or folder; {_REMEDY}{near}")
     if root.suffix in (".mlmodelc", ".mil"):
         raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
     if root.is_file() and zipfile.is_zipfile(root):
-        found = _ARCHIVES.get(root.suffix, "an archive; unpack it first, and give the .mlpackage folder that is in it")
+        found = _ARCHIVE_HINTS.get(
+            root.suffix, "an archive; unpack it first, and give the .mlpackage folder that is in it"
+        )
         raise InputError(f"{root}: {found}")
     around = next((folder for folder in root.absolute().parents if (folder / MANIFEST).is_file()), None)
     if around is not None and not (root / MANIFEST).is_file():
@@ -111,7 +119,7 @@ def _check_kind(root: Path) -> None:
         raise InputError(f"{root}: not a package, {found}; {_REMEDY}")
 
 
-def _packages(folder: Path) -> list[str]:
+def _list_packages(folder: Path) -> list[str]:
     """The packages in a folder by their names without `.mlpackage`; none where it cannot be looked into."""
     try:
         return sorted(entry.name.removesuffix(_SUFFIX) for entry in os.scandir(folder) if entry.name.endswith(_SUFFIX))
@@ -119,11 +127,11 @@ def _packages(folder: Path) -> list[str]:
         return []
 
 
-def _manifest(root: Path) -> tuple[dict[str, Any], str]:
-    path = inside(root, root / MANIFEST, MANIFEST)
+def _read_manifest(root: Path) -> tuple[dict[str, Any], str]:
+    path = check_inside(root, root / MANIFEST, MANIFEST)
     try:
-        if path.stat().st_size > MANIFEST_BYTES:
-            raise ValueError(f"{path.stat().st_size} bytes; expected at most {MANIFEST_BYTES}")
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes; expected at most {MAX_MANIFEST_BYTES}")
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{root}: {MANIFEST} cannot be read as JSON ({error}); {_REMEDY}") from error
@@ -136,7 +144,7 @@ def _manifest(root: Path) -> tuple[dict[str, Any], str]:
     return entries, root_id
 
 
-def _item_path(root: Path, key: str, entry: Any) -> Path:
+def _resolve_item_path(root: Path, key: str, entry: Any) -> Path:
     name = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not name:
         raise InputError(f"{root}: item {key!r} of {MANIFEST} has no path; {_REMEDY}")
@@ -144,4 +152,4 @@ def _item_path(root: Path, key: str, entry: Any) -> Path:
         raise InputError(
             f"{root}: item {key!r} of {MANIFEST} has the path {name!r}; expected a path inside the package; {_REMEDY}"
         )
-    return inside(root, root / DATA / name, f"item {key!r} of {MANIFEST}")
+    return check_inside(root, root / DATA_FOLDER / name, f"item {key!r} of {MANIFEST}")

@@ -11,17 +11,17 @@ from coremltools import proto
 
 from . import wire
 
-__all__ = ["Member", "Members", "find_members", "kind_of", "with_members"]
+__all__ = ["Member", "Members", "find_members", "get_model_kind", "replace_members"]
 
-_MODEL = proto.Model_pb2.Model.DESCRIPTOR
-ML_PROGRAM = _MODEL.fields_by_name["mlProgram"].number
-_MODELS = proto.Model_pb2.Pipeline.DESCRIPTOR.fields_by_name["models"].number
+_MODEL_DESCRIPTOR = proto.Model_pb2.Model.DESCRIPTOR
+ML_PROGRAM_FIELD = _MODEL_DESCRIPTOR.fields_by_name["mlProgram"].number
+_MODELS_FIELD = proto.Model_pb2.Pipeline.DESCRIPTOR.fields_by_name["models"].number
 # A pipeline, or a message that holds one in its field `pipeline`.
-_PIPELINES = {name: _MODEL.fields_by_name[name].number
-              for name in ("pipeline", "pipelineClassifier", "pipelineRegressor")}
-_INNER = 1
+_PIPELINE_FIELDS = {name: _MODEL_DESCRIPTOR.fields_by_name[name].number
+                    for name in ("pipeline", "pipelineClassifier", "pipelineRegressor")}
+_INNER_PIPELINE_FIELD = 1
 
-_Path = tuple[int, ...]
+_PipelinePath = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Member:
     model message.
     """
 
-    path: _Path
+    path: _PipelinePath
     prefix: str
     raw: bytes
     spec: Any
@@ -47,7 +47,7 @@ class Members:
     others: dict[str, str] = field(default_factory=dict)
 
 
-def kind_of(spec: Any) -> str:
+def get_model_kind(spec: Any) -> str:
     """What a model is, as the model format calls it: `mlProgram`, `pipeline`, `neuralNetwork`, ..."""
     return str(spec.WhichOneof("Type") or "nothing")
 
@@ -55,8 +55,8 @@ def kind_of(spec: Any) -> str:
 def find_members(raw: bytes, spec: Any) -> Members:
     """The ML Programs of the model file `raw`, of which `spec` is the message."""
     found = Members()
-    for path, name, data, part in _models(raw, spec, (), ""):
-        kind = kind_of(part)
+    for path, name, data, part in _iterate_models(raw, spec, (), ""):
+        kind = get_model_kind(part)
         if kind == "mlProgram":
             found.programs.append(Member(path, f"{name}/" if path else "", data, part))
         else:
@@ -64,44 +64,48 @@ def find_members(raw: bytes, spec: Any) -> Members:
     return found
 
 
-def _models(raw: bytes, spec: Any, path: _Path, name: str) -> Iterator[tuple[_Path, str, bytes, Any]]:
+def _iterate_models(
+    raw: bytes, spec: Any, path: _PipelinePath, name: str
+) -> Iterator[tuple[_PipelinePath, str, bytes, Any]]:
     """Place, name, bytes and message of every model in `raw` that is no pipeline."""
-    kind = kind_of(spec)
-    if kind not in _PIPELINES:
+    kind = get_model_kind(spec)
+    if kind not in _PIPELINE_FIELDS:
         yield path, name, raw, spec
         return
-    data, inner = _one(raw, _PIPELINES[kind]), getattr(spec, kind)
+    data, inner = _get_only_payload(raw, _PIPELINE_FIELDS[kind]), getattr(spec, kind)
     if kind != "pipeline":
-        data, inner = _one(data, _INNER), inner.pipeline
-    names = _part_names(inner)
-    for place, (part, part_data) in enumerate(zip(inner.models, wire.payloads(data, _MODELS), strict=True)):
+        data, inner = _get_only_payload(data, _INNER_PIPELINE_FIELD), inner.pipeline
+    names = _name_parts(inner)
+    for place, (part, part_data) in enumerate(zip(inner.models, wire.get_payloads(data, _MODELS_FIELD), strict=True)):
         below = f"{name}/{names[place]}" if path else names[place]
-        yield from _models(part_data, part, (*path, place), below)
+        yield from _iterate_models(part_data, part, (*path, place), below)
 
 
-def with_members(raw: bytes, spec: Any, new: Mapping[_Path, bytes]) -> bytes:
+def replace_members(raw: bytes, spec: Any, new: Mapping[_PipelinePath, bytes]) -> bytes:
     """The model file `raw`, of which `spec` is the message, with other bytes for the models at the places of `new`."""
     if () in new:
         return new[()]
-    kind = kind_of(spec)
+    kind = get_model_kind(spec)
     inner = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline
     places = itertools.count()
 
     def in_pipeline(f: wire.Field, payload: bytes) -> bytes | None:
-        if f.number != _MODELS:
+        if f.number != _MODELS_FIELD:
             return None
         place = next(places)
         below = {path[1:]: data for path, data in new.items() if path[0] == place}
-        return with_members(payload, inner.models[place], below) if below else None
+        return replace_members(payload, inner.models[place], below) if below else None
 
     def in_kind(f: wire.Field, payload: bytes) -> bytes | None:
-        return wire.edit(payload, in_pipeline) if f.number == _INNER else None
+        return wire.edit_payloads(payload, in_pipeline) if f.number == _INNER_PIPELINE_FIELD else None
 
     change = in_pipeline if kind == "pipeline" else in_kind
-    return wire.edit(raw, lambda f, payload: wire.edit(payload, change) if f.number == _PIPELINES[kind] else None)
+    return wire.edit_payloads(
+        raw, lambda f, payload: wire.edit_payloads(payload, change) if f.number == _PIPELINE_FIELDS[kind] else None
+    )
 
 
-def _part_names(pipeline: Any) -> list[str]:
+def _name_parts(pipeline: Any) -> list[str]:
     """A name for each part, no two alike: the one the pipeline gives, else its number."""
     given = [str(name) for name in pipeline.names]
     names: list[str] = []
@@ -111,9 +115,9 @@ def _part_names(pipeline: Any) -> list[str]:
     return names
 
 
-def _one(data: bytes, number: int) -> bytes:
+def _get_only_payload(data: bytes, number: int) -> bytes:
     """The payload of the only field `number`; ValueError where there are several, which one message would merge."""
-    found = wire.payloads(data, number)
+    found = wire.get_payloads(data, number)
     if len(found) != 1:
         raise ValueError(f"{len(found)} fields {number} where one pipeline is expected")
     return found[0]

@@ -10,16 +10,16 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Program
 from google.protobuf.message import DecodeError
 
-from ..core.collector import collector_off
 from ..core.errors import InputError
+from ..core.garbage_collection import pause_garbage_collection
 from ..core.locking import synchronized
 from .blobs import WeightFiles
-from .emit import emit_model
-from .files import stamp
+from .files import get_file_stamp
 from .manifest import Layout, read_layout
-from .members import Members, find_members, kind_of
-from .plan import WeightPlan
-from .read import FunctionOrigin, ProgramReader
+from .members import Members, find_members, get_model_kind
+from .model_emitter import emit_model
+from .program_reader import FunctionOrigin, ProgramReader
+from .weight_plan import WeightPlan
 
 
 class Package:
@@ -37,23 +37,23 @@ class Package:
         self.layout = layout
         self.raw = raw
         self.spec: Any = parse_model(raw, layout.root)
-        self.members = members_of(raw, self.spec, layout)
+        self.members = require_ml_programs(raw, self.spec, layout)
         self.files = WeightFiles(layout)
         # Whoever made a temporary package removes it when gone, so it has to stay.
         self._owner = owner
-        self._stamps = {layout.model: _stamp(layout.model)}
+        self._stamps = {layout.model: _read_stamp(layout.model)}
         reader = ProgramReader(self.files, str(layout.root))
         self.program: Program
         self.origins: dict[str, FunctionOrigin]
         try:
-            with collector_off():
+            with pause_garbage_collection():
                 self.program, self.origins = reader.read(self.members.programs)
         except (ValueError, UnicodeDecodeError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self.path}: {layout.model} is damaged ({error}); take a fresh copy") from error
         self.functions = tuple(self.origins)
-        self._stamps |= {file.path: _stamp(file.path) for file in self.files.files.values()}
+        self._stamps |= {file.path: _read_stamp(file.path) for file in self.files.files.values()}
 
     def description(self, function: str) -> Any:
         """The inputs and outputs of `function` as the model describes them: a Model- or FunctionDescription proto."""
@@ -92,7 +92,7 @@ class Package:
     def check_source(self) -> None:
         """Raises InputError when the source's files are not those that were loaded."""
         for path, loaded in self._stamps.items():
-            if not path.exists() or _stamp(path) != loaded:
+            if not path.exists() or _read_stamp(path) != loaded:
                 raise InputError(
                     f"{self.path}: {path.name} was changed or removed after it was loaded; "
                     "expected it as it was: load it again"
@@ -139,8 +139,8 @@ def read_model(layout: Layout) -> bytes:
         raise InputError(f"{layout.root}: {layout.model} cannot be read ({error.strerror})") from error
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    return stamp(os.stat(path))
+def _read_stamp(path: Path) -> tuple[int, int, int]:
+    return get_file_stamp(os.stat(path))
 
 
 def parse_model(raw: bytes, root: Path) -> Any:
@@ -155,7 +155,7 @@ def parse_model(raw: bytes, root: Path) -> Any:
     return spec
 
 
-def members_of(raw: bytes, spec: Any, layout: Layout) -> Members:
+def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
     """The ML Programs of the model. Raises InputError where there are none."""
     root = layout.root
     try:
@@ -164,7 +164,7 @@ def members_of(raw: bytes, spec: Any, layout: Layout) -> Members:
         raise InputError(f"{root}: {layout.model} is damaged ({error}); take a fresh copy") from error
     if found.programs:
         return found
-    kind = kind_of(spec)
+    kind = get_model_kind(spec)
     if kind.startswith("neuralNetwork"):
         raise InputError(
             f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert the source model "

@@ -8,24 +8,24 @@ from contextlib import contextmanager
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from .origin import origin_of
+from .origin import get_origin
 
 
 @contextmanager
-def unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
+def assign_unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
     """Gives the vars and ops that are new in `function` names of their own while the block runs.
 
     Names from the file stay, except where a new op makes a function output and its op of old is still there:
     the output's name belongs to the interface. `written` are the ops that will be in the file.
     """
-    old, new = _sort_vars(function, written)
+    old, new = _partition_vars(function, written)
     renamed = [(var, var.name) for var in new]
-    ops = [(op, op.name) for op in _new_ops(function, written)]
+    ops = [(op, op.name) for op in _find_new_ops(function, written)]
     try:
         _rename_vars(function, old, new)
-        taken = {op.name for op in written if origin_of(op) is not None}
+        taken = {op.name for op in written if get_origin(op) is not None}
         for op, name in ops:
-            op.name = _free(name, taken)
+            op.name = _make_free_identifier(name, taken)
         yield
     finally:
         for var, name in renamed:
@@ -34,22 +34,22 @@ def unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
             op.name = name
 
 
-def walk(block: Block) -> Iterator[Operation]:
+def walk_ops(block: Block) -> Iterator[Operation]:
     """All ops of `block` and of the blocks in them."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
-            yield from walk(inner)
+            yield from walk_ops(inner)
 
 
-def _sort_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:
+def _partition_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:
     """The vars that have their names from the file, and the new or renamed ones."""
     old: dict[Var, None] = {}
     new: dict[Var, None] = {}
-    for op in walk(function):
+    for op in walk_ops(function):
         if op not in written:
             continue
-        origin = origin_of(op)
+        origin = get_origin(op)
         names = origin.names if origin is not None else ()
         for index, var in enumerate(op.outputs):
             kept = index < len(names) and names[index] == var.name
@@ -66,8 +66,8 @@ def _sort_vars(function: Function, written: set[Operation]) -> tuple[list[Var], 
     return list(old), list(new)
 
 
-def _new_ops(function: Function, written: set[Operation]) -> list[Operation]:
-    return [op for op in walk(function) if op in written and origin_of(op) is None]
+def _find_new_ops(function: Function, written: set[Operation]) -> list[Operation]:
+    return [op for op in walk_ops(function) if op in written and get_origin(op) is None]
 
 
 def _rename_vars(function: Function, old: list[Var], new: list[Var]) -> None:
@@ -75,17 +75,17 @@ def _rename_vars(function: Function, old: list[Var], new: list[Var]) -> None:
     taken = {*function.inputs, *(var.name for var in old), *(var.name for var in outputs)}
     for var in new:
         if var not in outputs:
-            var.name = _free(var.name, taken)
+            var.name = _make_free_identifier(var.name, taken)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _make_free_identifier(name: str, taken: set[str]) -> str:
     """`name`, as an identifier and with a number behind it if it is taken; it is taken from now on."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII)
     base = f"_{base}" if not base or base[0].isdigit() else base
-    return fresh(base, taken)
+    return make_free_name(base, taken)
 
 
-def fresh(name: str, taken: set[str]) -> str:
+def make_free_name(name: str, taken: set[str]) -> str:
     """`name`, with a number behind it if it is taken; it is taken from now on."""
     free, number = name, 0
     while free in taken:

@@ -14,16 +14,26 @@ from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..core.errors import InputError
-from .build import OpBuilder
-from .excess import Rejected
-from .opaque import attributes_of
-from .origin import ATTRIBUTES, DEFAULT, INPUTS, Bound, NestedOrigin, Origin, Part, inputs_of, value_of
-from .values import Loaded, TypeReader, Unrepresentable, ValueReader
+from .op_builder import OpBuilder
+from .opaque_ops import assign_attribute_names
+from .origin import (
+    ATTRIBUTES,
+    DEFAULT,
+    INPUTS,
+    InputBinding,
+    NestedOrigin,
+    Origin,
+    Part,
+    get_file_inputs,
+    get_stored_value,
+)
+from .oversized_inputs import Rejected
+from .values import LoadedValue, TypeReader, Unrepresentable, ValueReader
 
 UPDATE_STATE = "coreml_update_state"
 _STATE_PARAMS = {"input": "state", "data": "value"}
 # How many blocks the host's ops have that have any.
-_BLOCKS = {"cond": 2, "while_loop": 2}
+_BLOCK_COUNTS = {"cond": 2, "while_loop": 2}
 _REMEDY = "the package is damaged: take a fresh copy"
 
 
@@ -56,17 +66,17 @@ class BlockReader:
     def operation(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
         """Adds one op to the block; InputError when its values contradict their declared types, or it is none."""
         write, self._write = self._write, None
-        name = _name_of(spec)
+        name = _get_op_name(spec)
         self._check(spec, name)
         if spec.type == "const" and self._const(spec, data):
             return
         inputs, bounds = self._inputs(spec, name)
         if spec.type == "write_state" and self._write_state(spec, data, name, inputs, bounds):
             return
-        if write is not None and _reads(spec, inputs, write):
+        if write is not None and _is_read_of(spec, inputs, write):
             self._merge(write, spec, data, name, bounds)
             return
-        self._generic(spec, data, name, inputs, bounds, blocks)
+        self._read_generic(spec, data, name, inputs, bounds, blocks)
 
     def _check(self, spec: Any, name: str) -> None:
         """InputError for what cannot be an op whatever its type is."""
@@ -85,26 +95,26 @@ class BlockReader:
         loaded = self._read(spec.attributes["val"], f"const {output!r}")
         if loaded is None:
             return False
-        var = self._build.const(loaded, _name_of(spec))
+        var = self._build.const(loaded, _get_op_name(spec))
         self._publish(var, output)
         part = Part(data, (), (0,))
-        var.op.origin = Origin((part,), (output,), (var.sym_type,), value=value_of(var.op))
+        var.op.origin = Origin((part,), (output,), (var.sym_type,), value=get_stored_value(var.op))
         return True
 
-    def _inputs(self, spec: Any, name: str) -> tuple[dict[str, Any], list[Bound]]:
+    def _inputs(self, spec: Any, name: str) -> tuple[dict[str, Any], list[InputBinding]]:
         inputs: dict[str, Any] = {}
-        bounds: list[Bound] = []
+        bounds: list[InputBinding] = []
         for key in sorted(spec.inputs):
             args = [self._argument(binding, key, spec, name) for binding in spec.inputs[key].arguments]
             found = [var for _, var in args if var is not None]
             if found and len(found) == len(args):
                 inputs[key] = found[0] if len(found) == 1 else found
-                bounds.append(Bound(key, key, INPUTS, tuple(in_file for in_file, _ in args)))
+                bounds.append(InputBinding(key, key, INPUTS, tuple(in_file for in_file, _ in args)))
         if spec.type.startswith("constexpr_"):
             self._add_attributes(spec, name, inputs, bounds)
         return inputs, bounds
 
-    def _add_attributes(self, spec: Any, name: str, inputs: dict[str, Any], bounds: list[Bound]) -> None:
+    def _add_attributes(self, spec: Any, name: str, inputs: dict[str, Any], bounds: list[InputBinding]) -> None:
         """Adds the inputs that the iOS 16 form of compressed weights writes as attributes."""
         cls = self._class(spec.type)
         for key in sorted(spec.attributes):
@@ -112,18 +122,18 @@ class BlockReader:
                 continue
             loaded = self._read(spec.attributes[key], f"op {name!r} ({spec.type}), {key!r}")
             if loaded is not None:
-                inputs[key] = self._build.literal(loaded, f"{name}_{key}")
-                bounds.append(Bound(key, key, ATTRIBUTES, (inputs[key],)))
+                inputs[key] = self._build.build_literal(loaded, f"{name}_{key}")
+                bounds.append(InputBinding(key, key, ATTRIBUTES, (inputs[key],)))
 
     def _argument(self, binding: Any, key: str, spec: Any, name: str) -> tuple[Any, Var | None]:
         """What the file binds (a name, or the const of a literal) and its var; None where pymil has no form for it."""
         if binding.WhichOneof("binding") == "name":
             return binding.name, self.lookup(binding.name, f"the inputs of op {name!r} ({spec.type})")
         loaded = self._read(binding.value, f"op {name!r} ({spec.type}), {key!r}")
-        var = None if loaded is None else self._build.literal(loaded, f"{name}_{key}")
+        var = None if loaded is None else self._build.build_literal(loaded, f"{name}_{key}")
         return var, var
 
-    def _read(self, value: Any, who: str) -> Loaded | None:
+    def _read(self, value: Any, who: str) -> LoadedValue | None:
         try:
             return self._values.read(value)
         except Unrepresentable:
@@ -144,7 +154,7 @@ class BlockReader:
             return None
 
     def _write_state(
-        self, spec: Any, data: bytes, name: str, inputs: dict[str, Any], bounds: list[Bound]
+        self, spec: Any, data: bytes, name: str, inputs: dict[str, Any], bounds: list[InputBinding]
     ) -> bool:
         """Whether a write_state could be made the host's `coreml_update_state`."""
         if inputs.keys() != _STATE_PARAMS.keys() or spec.outputs or spec.blocks:
@@ -154,26 +164,26 @@ class BlockReader:
             op = self._build.known(self._class(UPDATE_STATE), name, renamed, [], ())
         except Rejected:
             return False
-        part = Part(data, tuple(Bound(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), ())
+        part = Part(data, tuple(InputBinding(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), ())
         op.origin = Origin((part,), (), (op.outputs[0].sym_type,))
         self._write = op
         return True
 
-    def _merge(self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[Bound]) -> None:
+    def _merge(self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[InputBinding]) -> None:
         """A read right behind the write of the same state shows what was written: one op in pymil."""
         output = spec.outputs[0].name
         write.name = name
         self._publish(write.outputs[0], output)
-        read = Part(data, tuple(Bound(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), (0,))
+        read = Part(data, tuple(InputBinding(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), (0,))
         write.origin = Origin((*write.origin.parts, read), (output,), write.origin.sym_types)
 
-    def _generic(
+    def _read_generic(
         self,
         spec: Any,
         data: bytes,
         name: str,
         inputs: dict[str, Any],
-        bounds: list[Bound],
+        bounds: list[InputBinding],
         blocks: tuple[NestedOrigin, ...],
     ) -> None:
         declared = [self._type(output) for output in spec.outputs]
@@ -183,10 +193,10 @@ class BlockReader:
         for output, var in zip(spec.outputs, op.outputs, strict=True):
             self._publish(var, output.name)
         if getattr(op, "opaque", False):
-            shown = attributes_of(inputs)
+            shown = assign_attribute_names(inputs)
             bounds = [replace(bound, param=shown[bound.key]) for bound in bounds]
         in_file = {bound.param for bound in bounds}
-        defaults = [Bound(p, p, DEFAULT, now) for p, now in inputs_of(op).items() if p not in in_file]
+        defaults = [InputBinding(p, p, DEFAULT, now) for p, now in get_file_inputs(op).items() if p not in in_file]
         part = Part(data, (*bounds, *defaults), tuple(range(len(op.outputs))))
         names = tuple(output.name for output in spec.outputs)
         op.origin = Origin((part,), names, tuple(var.sym_type for var in op.outputs), blocks)
@@ -208,7 +218,7 @@ class BlockReader:
         cls = self._class(spec.type)
         # An input left out because pymil has no form for it would show the host's class a default instead.
         rejected, why = None, ""
-        complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCKS.get(spec.type, 0)
+        complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCK_COUNTS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
             try:
                 bound = dict(inputs)
@@ -238,13 +248,13 @@ def _reason(error: BaseException | None) -> str:
     return text if isinstance(error, (Rejected, ValueError)) else f"{type(error).__name__}: {text}"
 
 
-def _reads(spec: Any, inputs: Mapping[str, Any], write: Operation) -> bool:
+def _is_read_of(spec: Any, inputs: Mapping[str, Any], write: Operation) -> bool:
     """Whether an op is a plain read of the state that `write` wrote."""
     plain = spec.type == "read_state" and inputs.keys() == {"input"} and len(spec.outputs) == 1 and not spec.blocks
     return plain and inputs["input"] is write.state
 
 
-def _name_of(spec: Any) -> str:
+def _get_op_name(spec: Any) -> str:
     """The op's name: its attribute, else its first output's name, else its type."""
     if "name" in spec.attributes:
         names = spec.attributes["name"].immediateValue.tensor.strings.values

@@ -15,17 +15,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["exchange", "place"]
+__all__ = ["exchange_paths", "move_to_free_path"]
 
 _AT_FDCWD = -100
-_NO_REPLACE = {"linux": 1, "darwin": 4}
-_SWAP = {"linux": 2, "darwin": 2}
-_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+_NO_REPLACE_FLAGS = {"linux": 1, "darwin": 4}
+_EXCHANGE_FLAGS = {"linux": 2, "darwin": 2}
+_UNSUPPORTED_ERRORS = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-def place(staged: Path, target: Path) -> None:
+def move_to_free_path(staged: Path, target: Path) -> None:
     """Rename `staged` to `target`, which must be free; FileExistsError when it is not."""
-    if _rename(staged, target, _NO_REPLACE):
+    if _rename_with_flag(staged, target, _NO_REPLACE_FLAGS):
         return
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
@@ -37,38 +37,38 @@ def place(staged: Path, target: Path) -> None:
         raise
 
 
-def exchange(staged: Path, target: Path, aside: Path) -> None:
+def exchange_paths(staged: Path, target: Path, aside: Path) -> None:
     """Put `staged` in the place of `target`; what was there is at `staged` then, or at the free path `aside`.
 
     Raises FileNotFoundError when there is nothing at `target`, FileExistsError when another run put something there
     in the moment between two renames.
     """
-    if _rename(staged, target, _SWAP):
+    if _rename_with_flag(staged, target, _EXCHANGE_FLAGS):
         return
     os.rename(target, aside)
     try:
-        place(staged, target)
+        move_to_free_path(staged, target)
     except FileExistsError:
         raise
     except BaseException:
-        place(aside, target)
+        move_to_free_path(aside, target)
         raise
 
 
-def _rename(old: Path, new: Path, flags: dict[str, int]) -> bool:
+def _rename_with_flag(old: Path, new: Path, flags: dict[str, int]) -> bool:
     """Renames with a flag; False where the system or the file system does not know it."""
-    call = _system_call(sys.platform)
+    call = _load_rename_call(sys.platform)
     if call is None:
         return False
     if call(os.fsencode(old), os.fsencode(new), flags[sys.platform]) == 0:
         return True
     code = ctypes.get_errno()
-    if code in _CANNOT:
+    if code in _UNSUPPORTED_ERRORS:
         return False
     raise OSError(code, os.strerror(code), os.fspath(new))
 
 
-def _system_call(platform: str) -> Callable[[bytes, bytes, int], int] | None:
+def _load_rename_call(platform: str) -> Callable[[bytes, bytes, int], int] | None:
     library = ctypes.CDLL(None, use_errno=True)
     if platform == "linux" and hasattr(library, "renameat2"):
         return lambda old, new, flag: int(library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, ctypes.c_uint(flag)))

@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 from coremltools.optimize import _utils as optimize_utils
 
-from ..core.consts import LazyValue
+from ..core.constants import LazyValue
 from ..core.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
-from .limits import ELEMENTS, RANK, Budget, elements
+from .limits import MAX_ELEMENTS, MAX_RANK, EvaluationBudget, count_elements
 
 _REMEDY = "the package is damaged: take a fresh copy"
 
@@ -69,31 +69,31 @@ class TypeReader:
             return types.tensor(dtype, (get_new_variadic_symbol(),)), True
         if not tensor.dimensions:
             return dtype, False
-        if len(tensor.dimensions) > RANK:
+        if len(tensor.dimensions) > MAX_RANK:
             return types.unknown, False
-        shape = [_dimension(dimension) for dimension in tensor.dimensions]
-        if elements(shape) > ELEMENTS:
+        shape = [_read_dimension(dimension) for dimension in tensor.dimensions]
+        if count_elements(shape) > MAX_ELEMENTS:
             raise InputError(
-                f"a tensor of shape {tuple(map(str, shape))}; expected no more than {ELEMENTS} elements; {_REMEDY}"
+                f"a tensor of shape {tuple(map(str, shape))}; expected no more than {MAX_ELEMENTS} elements; {_REMEDY}"
             )
         return types.tensor(dtype, shape), not all(isinstance(size, int) for size in shape)
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _form(sym_type: Any) -> tuple[bool, Any, tuple[Any, ...]] | None:
+def _decompose_type(sym_type: Any) -> tuple[bool, Any, tuple[Any, ...]] | None:
     """Whether a type is a tensor's, and its dtype and shape; None for what is neither a tensor nor a scalar."""
     if types.is_tensor(sym_type):
         return True, sym_type.get_primitive(), sym_type.get_shape()
     return (False, sym_type, ()) if types.is_scalar(sym_type) else None
 
 
-def _dimension(dimension: Any) -> Any:
+def _read_dimension(dimension: Any) -> Any:
     if dimension.WhichOneof("dimension") == "constant":
         return int(dimension.constant.size)
     return get_new_variadic_symbol() if dimension.unknown.variadic else get_new_symbol()
 
 
-class Loaded:
+class LoadedValue:
     """A value of the file: what pymil takes for it, and the blob it lies in, if any."""
 
     def __init__(self, value: Any, dtype: Any, file: WeightFile | None = None, blob: Blob | None = None) -> None:
@@ -103,20 +103,20 @@ class Loaded:
 class ValueReader:
     """Reads values: those in weight files as views or `LazyValue`s, the others as read-only arrays and scalars."""
 
-    def __init__(self, files: WeightFiles, type_reader: TypeReader, budget: Budget | None = None) -> None:
+    def __init__(self, files: WeightFiles, type_reader: TypeReader, budget: EvaluationBudget | None = None) -> None:
         self._files, self._types = files, type_reader
-        self.budget = budget or Budget()
+        self.budget = budget or EvaluationBudget()
 
-    def read(self, value: Any) -> Loaded:
+    def read(self, value: Any) -> LoadedValue:
         """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""
         sym_type = self._types.read(value.type)
         where = value.WhichOneof("value")
-        form = _form(sym_type)
+        form = _decompose_type(sym_type)
         if form is None and types.is_list(sym_type) and where == "immediateValue":
             elements = [self.read(element).value for element in value.immediateValue.list.values]
             if not elements:
                 raise Unrepresentable("an empty list")
-            return Loaded(mil_list(elements), sym_type)
+            return LoadedValue(mil_list(elements), sym_type)
         if where is None or form is None:
             raise Unrepresentable(f"a value of type {sym_type.__name__}")
         is_tensor, dtype, shape = form
@@ -124,17 +124,17 @@ class ValueReader:
             raise Unrepresentable("a value of unknown shape")
         if where == "blobFileValue":
             return self._from_file(value.blobFileValue, dtype, shape)
-        return Loaded(_immediate(value.immediateValue.tensor, dtype, shape, is_tensor), dtype)
+        return LoadedValue(_read_immediate(value.immediateValue.tensor, dtype, shape, is_tensor), dtype)
 
-    def _from_file(self, ref: Any, dtype: Any, shape: tuple[int, ...]) -> Loaded:
+    def _from_file(self, ref: Any, dtype: Any, shape: tuple[int, ...]) -> LoadedValue:
         count = math.prod(shape)
         file, blob = self._files.find(ref.fileName, ref.offset, dtype, count)
         if types.is_sub_byte(dtype):
-            return Loaded(LazyValue(file.reader(blob, dtype, count), shape), dtype, file, blob)
-        return Loaded(file.view(blob, dtype).reshape(shape), dtype, file, blob)
+            return LoadedValue(LazyValue(file.reader(blob, dtype, count), shape), dtype, file, blob)
+        return LoadedValue(file.view(blob, dtype).reshape(shape), dtype, file, blob)
 
 
-def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool) -> Any:
+def _read_immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool) -> Any:
     kind = tensor.WhichOneof("value")
     stored = getattr(tensor, kind).values if kind else []
     count = math.prod(shape)
@@ -142,7 +142,7 @@ def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool)
         _check_count(len(stored), 1, dtype)
         return str(stored[0])
     if isinstance(stored, bytes):
-        flat = _from_bytes(stored, dtype, count)
+        flat = _decode_bytes(stored, dtype, count)
     else:
         _check_count(len(stored), count, dtype)  # before elements of another kind are made what they are not
         flat = np.array(list(stored)).astype(types.nptype_from_builtin(dtype))
@@ -154,7 +154,7 @@ def _immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool)
     return array if is_tensor or types.is_sub_byte(dtype) else types.nptype_from_builtin(dtype)(array.item())
 
 
-def _from_bytes(stored: bytes, dtype: Any, count: int) -> Array:
+def _decode_bytes(stored: bytes, dtype: Any, count: int) -> Array:
     np_type = types.nptype_from_builtin(dtype)
     if types.is_sub_byte(dtype):
         raw = np.frombuffer(stored, np.uint8)

@@ -10,7 +10,6 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as optimize_utils
 
-from .ahead import CopyAhead
 from .blobs import (
     ALIGN,
     DATA_OFFSET_AT,
@@ -21,13 +20,14 @@ from .blobs import (
     VERSION,
     Blob,
     WeightFile,
-    payload_bytes,
+    count_payload_bytes,
 )
+from .copy_ahead import CopyAhead
 from .files import copy_file, copy_range, write_all
-from .plan import NewBlob
+from .weight_plan import NewBlob
 
 # Packing takes eight bytes for each element; a multiple of eight elements ends with a whole byte.
-_PACKED_AT_ONCE = 1 << 20
+_PACK_PIECE_ELEMENTS = 1 << 20
 
 
 def write_weights(
@@ -39,11 +39,11 @@ def write_weights(
         if ahead is None or not ahead.take(source.path, target):
             copy_file(source.path, target)
     elif source is not None:
-        _repack(source, target, live, moved or {})
-    _append(target, added, moved or {})
+        _write_live_blobs(source, target, live, moved or {})
+    _append_blobs(target, added, moved or {})
 
 
-def _repack(source: WeightFile, target: Path, live: list[Blob], moved: Mapping[int, int]) -> None:
+def _write_live_blobs(source: WeightFile, target: Path, live: list[Blob], moved: Mapping[int, int]) -> None:
     with open(source.path, "rb") as src, open(target, "xb") as dst:
         out = dst.fileno()
         write_all(out, HEADER.pack(len(live), VERSION).ljust(ALIGN, b"\0"), 0)
@@ -55,7 +55,7 @@ def _repack(source: WeightFile, target: Path, live: list[Blob], moved: Mapping[i
             copy_range(src.fileno(), out, blob.data, offset + ALIGN, blob.nbytes)
 
 
-def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> None:
+def _append_blobs(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> None:
     if not added:
         return
     if target.exists():
@@ -66,27 +66,27 @@ def _append(target: Path, added: list[NewBlob], moved: Mapping[int, int]) -> Non
         count = HEADER.unpack(os.pread(out, HEADER.size, 0).ljust(HEADER.size, b"\0"))[0]
         write_all(out, HEADER.pack(count + len(added), VERSION).ljust(ALIGN, b"\0"), 0)
         for blob in added:
-            _write(out, blob, moved.get(blob.offset, blob.offset))
+            _write_blob(out, blob, moved.get(blob.offset, blob.offset))
 
 
-def _write(out: int, blob: NewBlob, offset: int) -> None:
+def _write_blob(out: int, blob: NewBlob, offset: int) -> None:
     """Writes one blob as the host's writer does, which would copy the values twice and not say what the disk says."""
-    nbytes = payload_bytes(blob.dtype, blob.value.size)
+    nbytes = count_payload_bytes(blob.dtype, blob.value.size)
     unused = 8 * nbytes - blob.value.size * blob.dtype.get_bitwidth() if types.is_sub_byte(blob.dtype) else 0
     metadata = METADATA.pack(SENTINEL, DTYPES[blob.dtype], nbytes, offset + ALIGN, unused)
     write_all(out, metadata.ljust(ALIGN, b"\0"), offset)
     at = offset + ALIGN
-    for piece in _pieces(blob):
+    for piece in _iterate_pieces(blob):
         write_all(out, piece, at)
         at += len(piece)
 
 
-def _pieces(blob: NewBlob) -> Iterator[bytes | memoryview]:
+def _iterate_pieces(blob: NewBlob) -> Iterator[bytes | memoryview]:
     """The bytes of a blob, one after the other."""
     flat = blob.value.reshape(-1)
     if not types.is_sub_byte(blob.dtype):
         yield flat.view(np.uint8).data
         return
-    for at in range(0, flat.size, _PACKED_AT_ONCE):
-        some = flat[at : at + _PACKED_AT_ONCE]
+    for at in range(0, flat.size, _PACK_PIECE_ELEMENTS):
+        some = flat[at : at + _PACK_PIECE_ELEMENTS]
         yield optimize_utils.pack_elements_into_bits(some, blob.dtype.get_bitwidth()).tobytes()

@@ -37,7 +37,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """`value` as a varint."""
     out = bytearray()
     while value > 0x7F:
@@ -47,7 +47,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def fields(data: bytes) -> Iterator[Field]:
+def iterate_fields(data: bytes) -> Iterator[Field]:
     """The fields of message `data` in file order, a group as one of them; ValueError when it is not a message."""
     at, size = 0, len(data)
     while at < size:
@@ -59,13 +59,13 @@ def fields(data: bytes) -> Iterator[Field]:
             length, body = read_varint(data, at)
             at = body + length
         else:
-            at = _group_end(data, at, number) if wire_type == GROUP else _end(data, at, wire_type)
+            at = _find_group_end(data, at, number) if wire_type == GROUP else _find_field_end(data, at, wire_type)
         if at > size:
             raise ValueError(f"field {number} at byte {start} is cut short")
         yield Field(number, wire_type, start, body, at)
 
 
-def _end(data: bytes, body: int, wire_type: int) -> int:
+def _find_field_end(data: bytes, body: int, wire_type: int) -> int:
     """The position behind a field whose tag ends at `body`."""
     if wire_type == BYTES:
         length, body = read_varint(data, body)
@@ -77,7 +77,7 @@ def _end(data: bytes, body: int, wire_type: int) -> int:
     return body + (8 if wire_type == FIXED64 else 4)
 
 
-def _group_end(data: bytes, at: int, number: int) -> int:
+def _find_group_end(data: bytes, at: int, number: int) -> int:
     """The position behind the group `number` whose tag ends at `at`."""
     opened = [number]
     while opened:
@@ -85,64 +85,64 @@ def _group_end(data: bytes, at: int, number: int) -> int:
         if tag & 7 == GROUP:
             opened.append(tag >> 3)
         elif tag & 7 != GROUP_END:
-            at = _end(data, at, tag & 7)
+            at = _find_field_end(data, at, tag & 7)
         elif opened.pop() != tag >> 3:
             raise ValueError(f"group {tag >> 3} ends before byte {at} and was not begun")
     return at
 
 
-def payloads(data: bytes, number: int) -> list[bytes]:
+def get_payloads(data: bytes, number: int) -> list[bytes]:
     """The payloads of all length-delimited fields `number` of message `data`."""
-    return [data[f.body : f.end] for f in fields(data) if f.number == number and f.wire_type == BYTES]
+    return [data[f.body : f.end] for f in iterate_fields(data) if f.number == number and f.wire_type == BYTES]
 
 
-def field(number: int, payload: bytes) -> bytes:
+def encode_field(number: int, payload: bytes) -> bytes:
     """`payload` as length-delimited field `number`."""
-    return varint(number << 3 | BYTES) + varint(len(payload)) + payload
+    return encode_varint(number << 3 | BYTES) + encode_varint(len(payload)) + payload
 
 
-def entry_key(entry: bytes) -> str:
+def get_entry_key(entry: bytes) -> str:
     """The key of map entry `entry` (maps of the model format have string keys)."""
-    keys = payloads(entry, KEY)
+    keys = get_payloads(entry, KEY)
     return keys[-1].decode() if keys else ""
 
 
-def entry_value(entry: bytes) -> bytes:
+def get_entry_value(entry: bytes) -> bytes:
     """The message in map entry `entry`; ValueError when there are several, which a parser would make one of."""
-    values = payloads(entry, VALUE)
+    values = get_payloads(entry, VALUE)
     if len(values) > 1:
-        raise ValueError(f"map entry {entry_key(entry)!r} has {len(values)} values")
+        raise ValueError(f"map entry {get_entry_key(entry)!r} has {len(values)} values")
     return values[0] if values else b""
 
 
-def entry(key: str, value: bytes) -> bytes:
+def encode_entry(key: str, value: bytes) -> bytes:
     """A map entry."""
-    return field(KEY, key.encode()) + field(VALUE, value)
+    return encode_field(KEY, key.encode()) + encode_field(VALUE, value)
 
 
-def replace(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
+def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
     """`data` with its fields `number` replaced by `new`, in the place of the first; the rest byte for byte."""
-    if payloads(data, number) == list(new):
+    if get_payloads(data, number) == list(new):
         return data
     out: list[bytes] = []
     written = False
-    for f in fields(data):
+    for f in iterate_fields(data):
         if f.number != number:
             out.append(data[f.start : f.end])
         elif not written:
-            out.extend(field(number, payload) for payload in new)
+            out.extend(encode_field(number, payload) for payload in new)
             written = True
     if not written:
-        out.extend(field(number, payload) for payload in new)
+        out.extend(encode_field(number, payload) for payload in new)
     return b"".join(out)
 
 
-def edit(data: bytes, change: Callable[[Field, bytes], bytes | None]) -> bytes:
+def edit_payloads(data: bytes, change: Callable[[Field, bytes], bytes | None]) -> bytes:
     """`data` with each length-delimited payload that `change` gives another value for; the rest byte for byte."""
     out: list[bytes] = []
     changed = False
-    for f in fields(data):
+    for f in iterate_fields(data):
         new = change(f, data[f.body : f.end]) if f.wire_type == BYTES else None
         changed = changed or new is not None
-        out.append(data[f.start : f.end] if new is None else field(f.number, new))
+        out.append(data[f.start : f.end] if new is None else encode_field(f.number, new))
     return b"".join(out) if changed else data

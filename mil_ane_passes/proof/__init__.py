@@ -2,16 +2,16 @@
 
 A reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs: at float64 (is the
 algebra the same?) and at float16 (every value rounded to its declared dtype, as stored). What the passes that fired
-promise is what is asked. `bitwise` means equal bits in both. For `rounding`, float64 results agree to 1e-9 of the
+promise is what is asked. `is_bitwise` means equal bits in both. For `rounding`, float64 results agree to 1e-9 of the
 output's largest value, and float16 results are no further from the float64 ones than four times the worst error of
 the program before, plus one unit in the last place. `approximate` reports the error. What is left in a state counts
 as an output.
 
-A rewrite that cures an overflow says so (`fixes_nonfinite`): where the program before gives NaN or infinity, the program after
-may give a number. It is held against the program before with those of its constants that fp16 cannot hold read as large
-finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that was finite is judged
-as ever. Outputs that are made of NaN without being NaN, such as integers, may be those of that limit, too. A rewrite
-that changes a constant declares by which share of an output that may move it.
+A rewrite that cures an overflow says so (`fixes_nonfinite`): where the program before gives NaN or infinity, the
+program after may give a number. It is held against the program before with those of its constants that fp16 cannot
+hold read as large finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that
+was finite is judged as ever. Outputs that are made of NaN without being NaN, such as integers, may be those of that
+limit, too. A rewrite that changes a constant declares by which share of an output that may move it.
 
 Ops behind a rewritten one may amplify what it declares, wrap it round (mod) or turn it into integers (argmax). So where
 a run differs, the program before is run again with the ops that were rewritten changed as their rewrites declare: its

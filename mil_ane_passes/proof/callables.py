@@ -39,7 +39,7 @@ class Caller:
         self.name = getattr(given, "__name__", None) or type(given).__name__
         torch = sys.modules.get("torch")  # where torch was not imported there is no module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
-        training = [] if self._torch is None or self._exported() else [
+        training = [] if self._torch is None or self._is_exported() else [
             f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
         if training:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
@@ -52,7 +52,7 @@ class Caller:
         for results that do not fit the program's outputs."""
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         try:
-            returned = self._called(arguments) if self._torch is None else self._in_torch(arguments, state)
+            returned = self._called(arguments) if self._torch is None else self._call_module(arguments, state)
         except InputError:
             raise
         except Exception as error:
@@ -67,26 +67,26 @@ class Caller:
 
     def _named_inputs(self) -> set[str]:
         """The inputs to give by name: all of them, or none; of what torch.export made those it was exported with."""
-        if self._torch is not None and self._exported():
+        if self._torch is not None and self._is_exported():
             spec = getattr(self._given, "_in_spec", None)
             if spec is None:
                 return set()
             keywords = spec.child(1) if hasattr(spec, "child") else spec.children_specs[1]  # as torch names it, or did
             return set(keywords.context) if set(keywords.context) <= set(self._inputs) else set()
-        known = _parameters(self._given if self._torch is None else self._given.forward)
+        known = _list_parameters(self._given if self._torch is None else self._given.forward)
         return set(self._inputs) if set(self._inputs) <= known else set()
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
         named = {name: value for name, value in arguments.items() if name in self._by_name}
         return self._given(*(value for name, value in arguments.items() if name not in named), **named)
 
-    def _in_torch(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
+    def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
         torch, buffers = self._torch, self._buffers()
         assert torch is not None
         owned = [*self._given.parameters(), *self._given.buffers()]
         device = owned[0].device if owned else torch.device("cpu")
         floats = next((each.dtype for each in self._given.parameters() if each.is_floating_point()), torch.float32)
-        tensors = {name: torch.from_numpy(value).to(device, _wide(torch, value, floats))
+        tensors = {name: torch.from_numpy(value).to(device, _choose_torch_dtype(torch, value, floats))
                    for name, value in arguments.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
         with torch.no_grad():
@@ -94,7 +94,7 @@ class Caller:
                 for name in state:
                     buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
                 returned = self._called(tensors)
-                state.update({name: _array(buffers[name]).reshape(state[name].shape) for name in state})
+                state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
             finally:
                 for name, buffer in self._given.named_buffers():
                     buffer.copy_(saved[name])
@@ -106,7 +106,7 @@ class Caller:
         buffers = dict(self._given.named_buffers())
         return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | buffers
 
-    def _exported(self) -> bool:
+    def _is_exported(self) -> bool:
         """What torch.export makes has no modes: its graph is fixed, and it has an eval() of its own that refuses."""
         return "eval" in vars(self._given)
 
@@ -114,7 +114,7 @@ class Caller:
         if isinstance(returned, Mapping) and set(returned) == set(self._outputs):
             found = [returned[name] for name in self._outputs]
         else:
-            found = list(_leaves(returned))
+            found = list(_iterate_leaves(returned))
         if len(found) != len(self._outputs):
             keys = f" ({', '.join(map(repr, returned))})" if isinstance(returned, Mapping) else ""
             raise InputError(f"the callable {self.name} returned {len(found)} outputs{keys}, the program has "
@@ -122,14 +122,14 @@ class Caller:
         return {name: self._plain(value) for name, value in zip(self._outputs, found)}
 
     def _plain(self, value: Any) -> Array:
-        array = _array(value)
+        array = _to_array(value)
         if array.dtype.kind not in "biufUS":
             raise InputError(f"the callable {self.name} returned a {type(value).__name__}; expected tensors, arrays or "
                              "numbers, in a tuple, list or dictionary where there are several")
         return array
 
 
-def _parameters(call: Callable[..., Any]) -> set[str]:
+def _list_parameters(call: Callable[..., Any]) -> set[str]:
     """Names by which `call` takes arguments; none when it has no signature to look at."""
     try:
         parameters = inspect.signature(call).parameters.values()
@@ -138,23 +138,23 @@ def _parameters(call: Callable[..., Any]) -> set[str]:
     return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
-def _wide(torch: Any, value: Array, floats: Any) -> Any:
+def _choose_torch_dtype(torch: Any, value: Array, floats: Any) -> Any:
     kind: str = value.dtype.kind
     return floats if kind == "f" else torch.bool if kind == "b" else torch.int64
 
 
-def _leaves(returned: Any) -> Iterator[Any]:
+def _iterate_leaves(returned: Any) -> Iterator[Any]:
     """What was returned, nested containers opened, in order; None stands for nothing."""
     if isinstance(returned, Mapping):
         returned = list(returned.values())
     if isinstance(returned, (tuple, list)):
         for each in returned:
-            yield from _leaves(each)
+            yield from _iterate_leaves(each)
     elif returned is not None:
         yield returned
 
 
-def _array(value: Any) -> Array:
+def _to_array(value: Any) -> Array:
     """A tensor (of any device, dtype and gradient) or anything numpy takes, in memory of its own."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()

@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
-from ..core.printer import block_text
-from .execute import Run
+from ..core.printer import format_block
+from .execution import Run
 
-__all__ = ["Place", "blocks_not_entered", "blocks_of", "outputs_without_numbers"]
+__all__ = ["BlockPath", "find_unentered_blocks", "iterate_nested_blocks", "outputs_without_numbers"]
 
-Place = tuple[str, ...]
+BlockPath = tuple[str, ...]
 "Where a block is: the function, and for each level the op's first output and the block's number."
 
 
-def blocks_not_entered(before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]) -> list[str]:
+def find_unentered_blocks(
+    before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]
+) -> list[str]:
     """The places of functions and blocks that differ (or are new) and that the runs of either program never entered."""
-    old, new = dict(_nested(before)), dict(_nested(after))
+    old, new = dict(_iterate_blocks(before)), dict(_iterate_blocks(after))
     return [
         " > ".join(place) for place, block in new.items()
-        if (place not in old or _differ(old[place], block))
+        if (place not in old or _has_differences(old[place], block))
         and (block not in seen_after or (place in old and old[place] not in seen_before))
     ]
 
@@ -54,7 +56,7 @@ def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
     keys = {var: known.setdefault(("input", name), len(known)) for name, var in function.inputs.items()}
     for op in function.operations:
         inputs = tuple((param, _keys_of(bound, keys)) for param, bound in sorted(op.inputs.items()))
-        held = _held(op) if op.op_type == "const" else tuple(map(block_text, op.blocks))
+        held = _held(op) if op.op_type == "const" else tuple(map(format_block, op.blocks))
         for place, var in enumerate(op.outputs):
             keys[var] = known.setdefault((op.op_type, place, inputs, held), len(known))
     return keys
@@ -71,38 +73,38 @@ def _held(const: Operation) -> tuple[Any, ...]:
     return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else repr(value.tolist()))
 
 
-def _nested(program: Program) -> Iterator[tuple[Place, Block]]:
+def _iterate_blocks(program: Program) -> Iterator[tuple[BlockPath, Block]]:
     """Every function and every nested block under its place."""
     for name, function in program.functions.items():
-        yield from blocks_of(name, function)
+        yield from iterate_nested_blocks(name, function)
 
 
-def blocks_of(name: str, function: Function) -> Iterator[tuple[Place, Block]]:
+def iterate_nested_blocks(name: str, function: Function) -> Iterator[tuple[BlockPath, Block]]:
     """The function called `name` and every block nested in it, each under its place, outer blocks first."""
-    pending: list[tuple[Place, Block]] = [((name,), function)]
+    pending: list[tuple[BlockPath, Block]] = [((name,), function)]
     while pending:
         place, block = pending.pop()
         yield place, block
         for op in block.operations:
-            pending += [((*place, f"block {number} of {op.op_type} '{_name(op)}'"), inner)
+            pending += [((*place, f"block {number} of {op.op_type} '{_get_op_name(op)}'"), inner)
                         for number, inner in enumerate(op.blocks)]
 
 
-def _name(op: Operation) -> str:
+def _get_op_name(op: Operation) -> str:
     return str(op.outputs[0].name) if op.outputs else str(op.name)
 
 
-def _differ(one: Block, other: Block) -> bool:
-    if block_text(one) != block_text(other):
+def _has_differences(one: Block, other: Block) -> bool:
+    if format_block(one) != format_block(other):
         return True
-    return not all(_equal(a, b) for a, b in zip(_consts(one), _consts(other)))
+    return not all(_is_equal_const(a, b) for a, b in zip(_list_consts(one), _list_consts(other)))
 
 
-def _consts(block: Block) -> list[Operation]:
+def _list_consts(block: Block) -> list[Operation]:
     return [op for op in block.operations if op.op_type == "const"]
 
 
-def _equal(one: Operation, other: Operation) -> bool:
+def _is_equal_const(one: Operation, other: Operation) -> bool:
     """Whether two consts hold the same; the text shows large ones by type only."""
     if one.outputs[0]._sym_val is other.outputs[0]._sym_val:
         return True

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, types
 
-from ..core.printer import op_text, type_text
-from ..core.query import flat_inputs
-from ..core.words import lines_text
-from .compare import OutputDifference
-from .execute import Plan
-from .match import Values, is_constant
+from ..core.printer import format_op, format_type
+from ..core.query import get_flat_inputs
+from ..core.text_format import format_lines
+from .comparison import OutputDifference
+from .execution import Plan
+from .value_matching import FunctionValues, is_constant
 
-__all__ = ["FirstDifference", "Known", "Side", "described"]
+__all__ = ["FirstDifference", "KnownValues", "Side", "build_first_difference"]
 
-_AROUND = 3
+_CONTEXT_OPS = 3
 "Ops of context on either side of the one that differs."
-_SHOWN = 8
+_MAX_NAMES_LISTED = 8
 "Ops without a counterpart that the text lists; the JSON has all."
 
-_Sides = Sequence[tuple[Values, Var | None, Operation]]
+_Sides = Sequence[tuple[FunctionValues, Var | None, Operation]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FirstDifference:
     `execution` which time it was computed (in a loop: the iteration). `worst` is the element that is furthest off, its
     index in the shape of `before`. Of what the op reads, `agree` was compared and is right, `unknown` has no
     counterpart. `parameters` are constants of the op that differ. Where operands are unknown, the fault lies between
-    the values `since` and this one, in the ops `own_before` and `own_after`, which the other program lacks by name.
+    the values `since` and this one, in the ops `only_before` and `only_after`, which the other program lacks by name.
     """
 
     function: str
@@ -62,8 +62,8 @@ class FirstDifference:
     unknown: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     since: tuple[str, ...] = ()
-    own_before: tuple[str, ...] = ()
-    own_after: tuple[str, ...] = ()
+    only_before: tuple[str, ...] = ()
+    only_after: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         worst = self.worst.to_dict()
@@ -74,7 +74,7 @@ class FirstDifference:
             "after": {**self.after.to_dict(), "number": worst["after"]}, **numbers,
             "operands": {"agree": list(self.agree), "unknown": list(self.unknown)},
             "parameters": list(self.parameters),
-            "between": {"since": list(self.since), "before": list(self.own_before), "after": list(self.own_after)},
+            "between": {"since": list(self.since), "before": list(self.only_before), "after": list(self.only_after)},
         }
 
     def __str__(self) -> str:
@@ -83,92 +83,107 @@ class FirstDifference:
         op = one.op_type if one.op_type == other.op_type else f"{one.op_type}, now {other.op_type}"
         kind = one.type if one.type == other.type else f"{one.type}, now {other.type}"
         again = f", execution {self.execution}" if self.execution > 1 else ""
-        return lines_text([
+        return format_lines([
             f"first difference: {name} ({op}) in {self.place}{again}; {self.feeds}, {self.precision}",
-            f"  {kind}: {str(self.worst).removeprefix(f'{self.worst.output}: ')}{self._share()}",
-            *(f"  {line}" for line in self._causes()),
-            *(f"  {line}" for line in self._mil()),
+            f"  {kind}: {str(self.worst).removeprefix(f'{self.worst.output}: ')}{self._format_share()}",
+            *(f"  {line}" for line in self._iterate_cause_lines()),
+            *(f"  {line}" for line in self._list_mil_lines()),
         ])
 
-    def _mil(self) -> list[str]:
+    def _list_mil_lines(self) -> list[str]:
         if self.before.mil == self.after.mil:
             return ["in both", *self.after.mil]
         return ["before", *self.before.mil, "after", *self.after.mil]
 
-    def _share(self) -> str:
+    def _format_share(self) -> str:
         return f", relative {self.worst.relative:.3g}" if np.isfinite(self.worst.relative) else ""
 
-    def _causes(self) -> Iterator[str]:
+    def _iterate_cause_lines(self) -> Iterator[str]:
         if self.parameters:
             yield f"constants that differ: {', '.join(self.parameters)}"
         if self.agree:
-            yield f"operands that agree: {_listed(self.agree)}"
+            yield f"operands that agree: {_format_names(self.agree)}"
         if self.unknown:
-            yield f"operands without a counterpart: {_listed(self.unknown)}"
-            since = _listed(self.since) if self.since else "the inputs"
+            yield f"operands without a counterpart: {_format_names(self.unknown)}"
+            since = _format_names(self.since) if self.since else "the inputs"
             yield f"so somewhere between {since} and %{self.after.value}:"
-            for which, ops in (("first", self.own_before), ("second", self.own_after)):
+            for which, ops in (("first", self.only_before), ("second", self.only_after)):
                 if ops:
-                    yield f"  only the {which} program computes {_listed(ops, '')}"
+                    yield f"  only the {which} program computes {_format_names(ops, '')}"
 
 
-def _listed(names: Sequence[str], sign: str = "%") -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"{sign}{name}" for name in names[:_SHOWN]) + more
+def _format_names(names: Sequence[str], sign: str = "%") -> str:
+    more = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
+    return ", ".join(f"{sign}{name}" for name in names[:_MAX_NAMES_LISTED]) + more
 
 
-def described(
+def build_first_difference(
     plan: Plan, precision: str, sides: _Sides, execution: int, worst: OutputDifference,
-    known: Known,
+    known: KnownValues,
 ) -> FirstDifference:
     """The difference found at the ops of `sides` (before, after), with what is known of the values that lead there."""
     (old, _, old_op), (new, _, new_op) = sides
-    trail = _Trail(new, known)
-    operands = trail.leading(new_op)
-    unknown = [var for var in operands if not trail.knows(var)]
+    trail = _BackwardSearch(new, known)
+    operands = trail.list_operands(new_op)
+    unknown = [var for var in operands if not trail.is_known_right(var)]
     since, own_after = trail.back(unknown)
-    matched = _Trail(old, Known(known.matched))
-    _, own_before = matched.back(matched.leading(old_op)) if unknown else ([], [])
+    matched = _BackwardSearch(old, KnownValues(known.matched))
+    _, own_before = matched.back(matched.list_operands(old_op)) if unknown else ([], [])
     # What both compute, one of them more often, is not its own.
     shared = {var.name for op in old.order for var in op.outputs} & {var.name for op in new.order for var in op.outputs}
     own_before, own_after = (
         [op for op in own if not any(var.name in shared for var in op.outputs)] for own in (own_before, own_after))
     return FirstDifference(
-        plan.function, plan.label, precision, " > ".join(new.place(new_op)), execution,
-        _side(old_op, sides[0][1]), _side(new_op, sides[1][1]), worst,
-        agree=tuple(var.name for var in operands if trail.knows(var)), unknown=tuple(var.name for var in unknown),
-        parameters=tuple(_other_constants(old_op, new_op)), since=tuple(var.name for var in since),
-        own_before=tuple(map(_op_name, own_before)), own_after=tuple(map(_op_name, own_after)))
+        plan.function,
+        plan.label,
+        precision,
+        " > ".join(new.place(new_op)),
+        execution,
+        _build_side(old_op, sides[0][1]),
+        _build_side(new_op, sides[1][1]),
+        worst,
+        agree=tuple(var.name for var in operands if trail.is_known_right(var)),
+        unknown=tuple(var.name for var in unknown),
+        parameters=tuple(_find_changed_parameters(old_op, new_op)),
+        since=tuple(var.name for var in since),
+        only_before=tuple(map(_format_op_name, own_before)),
+        only_after=tuple(map(_format_op_name, own_after)),
+    )
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownValues:
     """What the runs have shown up to the difference.
 
     `right` are values that agree, `later` those that will be compared but are not computed yet, `matched` the values of
-    the first program that have a counterpart, `entered` the blocks that the second has entered (None: take all).
+    the first program that have a counterpart, `executed_blocks` the blocks that the second has entered (None: take
+    all).
     """
 
     right: Collection[Var]
     later: Collection[Var] = ()
     matched: Collection[Var] = ()
-    entered: Collection[Block] | None = None
+    executed_blocks: Collection[Block] | None = None
 
 
-class _Trail:
+class _BackwardSearch:
     """From a value back to values that are known to be right."""
 
-    def __init__(self, values: Values, known: Known) -> None:
+    def __init__(self, values: FunctionValues, known: KnownValues) -> None:
         self._values, self._known = values, known
         self._right = {*known.right, *values.function.inputs.values()}
 
-    def leading(self, op: Operation) -> list[Var]:
+    def list_operands(self, op: Operation) -> list[Var]:
         """What `op` is computed from: its operands and what the blocks that it ran return; no constants."""
-        returned = [var for block in op.blocks if self._known.entered is None or block in self._known.entered
-                    for var in block.outputs]
-        return list(dict.fromkeys(var for var in [*flat_inputs(op), *returned] if _is_value(var)))
+        returned = [
+            var
+            for block in op.blocks
+            if self._known.executed_blocks is None or block in self._known.executed_blocks
+            for var in block.outputs
+        ]
+        return list(dict.fromkeys(var for var in [*get_flat_inputs(op), *returned] if _is_worth_naming(var)))
 
-    def knows(self, var: Var) -> bool:
+    def is_known_right(self, var: Var) -> bool:
         """Whether `var` is right: it was compared, or fed, or a loop hands it on and it was right on each way in."""
         return all(each in self._right or is_constant(each) or (each is not var and each in self._known.later)
                    for each in self._values.sources(var))
@@ -180,12 +195,12 @@ class _Trail:
         pending, seen = list(unknown), set(unknown)
         while pending:
             var = pending.pop()
-            if self.knows(var):
+            if self.is_known_right(var):
                 since |= {var} - set(self._values.carried)  # what a loop hands on has no place of its own
                 continue
             if var.op is not None:
                 ops.add(var.op)
-            leading = self._values.carried.get(var, []) if var.op is None else self.leading(var.op)
+            leading = self._values.carried.get(var, []) if var.op is None else self.list_operands(var.op)
             fresh = [each for each in leading if each not in seen]
             seen.update(fresh)
             pending += fresh
@@ -193,45 +208,48 @@ class _Trail:
         return sorted(since, key=lambda var: (order.get(var.op, -1), var.name)), sorted(ops, key=lambda op: order[op])
 
 
-def _is_value(var: Var) -> bool:
+def _is_worth_naming(var: Var) -> bool:
     """Whether `var` is worth naming: no constant, no function that builds a block, no state."""
     return not is_constant(var) and (var.op is not None or not types.is_state(var.sym_type)) and not callable(var.val)
 
 
-def _op_name(op: Operation) -> str:
+def _format_op_name(op: Operation) -> str:
     return f"{op.op_type} %{op.outputs[0].name if op.outputs else op.name}"
 
 
-def _side(op: Operation, var: Var | None) -> Side:
+def _build_side(op: Operation, var: Var | None) -> Side:
     made = var if var is not None else (op.outputs[0] if op.outputs else op.inputs["value"])
-    block = [each for each in op.enclosing_block.operations if not _is_stored(each)]
+    block = [each for each in op.enclosing_block.operations if not _is_constant_op(each)]
     at = block.index(op)
-    lines = [("> " if each is op else "  ") + op_text(each) for each in block[max(0, at - _AROUND):at + _AROUND + 1]]
-    return Side(made.name, op.op_type, type_text(made), tuple(lines))
+    lines = [
+        ("> " if each is op else "  ") + format_op(each)
+        for each in block[max(0, at - _CONTEXT_OPS) : at + _CONTEXT_OPS + 1]
+    ]
+    return Side(made.name, op.op_type, format_type(made), tuple(lines))
 
 
-def _is_stored(op: Operation) -> bool:
+def _is_constant_op(op: Operation) -> bool:
     """Whether `op` only holds constants: such ops are left out of the MIL that is shown."""
     return bool(op.outputs) and all(is_constant(var) for var in op.outputs)
 
 
-def _other_constants(old: Operation, new: Operation) -> Iterator[str]:
+def _find_changed_parameters(old: Operation, new: Operation) -> Iterator[str]:
     """The parameters whose constant differs, where both ops are of one type."""
     if old.op_type != new.op_type:
         return
     for name in dict.fromkeys([*old.inputs, *new.inputs]):
         one, other = old.inputs.get(name), new.inputs.get(name)
-        if (one is None) != (other is None) or _other_value(one, other):
+        if (one is None) != (other is None) or _has_other_value(one, other):
             yield name
 
 
-def _other_value(one: Any, other: Any) -> bool:
+def _has_other_value(one: Any, other: Any) -> bool:
     """Whether two inputs are constants of different values; large ones that are the same array are not read."""
     values = [var.val if isinstance(var, Var) else None for var in (one, other)]
     known = all(value is not None and not callable(value) for value in values)
-    return known and values[0] is not values[1] and not _equal(*values)
+    return known and values[0] is not values[1] and not _is_equal_array(*values)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _is_equal_array(one: Any, other: Any) -> bool:
     first, second = np.asarray(one), np.asarray(other)
     return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f"))

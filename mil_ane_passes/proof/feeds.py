@@ -11,26 +11,32 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import static_shape
-from .domains import domains, whole_numbers
-from .steps import Interval
+from ..core.query import get_static_shape
+from .input_domains import choose_integer_range, infer_input_domains
+from .interval_propagation import Interval
 
 __all__ = [
-    "ShapeChoice", "computed_elements", "image_inputs", "make_feeds", "make_state", "shape_choices", "size_choices",
-    "symbol_sizes",
+    "ShapeChoice",
+    "count_computed_elements",
+    "find_image_inputs",
+    "get_symbol_sizes",
+    "list_shape_choices",
+    "list_size_choices",
+    "make_feeds",
+    "make_state",
 ]
 
-_FREE = 16
+_FREE_SIZE = 16
 "Extent of a symbolic dimension about which nothing is said."
-_LONGER = 41
+_SECOND_FREE_SIZE = 41
 "A second one, of another size and parity."
-_SMALL = (1, 2, 7)
+_SMALL_SIZES = (1, 2, 7)
 "Sizes at which what is written for more than one step, for pairs, or for multiples of a power of two goes wrong."
-_LONG, _CHEAP = 257, 1 << 20
+_LONG_SIZE, _MAX_CHEAP_ELEMENTS = 257, 1 << 20
 "A size beyond the usual powers of two, tried where a run at it computes no more elements than that."
-_LARGEST = 1 << 18
+_MAX_RANGE_ELEMENTS = 1 << 18
 "Elements up to which an input is tried at the upper end of its range: a proof has to end."
-_INTEGER = 8
+_FREE_INTEGER_COUNT = 8
 "Integers are drawn below this where nothing bounds them."
 
 
@@ -42,64 +48,67 @@ class ShapeChoice:
     shapes: dict[str, tuple[int, ...]]
 
 
-def shape_choices(function: Function, description: Any = None) -> list[ShapeChoice]:
+def list_shape_choices(function: Function, description: Any = None) -> list[ShapeChoice]:
     """The shapes to try: the default, every enumerated one, and both ends of ranges; one entry if all are fixed.
 
     `description` is the function's `ModelDescription` or `FunctionDescription` proto, None for a program in memory.
     """
     features = {feature.name: feature.type for feature in description.input} if description is not None else {}
-    offers = {name: _offers(var, features.get(name)) for name, var in function.inputs.items()
+    offers = {name: _list_shapes(var, features.get(name)) for name, var in function.inputs.items()
               if not types.is_state(var.sym_type)}
     labels = list(dict.fromkeys(label for offer in offers.values() for label in offer))
     choices: list[ShapeChoice] = []
     for label in labels:
         shapes = {name: offer.get(label, offer["default"]) for name, offer in offers.items()}
-        shapes = _same_symbol_same_size(function, shapes)
+        shapes = _unify_symbol_sizes(function, shapes)
         if all(choice.shapes != shapes for choice in choices):
             choices.append(ShapeChoice(label, shapes))
     return choices or [ShapeChoice("default", {})]
 
 
-def size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
+def list_size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
     """Shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares; and
     with a long one, and the `largest` that an option allows, where a run of that costs little.
 
-    Dimensions of enumerated shapes and of images have no others than those of `shape_choices`.
+    Dimensions of enumerated shapes and of images have no others than those of `list_shape_choices`.
     """
     features = {feature.name: feature.type for feature in description.input} if description is not None else {}
     tensors = {name: var for name, var in function.inputs.items() if not types.is_state(var.sym_type)}
-    known = [choice.shapes for choice in shape_choices(function, description)]
+    known = [choice.shapes for choice in list_shape_choices(function, description)]
     choices: list[ShapeChoice] = []
-    for size in (*_SMALL, _LONG) if math.isinf(largest) else (*_SMALL, _LONG, int(largest)):
-        shapes = {name: _sized(var, features.get(name), size, known[0].get(name)) for name, var in tensors.items()}
-        shapes = _same_symbol_same_size(function, shapes)
-        if size not in _SMALL and computed_elements(function, shapes) > _CHEAP:
+    for size in (*_SMALL_SIZES, _LONG_SIZE) if math.isinf(largest) else (*_SMALL_SIZES, _LONG_SIZE, int(largest)):
+        shapes = {
+            name: _choose_sized_shape(var, features.get(name), size, known[0].get(name))
+            for name, var in tensors.items()
+        }
+        shapes = _unify_symbol_sizes(function, shapes)
+        if size not in _SMALL_SIZES and count_computed_elements(function, shapes) > _MAX_CHEAP_ELEMENTS:
             continue
         if shapes not in [*known, *(choice.shapes for choice in choices)]:
             choices.append(ShapeChoice(f"size {size}", shapes))
     return choices
 
 
-def computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
+def count_computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """How many elements the ops of `function` compute when the inputs have these shapes; infinite where a size depends
     on what is not known, and for loops."""
-    sizes = symbol_sizes(function, dict(shapes))
+    sizes = get_symbol_sizes(function, dict(shapes))
     total = 0.0
     for op in function.operations:
         if op.blocks:
             return math.inf
         for var in op.outputs if op.op_type != "const" else ():
             if types.is_tensor(var.sym_type):
-                total += math.prod(_extent(dim, sizes) for dim in var.shape)
+                total += math.prod(_resolve_extent(dim, sizes) for dim in var.shape)
     return total
 
 
-def _extent(dim: Any, sizes: Mapping[Any, int]) -> float:
+def _resolve_extent(dim: Any, sizes: Mapping[Any, int]) -> float:
     found = dim.subs(dict(sizes)) if is_symbolic(dim) else dim
     return float(found) if getattr(found, "is_number", True) else math.inf
 
 
-def _sized(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
+def _choose_sized_shape(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
     """The shape of an input whose symbolic dimensions are `size`, or as near to it as their ranges allow."""
     if feature is None:
         return tuple(size if is_symbolic(dim) else int(dim) for dim in var.shape)
@@ -110,7 +119,7 @@ def _sized(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -
                  for each in ranges)
 
 
-def image_inputs(description: Any) -> set[str]:
+def find_image_inputs(description: Any) -> set[str]:
     """Names of the inputs that are images."""
     if description is None:
         return set()
@@ -123,33 +132,34 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
     A float that is used as a number of something (cast to an integer that selects) is drawn as one.
     """
     random = np.random.default_rng(seed)
-    images = image_inputs(description)
-    wanted = domains(function, symbol_sizes(function, choice.shapes))
-    return {name: _drawn(random, function.inputs[name], shape, seed, wanted[name], name in images)
+    images = find_image_inputs(description)
+    wanted = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
+    return {name: _sample_input(random, function.inputs[name], shape, seed, wanted[name], name in images)
             for name, shape in choice.shapes.items()}
 
 
-def _drawn(random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, wanted: Interval, image: bool
-           ) -> Any:
+def _sample_input(
+    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, wanted: Interval, image: bool
+) -> Any:
     dtype = np.dtype(types.nptype_from_builtin(var.dtype))
     if image:
         return random.integers(0, 256, shape).astype(dtype)
     if var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
         one = int(np.prod(shape)) == 1
-        return np.full(shape, seed % 2 == 0) if one else _choices(random, shape, seed).astype(bool)
+        return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
     if types.is_float(var.dtype):
         if math.isinf(wanted[1]):
             return random.standard_normal(shape).astype(dtype)
-        lowest, highest = -_exact(dtype), _exact(dtype)
+        lowest, highest = -_find_exact_integer_limit(dtype), _find_exact_integer_limit(dtype)
     else:
         lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    first, last = whole_numbers(wanted, lowest, highest, _INTEGER)
+    first, last = choose_integer_range(wanted, lowest, highest, _FREE_INTEGER_COUNT)
     if (first, last) == (0, 1):
-        return _choices(random, shape, seed).astype(dtype)
+        return _sample_flags(random, shape, seed).astype(dtype)
     return random.integers(first, last, shape, endpoint=True).astype(dtype)
 
 
-def _choices(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
+def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
     """Zeros and ones; in every third draw one row is all zeros, as a mask that hides everything is."""
     drawn = random.integers(0, 2, shape)
     if seed % 3 == 2 and drawn.size and drawn.ndim:
@@ -157,24 +167,26 @@ def _choices(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> 
     return drawn
 
 
-def _exact(dtype: np.dtype[Any]) -> int:
+def _find_exact_integer_limit(dtype: np.dtype[Any]) -> int:
     """Up to which whole number every one has a float of that dtype."""
     return 1 << (np.finfo(dtype).nmant + 1)
 
 
-def symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
+def get_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
     """The extent of each symbol when the inputs have these shapes."""
     return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
             if is_symbolic(dim)}
 
 
-def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
-    fixed = static_shape(var)
+def _list_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
+    fixed = get_static_shape(var)
     if fixed is not None:
         return {"default": fixed}
-    free, longer = (tuple(size if is_symbolic(d) else int(d) for d in var.shape) for size in (_FREE, _LONGER))
+    free, longer = (
+        tuple(size if is_symbolic(d) else int(d) for d in var.shape) for size in (_FREE_SIZE, _SECOND_FREE_SIZE)
+    )
     if feature is not None and feature.HasField("imageType") and var.rank == 4:
-        return _image_offers(free, feature.imageType)
+        return _list_image_shapes(free, feature.imageType)
     if feature is None or not feature.HasField("multiArrayType"):
         return {"default": free, "longer": longer}
     array = feature.multiArrayType
@@ -186,11 +198,11 @@ def _offers(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
         sizes = array.shapeRange.sizeRanges
         if len(sizes) == var.rank:
             offers["smallest"] = tuple(max(1, int(size.lowerBound)) for size in sizes)
-            _offer_largest(offers, [int(size.upperBound) for size in sizes])
+            _add_largest_shape(offers, [int(size.upperBound) for size in sizes])
     return offers
 
 
-def _image_offers(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...]]:
+def _list_image_shapes(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...]]:
     """Sizes of a flexible image of shape (batch, channels, height, width)."""
 
     def sized(height: int, width: int) -> tuple[int, ...]:
@@ -202,14 +214,14 @@ def _image_offers(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...
     if image.HasField("imageSizeRange"):
         height, width = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
         offers["smallest"] = sized(max(1, height.lowerBound), max(1, width.lowerBound))
-        _offer_largest(offers, [*free[:2], int(height.upperBound), int(width.upperBound)])
+        _add_largest_shape(offers, [*free[:2], int(height.upperBound), int(width.upperBound)])
     return offers
 
 
-def _offer_largest(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
+def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
     """The upper end of a range, or, where that is open or would take for ever, the largest shape within reason."""
-    reached = [extent if extent > 0 else _LARGEST for extent in upper]
-    while int(np.prod(reached, dtype=object)) > _LARGEST:
+    reached = [extent if extent > 0 else _MAX_RANGE_ELEMENTS for extent in upper]
+    while int(np.prod(reached, dtype=object)) > _MAX_RANGE_ELEMENTS:
         ratios = [extent / least for extent, least in zip(reached, offers["default"])]
         widest = int(np.argmax(ratios))
         if ratios[widest] <= 1:
@@ -225,7 +237,7 @@ def make_state(function: Function, seed: int) -> dict[str, Any]:
             for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
-def _same_symbol_same_size(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _unify_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Inputs that share a symbol get one size for it: that of the first."""
     sizes: dict[Any, int] = {}
     result = {}

@@ -15,10 +15,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Program, Var
 
 from ..core.pass_trace import Change
-from ..core.query import within
+from ..core.query import iterate_nested_ops
 from ..runtime.departure import TRIALS, Departure
-from .execute import Run, execute, fresh_state
-from .match import Values, ancestors
+from .execution import Run, copy_state, execute_plans
+from .value_matching import FunctionValues, find_ancestors
 
 __all__ = ["MOVED", "NOT_JUDGED", "RAISED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
 
@@ -45,7 +45,7 @@ def departing(
 def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[Operation, Change]:
     known = {(change.op_type, change.value): change for change in changes if change.function == function}
     places = ((op, known.get((str(op.op_type), op.outputs[0].name)))
-              for op in within(program.functions[function]) if op.outputs)
+              for op in iterate_nested_ops(program.functions[function]) if op.outputs)
     return {op: change for op, change in places if change is not None}
 
 
@@ -56,7 +56,7 @@ def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool
     if not _found(program, run.plan.function, moving):
         return False
     base, *trials = (
-        execute(program, [run.plan], ("float64",), lambda text: None, depart=departing(program, changes, trial))
+        execute_plans(program, [run.plan], ("float64",), lambda text: None, depart=departing(program, changes, trial))
         for trial in (None, *range(TRIALS)))
     outputs = [each.runs[0].results.get("float64", {}) for each in trials]
     run.moved = {
@@ -85,21 +85,21 @@ def made_of_nan(program: Program, run: Run) -> frozenset[str]:
 
     for precision in run.results:
         Runtime(program, function=run.plan.function, precision=precision, observer=look)(
-            run.plan.feeds, fresh_state(run.plan))
+            run.plan.feeds, copy_state(run.plan))
     return _made_of(program, run, found)
 
 
 def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
     """The outputs and states of `run` for which one of the values `found` is computed."""
     function = run.plan.function
-    values = Values(function, program.functions[function])
+    values = FunctionValues(function, program.functions[function])
 
     def names(name: str) -> tuple[list[str], list[str]]:
         state = name.removeprefix(STATE)
         return ([], [state]) if state != name else ([name.removesuffix(" labels")], [])
 
     outputs = run.results.get("float64", {}) if found else {}
-    return frozenset(name for name in outputs if found & ancestors(values, *names(name)))
+    return frozenset(name for name in outputs if found & find_ancestors(values, *names(name)))
 
 
 def _gap(value: Array, other: Array | None) -> Array:

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Program, Var
 
-from ..core.printer import op_text, type_text
-from ..core.query import flat_inputs
-from .coverage import Place
-from .match import Values, is_constant
+from ..core.printer import format_op, format_type
+from ..core.query import get_flat_inputs
+from .coverage import BlockPath
+from .value_matching import FunctionValues, is_constant
 
-__all__ = ["Collector", "OVERFLOWS", "TraceRow", "Traced", "traced"]
+__all__ = ["MIN_FP16_OVERFLOW", "Trace", "TraceCollector", "TraceRow", "trace_function"]
 
 Array = np.ndarray[Any, Any]
 
-OVERFLOWS = 65520.0
+MIN_FP16_OVERFLOW = 65520.0
 "From this magnitude on a number rounds to an infinity in fp16: its largest one, 65504, and half a step."
-_VANISHES = 2.0**-25
+_MAX_FP16_UNDERFLOW = 2.0**-25
 "Up to this magnitude a number rounds to zero in fp16: half its smallest one, 2**-24."
 
 
@@ -38,7 +38,7 @@ class TraceRow:
     value: str
     op_type: str
     type: str
-    place: Place
+    place: BlockPath
     shape: tuple[int, ...] = ()
     runs: int = 0
     elements: int = 0
@@ -58,7 +58,7 @@ class TraceRow:
 
 
 @dataclass
-class Traced:
+class Trace:
     """A run's outputs, a row for each value in the order in which they were first computed, and the first op that
     `starts` to be beyond fp16 as MIL (or "")."""
 
@@ -68,30 +68,30 @@ class Traced:
     first: str = ""
 
 
-def traced(
+def trace_function(
     program: Program, feeds: Mapping[str, Any], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (), description: Any = None,
-) -> Traced:
+) -> Trace:
     """Run one function of `program` and note what every op's results look like. Raises what `Runtime` does.
 
     `description` is the function's, as for `Runtime`.
     """
     from ..runtime import Runtime
-    from ..runtime.feeds import read_stored
-    from ..runtime.interface import apply_description
+    from ..runtime.feeds import read_stored_feeds
+    from ..runtime.model_description import apply_description
 
-    collector = Collector(math.inf if precision == "float16" else OVERFLOWS)
+    collector = TraceCollector(math.inf if precision == "float16" else MIN_FP16_OVERFLOW)
     runtime = Runtime(program, function=function, precision=precision, quirks=quirks, observer=collector)
     if description is not None:
         feeds = apply_description(description, feeds)
-    feeds = read_stored(program.functions[runtime.function].inputs, feeds)
-    collector.start(Values(runtime.function, program.functions[runtime.function]), {**feeds, **(state or {})})
+    feeds = read_stored_feeds(program.functions[runtime.function].inputs, feeds)
+    collector.start(FunctionValues(runtime.function, program.functions[runtime.function]), {**feeds, **(state or {})})
     outputs = runtime(feeds, state)
-    first = op_text(collector.first) if collector.first is not None else ""
-    return Traced(runtime.function, list(collector.rows.values()), outputs, first)
+    first = format_op(collector.first) if collector.first is not None else ""
+    return Trace(runtime.function, list(collector.rows.values()), outputs, first)
 
 
-class Collector:
+class TraceCollector:
     """The observer of one run or several; from the magnitude `limit` on a number is beyond fp16."""
 
     def __init__(self, limit: float) -> None:
@@ -100,24 +100,26 @@ class Collector:
         self._limit = np.float64(limit)  # not a Python number, which would be rounded to fp16 beside an fp16 array
         self._beyond: dict[Var, bool] = {}
 
-    def start(self, values: Values, given: Mapping[str, Any]) -> None:
+    def start(self, values: FunctionValues, given: Mapping[str, Any]) -> None:
         self._values = values
         self._beyond = {var: self._is_beyond(given.get(name)) for name, var in values.function.inputs.items()}
 
     def __call__(self, op: Operation, var: Var, value: Any) -> None:
         row = self.rows.get(var)
         if row is None:
-            row = self.rows[var] = TraceRow(var.name, op.op_type, type_text(var), self._values.place(op))
+            row = self.rows[var] = TraceRow(var.name, op.op_type, format_type(var), self._values.place(op))
         row.runs += 1
         if not hasattr(value, "numpy"):  # a list or a text
             return
         beyond = self._note(row, value.numpy())
-        if beyond and not any(self._beyond_of(each) for given in _leading(op) for each in self._values.sources(given)):
+        if beyond and not any(
+            self._is_operand_beyond(each) for given in _list_operands(op) for each in self._values.sources(given)
+        ):
             row.starts = True
             self.first = self.first or op
         self._beyond[var] = beyond  # only now: in a loop the op may have read its own last result
 
-    def _beyond_of(self, var: Var) -> bool:
+    def _is_operand_beyond(self, var: Var) -> bool:
         """Whether an operand is beyond fp16; a constant is read here, so only those of an op that overflows."""
         if var not in self._beyond:
             self._beyond[var] = is_constant(var) and self._is_beyond(var.val)
@@ -132,7 +134,7 @@ class Collector:
         row.shape = tuple(array.shape)
         row.elements += array.size
         if array.dtype.kind != "f":
-            _stretch(row, array)
+            _extend_range(row, array)
             return False
         finite = array[np.isfinite(array)]
         nan = int(np.count_nonzero(np.isnan(array)))
@@ -140,16 +142,16 @@ class Collector:
         over = int(np.count_nonzero(size >= self._limit))
         row.nan, row.inf, row.overflow = row.nan + nan, row.inf + inf, row.overflow + over
         if math.isfinite(self._limit):
-            row.underflow += int(np.count_nonzero((size <= _VANISHES) & (size > 0)))
-        _stretch(row, finite)
+            row.underflow += int(np.count_nonzero((size <= _MAX_FP16_UNDERFLOW) & (size > 0)))
+        _extend_range(row, finite)
         return bool(inf or over)
 
 
-def _leading(op: Operation) -> list[Var]:
-    return [*flat_inputs(op), *(out for block in op.blocks for out in block.outputs)]
+def _list_operands(op: Operation) -> list[Var]:
+    return [*get_flat_inputs(op), *(out for block in op.blocks for out in block.outputs)]
 
 
-def _stretch(row: TraceRow, array: Array) -> None:
+def _extend_range(row: TraceRow, array: Array) -> None:
     if array.size:
         low, high = float(array.min()), float(array.max())
         row.minimum = low if row.minimum is None else min(row.minimum, low)

@@ -13,20 +13,20 @@ from ..core.errors import InputError
 from ..core.json_file import read_json
 from .lint_finding import LintFinding
 
-__all__ = ["Baseline", "Compared", "read_baseline"]
+__all__ = ["Baseline", "BaselineComparison", "read_baseline"]
 
-Key = tuple[str, str, str, str]
-_MAKE = "make one with `mil-ane-passes lint IN --format json -o FILE`"
+FindingKey = tuple[str, str, str, str]
+_HOW_TO_MAKE = "make one with `mil-ane-passes lint IN --format json -o FILE`"
 
 
 @dataclass(frozen=True)
-class Compared:
+class BaselineComparison:
     """`new` are the findings that the baseline lacks, `gone` the keys of those that only the baseline has."""
 
     file: str
     target: str
     new: list[LintFinding]
-    gone: list[Key]
+    gone: list[FindingKey]
 
     def to_dict(self) -> dict[str, Any]:
         names = ("code", "function", "op", "value")
@@ -40,9 +40,9 @@ class Baseline:
 
     file: str
     target: str
-    keys: Counter[Key]
+    keys: Counter[FindingKey]
 
-    def compare(self, findings: Iterable[LintFinding]) -> Compared:
+    def compare(self, findings: Iterable[LintFinding]) -> BaselineComparison:
         """A finding is known when one of the same rule, function, op and value is left in the baseline."""
         left, new = Counter(self.keys), []
         for item in findings:
@@ -50,20 +50,20 @@ class Baseline:
                 left[item.key] -= 1
             else:
                 new.append(item)
-        return Compared(self.file, self.target, new, list(left.elements()))
+        return BaselineComparison(self.file, self.target, new, list(left.elements()))
 
 
 def read_baseline(path: str | os.PathLike[str]) -> Baseline:
     """Read what `lint --format json` wrote. Raises InputError where the file is missing or something else."""
-    file, data = Path(path), read_json(path, "baseline", _MAKE)
+    file, data = Path(path), read_json(path, "baseline", _HOW_TO_MAKE)
     if not isinstance(data, dict) or data.get("command") != "lint" or "findings" not in data:
-        raise InputError(f"baseline: '{file}' is no report of lint; {_MAKE}")
+        raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}")
     if data.get("schema") != 1:
-        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_MAKE}")
+        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_HOW_TO_MAKE}")
     found = data["findings"]
     names = ("code", "function", "op", "value")
     if not isinstance(found, list) or not all(isinstance(item, dict) and all(isinstance(item.get(name), str)
                                                                             for name in names) for item in found):
-        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_MAKE}")
+        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_HOW_TO_MAKE}")
     return Baseline(str(file), str(data.get("target")),
                     Counter((item["code"], item["function"], item["op"], item["value"]) for item in found))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..core.words import counted, lines_text, short_repr
-from .table import aligned
+from ..core.text_format import format_count, format_lines, format_short_repr
+from .table import format_table
 
 __all__ = ["BatchItem", "BatchReport"]
 
@@ -90,29 +90,29 @@ class BatchReport:
         }
 
     def __repr__(self) -> str:
-        return short_repr(self, command=self.command, folder=self.folder, packages=len(self.items),
-                          counts=self.counts(), exit_code=self.exit_code)
+        return format_short_repr(self, command=self.command, folder=self.folder, packages=len(self.items),
+                                 counts=self.counts(), exit_code=self.exit_code)
 
     def __str__(self) -> str:
         head = ("name", "status", "fired" if self.command == "rewrite" else "findings", "ops", "bytes", "seconds", "")
         align = (str.ljust, str.ljust, *(str.rjust,) * 4, str.ljust)
-        return lines_text([*aligned(head, align, map(_cells, self.items)), self._last()])
+        return format_lines([*format_table(head, align, map(_format_cells, self.items)), self._format_outcome()])
 
-    def _last(self) -> str:
+    def _format_outcome(self) -> str:
         parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
-        many = counted(len(self.items), "package")
+        many = format_count(len(self.items), "package")
         return f"{many} in {self.seconds:.1f} s: {parts or 'nothing done'}"
 
 
-def _cells(item: BatchItem) -> tuple[str, ...]:
+def _format_cells(item: BatchItem) -> tuple[str, ...]:
     ops = "" if item.ops_before is None else str(item.ops_before)
     if item.ops_after not in (None, item.ops_before):
         ops += f" -> {item.ops_after}"
     seconds = "" if item.seconds is None else f"{item.seconds:.1f}"
     without = ", ".join(f"ane::{name}" for name in [*item.left_out_passes, *item.failed_passes])
     error = " ".join(item.error.split()) or (f"without {without}" if without else "")
-    return item.name, item.status, _number(item.count), ops, _number(item.bytes), seconds, error
+    return item.name, item.status, _format_count(item.count), ops, _format_count(item.bytes), seconds, error
 
 
-def _number(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "" if value is None else str(value)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.contract import Evidence, Rewrite, Rule
-from ..core.registry import all_rules, fixes_for
+from ..core.registry import fixes_for, get_all_rules
 from ..core.rule_class import shares_code
 from ..core.targets import GENERATIONS
-from .table import aligned
+from .table import format_table
 
 __all__ = ["NO_FIX", "Catalogue", "Page"]
 
@@ -18,7 +18,7 @@ NO_FIX = "no fix"
 "For a rule that only reports what no rewrite fixes."
 
 
-def _row(rule: type[Rule]) -> dict[str, Any]:
+def _build_row(rule: type[Rule]) -> dict[str, Any]:
     fix = issubclass(rule, Rewrite)
     return {
         "pass": rule.name, "code": rule.code, "slug": rule.slug, "summary": rule.summary(), "fix": fix,
@@ -31,7 +31,7 @@ def _row(rule: type[Rule]) -> dict[str, Any]:
     }
 
 
-def _spelt(row: dict[str, Any]) -> str:
+def _format_pass_name(row: dict[str, Any]) -> str:
     """A pass as pipelines name it; a rule without fix is no pass."""
     return f"ane::{row['pass']}" if row["fix"] else str(row["pass"])
 
@@ -48,15 +48,18 @@ class Catalogue:
     """Every rule, one row each: by code, and of one code the problem before its fixes."""
 
     def rows(self) -> list[dict[str, Any]]:
-        return [_row(rule) for rule in sorted(all_rules().values(), key=lambda rule: (rule.code, shares_code(rule)))]
+        return [
+            _build_row(rule)
+            for rule in sorted(get_all_rules().values(), key=lambda rule: (rule.code, shares_code(rule)))
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "passes", "passes": self.rows()}
 
     def __str__(self) -> str:
-        lines = [[row["code"], _spelt(row), row["preset"] or "-", row["exactness"] or "-", _relation(row),
+        lines = [[row["code"], _format_pass_name(row), row["preset"] or "-", row["exactness"] or "-", _relation(row),
                   row["summary"]] for row in self.rows()]
-        return "\n".join(aligned(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
+        return "\n".join(format_table(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,10 @@ class Page:
     rule: type[Rule]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain", **_row(self.rule), "text": inspect.getdoc(self.rule),
+        return {"schema": 1, "command": "explain", **_build_row(self.rule), "text": inspect.getdoc(self.rule),
                 "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
                 "confidence": self.rule.confidence, "level": self.rule.level, "advice": self.rule.advice or None,
-                "targets": _generations(self.rule),
+                "targets": _list_generations(self.rule),
                 "evidence": [evidence.to_dict() for evidence in self._evidence()]}
 
     def _evidence(self) -> list[Evidence]:
@@ -78,16 +81,16 @@ class Page:
         return list(dict.fromkeys(each for rule in (self.rule, *problems) for each in rule.evidence))
 
     def __str__(self) -> str:
-        row = _row(self.rule)
+        row = _build_row(self.rule)
         lines = [f"{self.rule.code} {self.rule.slug}"]
         if row["fix"]:
-            lines.append(f"pass: {_spelt(row)} ({row['exactness']}, preset {row['preset']})")
+            lines.append(f"pass: {_format_pass_name(row)} ({row['exactness']}, preset {row['preset']})")
             lines += [f"fixes: {', '.join(row['fixes'])}"] if row["fixes"] else []
         else:
             names = ", ".join(f"ane::{name}" for name in row["fixed_by"])
-            lines.append(f"rule: {_spelt(row)}, {f'fixed by {names}' if names else NO_FIX}")
+            lines.append(f"rule: {_format_pass_name(row)}, {f'fixed by {names}' if names else NO_FIX}")
         lines += ["unsupported on the ANE"] if self.rule.refuses else []
-        lines.append(f"on: {', '.join(_generations(self.rule))}; confidence {self.rule.confidence}")
+        lines.append(f"on: {', '.join(_list_generations(self.rule))}; confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")
         lines += ["", inspect.getdoc(self.rule) or ""]
         lines += ["", f"what to do: {self.rule.advice}"] if self.rule.advice else []
@@ -99,5 +102,5 @@ class Page:
         return "\n".join(lines)
 
 
-def _generations(rule: type[Rule]) -> list[str]:
-    return [generation.name for generation in GENERATIONS if rule.targets.admits(generation)]
+def _list_generations(rule: type[Rule]) -> list[str]:
+    return [generation.name for generation in GENERATIONS if rule.targets.includes(generation)]

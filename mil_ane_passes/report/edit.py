@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.words import lines_text, short_repr
-from ..surgery.contract import Done
+from ..core.text_format import format_lines, format_short_repr
+from ..surgery.contract import EditRecord
 
 __all__ = ["EditReport"]
 
-_SHOWN = 12
+_MAX_CHANGES_LISTED = 12
 "Things done listed per option in the text; the JSON has all."
 
 
@@ -27,7 +27,7 @@ class EditReport:
     source: str
     outputs: list[str] = field(default_factory=list)
     status: str = "dry run"
-    done: list[Done] = field(default_factory=list)
+    done: list[EditRecord] = field(default_factory=list)
     weight_bytes_before: int = 0
     weight_bytes_after: int | None = None
     seconds: float = 0.0
@@ -52,20 +52,26 @@ class EditReport:
         }
 
     def __repr__(self) -> str:
-        return short_repr(self, source=self.source, status=self.status, outputs=self.outputs, changes=len(self.done))
+        return format_short_repr(
+            self, source=self.source, status=self.status, outputs=self.outputs, changes=len(self.done)
+        )
 
     def __str__(self) -> str:
         lines: list[str] = []
         for option in dict.fromkeys(each.option for each in self.done):
-            notes = [f"{option}  {_place(each.function)}{each.note}" for each in self.done if each.option == option]
-            lines += notes[:_SHOWN]
-            if len(notes) > _SHOWN:
-                lines.append(f"{option}  ... and {len(notes) - _SHOWN} more")
+            notes = [
+                f"{option}  {_format_function_prefix(each.function)}{each.note}"
+                for each in self.done
+                if each.option == option
+            ]
+            lines += notes[:_MAX_CHANGES_LISTED]
+            if len(notes) > _MAX_CHANGES_LISTED:
+                lines.append(f"{option}  ... and {len(notes) - _MAX_CHANGES_LISTED} more")
         if self.weight_bytes_after not in (None, self.weight_bytes_before):
             lines.append(f"weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes")
-        return lines_text([*lines, self._last()])
+        return format_lines([*lines, self._format_outcome()])
 
-    def _last(self) -> str:
+    def _format_outcome(self) -> str:
         where = f" to {', '.join(self.outputs)}" if self.outputs else ""
         if self.status == "dry run":
             return "dry run: nothing written"
@@ -74,5 +80,5 @@ class EditReport:
         return f"written{where} in {self.seconds:.1f} s"
 
 
-def _place(function: str) -> str:
+def _format_function_prefix(function: str) -> str:
     return "" if function in ("", "main") else f"{function}: "

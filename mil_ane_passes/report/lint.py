@@ -8,19 +8,19 @@ from itertools import pairwise
 from typing import Any
 
 from .._version import __version__
-from ..core.collector import collector_off
 from ..core.contract import Miss
+from ..core.garbage_collection import pause_garbage_collection
 from ..core.plan import Plan, Row
-from ..core.printer import op_text
-from ..core.words import short_repr
+from ..core.printer import format_op
+from ..core.text_format import format_short_repr
 from ..residency.agreement import Agreement
-from ..residency.buffers import Buffer, buffers
-from ..residency.predict import Found
-from .baseline import Compared
-from .lint_finding import LintFinding, finding_of, kind
-from .lint_order import groups
-from .lint_text import text
-from .measured import agreement_dict
+from ..residency.buffers import Buffer, list_buffers
+from ..residency.prediction import RuleResult
+from .agreement import agreement_to_dict
+from .baseline import BaselineComparison
+from .lint_finding import LintFinding, build_finding, get_shape_and_dtype
+from .lint_groups import group_findings
+from .lint_text import format_lint_text
 
 __all__ = ["LintReport"]
 
@@ -43,21 +43,21 @@ class LintReport:
     near_misses: list[LintFinding] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     after: LintReport | None = None
-    baseline: Compared | None = None
+    baseline: BaselineComparison | None = None
     measured: Agreement | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, model: str, target: str, plan: Plan, found: list[Found], reported: Collection[str] | None = None,
+        cls, model: str, target: str, plan: Plan, found: list[RuleResult], reported: Collection[str] | None = None,
     ) -> LintReport:
         """The report of what was found, of all rules or of those whose names are in `reported`."""
         places = {row.op: row.index for row in plan.rows}
-        listed = [finding_of(item, places) for item in found if (reported is None or item.rule.name in reported)
+        listed = [build_finding(item, places) for item in found if (reported is None or item.rule.name in reported)
                   and not (isinstance(item.answer, Miss) and not item.answer.near)]
-        hits = groups([item for item in listed if not item.near_miss], plan)
+        hits = group_findings([item for item in listed if not item.near_miss], plan)
         return cls(model, target, plan, [item for group in hits for item in group.findings],
-                   [item for item in listed if item.near_miss], buffers(plan.program))
+                   [item for item in listed if item.near_miss], list_buffers(plan.program))
 
     @property
     def on_ane(self) -> int:
@@ -96,10 +96,10 @@ class LintReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `lint --format json` prints."""
-        with collector_off():
-            return self._as_dict()
+        with pause_garbage_collection():
+            return self._build_dict()
 
-    def _as_dict(self) -> dict[str, Any]:
+    def _build_dict(self) -> dict[str, Any]:
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
         ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
         for item in ranked[::-1]:  # the last one counts: what refuses an op before warnings, warnings before notes
@@ -110,7 +110,7 @@ class LintReport:
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
             "model": self.model, "target": self.target,
-            "ops": [{**_op(row, fixes.get((row.function, row.index))),
+            "ops": [{**_op_to_dict(row, fixes.get((row.function, row.index))),
                      **({"measured": told[id(row)].to_dict()} if id(row) in told else {})} for row in self.plan.rows],
             "findings": [item.to_dict() for item in self.findings],
             "near_misses": [item.to_dict() for item in self.near_misses],
@@ -121,24 +121,31 @@ class LintReport:
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"failed_rules": [each.to_dict() for each in self.plan.failed]} if self.plan.failed else {}),
-            **({"measured": agreement_dict(self.measured)} if self.measured is not None else {}),
+            **({"measured": agreement_to_dict(self.measured)} if self.measured is not None else {}),
         }
 
     def __repr__(self) -> str:
-        return short_repr(self, model=self.model, target=self.target, ops=len(self.plan.rows), on_ane=self.on_ane,
-                          findings=len(self.findings), near_misses=len(self.near_misses))
+        return format_short_repr(
+            self,
+            model=self.model,
+            target=self.target,
+            ops=len(self.plan.rows),
+            on_ane=self.on_ane,
+            findings=len(self.findings),
+            near_misses=len(self.near_misses),
+        )
 
     def __str__(self) -> str:
-        return text(self)
+        return format_lint_text(self)
 
     def mil(self, row: Row) -> str:
         """The op as MIL text, with the program's own names."""
-        return op_text(row.op)
+        return format_op(row.op)
 
 
-def _op(row: Row, fix: dict[str, Any] | None) -> dict[str, Any]:
+def _op_to_dict(row: Row, fix: dict[str, Any] | None) -> dict[str, Any]:
     first = row.op.outputs[0] if row.op.outputs else None
-    shape, dtype = kind(first)
+    shape, dtype = get_shape_and_dtype(first)
     return {
         "function": row.function, "index": row.index, "name": row.op.name, "op": row.op.op_type,
         "output": first.name if first is not None else None, "shape": shape, "dtype": dtype,

@@ -10,14 +10,14 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..core.contract import Hit, Rewrite, Rule
-from ..core.printer import size_text
+from ..core.printer import format_dimension
 from ..core.query import is_symbolic
-from ..core.registry import fixes_for, rewrites
+from ..core.registry import fixes_for, get_all_rewrites
 from ..core.rule_class import shares_code
-from ..core.scopes import Origin, origin
-from ..residency.predict import Found
+from ..core.scopes import Origin, find_origin
+from ..residency.prediction import RuleResult
 
-__all__ = ["LintFinding", "find_fix", "finding_of", "kind"]
+__all__ = ["LintFinding", "build_finding", "find_fix", "get_shape_and_dtype"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LintFinding:
     def fix(self) -> dict[str, Any] | None:
         """The pass that fixes it, as `--passes` takes it, or what the user can do; None for neither."""
         name, brace, options = self.fixed_by.partition("{")
-        fix = rewrites()[name] if name else None if self.not_fixed_because else find_fix(self.rule)
+        fix = get_all_rewrites()[name] if name else None if self.not_fixed_because else find_fix(self.rule)
         if fix is not None:
             return {"pass": f"ane::{fix.name}{brace}{options}", "exactness": fix.exactness.value, "preset": fix.preset,
                     "advice": self.rule.advice or None}
@@ -99,7 +99,7 @@ def find_fix(rule: type[Rule]) -> type[Rewrite] | None:
     return next(iter(fixes_for(rule)), None)
 
 
-def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
+def build_finding(item: RuleResult, places: Mapping[Operation, int]) -> LintFinding:
     """`item` as data; `places` has the index of each counted op."""
     rule, answer = item.rule, item.answer
     op = answer.op
@@ -109,23 +109,23 @@ def finding_of(item: Found, places: Mapping[Operation, int]) -> LintFinding:
         type(rule), item.function, places.get(op), op.op_type, op.outputs[0].name if op.outputs else op.name,
         answer.note if isinstance(answer, Hit) else answer.reason, not hit, hit and rule.refuses,
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
-        origin(op), tuple(places[one] for one in covered if one in places),
+        find_origin(op), tuple(places[one] for one in covered if one in places),
         item.fixed_by, item.not_fixed_because,
         answer.split_at if isinstance(answer, Hit) else ())
 
 
-def kind(var: Var | None) -> tuple[list[int | str] | None, str | None]:
+def get_shape_and_dtype(var: Var | None) -> tuple[list[int | str] | None, str | None]:
     """Shape ("?" for what is not fixed) and dtype of a value; None for both where it is no tensor."""
-    shape, dtype = (None, None) if var is None else _kind(var.sym_type)
+    shape, dtype = (None, None) if var is None else _get_type_shape_and_dtype(var.sym_type)
     return None if shape is None else list(shape), dtype
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _kind(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
+def _get_type_shape_and_dtype(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
     inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
     if types.is_list(inner) or types.is_tuple(inner) or inner is types.unknown:
         return None, None
     if not types.is_tensor(inner):
         return (), str(types.builtin_to_string(inner))
-    shape = tuple(size_text(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
+    shape = tuple(format_dimension(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
     return shape, str(types.builtin_to_string(inner.get_primitive()))

@@ -12,98 +12,109 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.contract import Evidence, Rewrite, Rule
-from ..core.registry import all_rules
+from ..core.registry import get_all_rules
 from ..core.targets import Generation
-from ..core.words import counted, duration_text, lines_text
-from ..residency.accepted import seen_on
-from ..surgery.contract import PARTS, part_path
+from ..core.text_format import format_count, format_duration, format_lines
+from ..residency.supported_op_types import find_observations
+from ..surgery.contract import PART_SUFFIXES, build_part_path
+from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_finding import LintFinding
-from .lint_order import REFUSED, Group, groups
-from .measured import lines as agreement_lines
+from .lint_groups import UNSUPPORTED, FindingGroup, group_findings
 
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["place", "text", "verdict"]
+__all__ = ["format_headline", "format_lint_text", "format_location"]
 
-_SHOWN = 8
+_MAX_MATCHES_LISTED = 8
 "Places with reasons of their own listed per cause, unless all are asked for."
-_TOGETHER = 3
+_MAX_LISTED_PER_REASON = 3
 "Places listed of those that share a reason."
-_OUT = "OUT.mlpackage"
+_OUTPUT_PLACEHOLDER = "OUT.mlpackage"
 "The output in printed commands, which is for the user to name."
-_NEAR = 2
+_MAX_NEAR_MISSES_LISTED = 2
 "Places listed per reason of near misses."
 
 
-def text(report: LintReport, *, everything: bool = False) -> str:
+def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     """The report as lines; `everything`: all places, and with a baseline also the findings that it has."""
-    shown = None if everything else _SHOWN
-    lines = [verdict(report), *_functions(report), *_after(report), *_compared(report, shown)]
+    shown = None if everything else _MAX_MATCHES_LISTED
+    lines = [
+        format_headline(report),
+        *_iterate_function_lines(report),
+        *_iterate_after_lines(report),
+        *_iterate_baseline_lines(report, shown),
+    ]
     lines += [] if report.measured is None else agreement_lines(report.measured)
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
-    found = groups(listed, report.plan)
-    blocks = [_block(report, group, shown) for group in found if not group.is_offer]
-    offers = [_offer(group) for group in found if group.is_offer]
+    found = group_findings(listed, report.plan)
+    blocks = [_format_group(report, group, shown) for group in found if not group.is_suggestion]
+    offers = [_format_suggestion(group) for group in found if group.is_suggestion]
     if offers:
         blocks.append(["worth a try (rewrites for what need not be mended; they fail no gate):", *offers])
     if report.near_misses:
-        blocks.append(["almost, but no finding:", *_near(report, shown)])
+        blocks.append(["almost, but no finding:", *_format_near_misses(report, shown)])
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
     if failed:
         blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
-    last = [*_command(report, found), *_unknown(report, shown), _basis(report)]
-    return lines_text([*lines, *([""] if blocks else []), *last])
+    last = [
+        *_iterate_combined_fix_lines(report, found),
+        *_iterate_unknown_op_lines(report, shown),
+        _describe_basis(report),
+    ]
+    return format_lines([*lines, *([""] if blocks else []), *last])
 
 
-def verdict(report: LintReport) -> str:
+def format_headline(report: LintReport) -> str:
     """What comes first: the predicted shares, in one line."""
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
     partitions, transitions = len(report.plan.segments), summary["transitions"]
-    return (f"{report.model} on {_target(report)}: {summary['predicted_on_ane']} of {counted(summary['ops'], 'op')} "
-            f"({_percent(report.share)}) and {_percent(report.time_share)} of estimated time predicted on the ANE; "
-            f"{counted(partitions, 'partition')}, {counted(transitions, 'transition')}, "
-            f"estimated {duration_text(report.plan.total)}")
+    return (
+        f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of {format_count(summary['ops'], 'op')} "
+        f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on the ANE; "
+        f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}, "
+        f"estimated {format_duration(report.plan.total)}"
+    )
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     """Rounded down: 100 % is all of it."""
     return f"{math.floor(share * 10 + 1e-9) / 10:.1f} %"
 
 
-def _target(report: LintReport) -> str:
+def _describe_target(report: LintReport) -> str:
     generations = report.plan.generations
     if report.target != "all" or len(generations) == 1:
         return report.target
     return f"every generation, {generations[0].chips[0].upper()} to {generations[-1].chips[-1].upper()}"
 
 
-def _functions(report: LintReport) -> Iterator[str]:
+def _iterate_function_lines(report: LintReport) -> Iterator[str]:
     """A line for each function, where there are several."""
     names = list(report.plan.program.functions)
     for name in names if len(names) > 1 else ():
         rows = report.plan.of(name)
         on_ane = sum(row.backend == "ane" for row in rows)
-        share = f" ({_percent(100 * on_ane / len(rows))})" if rows else ""
-        yield f"  {name}: {counted(len(rows), 'op')}, {on_ane} on the ANE{share}"
+        share = f" ({_format_percent(100 * on_ane / len(rows))})" if rows else ""
+        yield f"  {name}: {format_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
     for name, kind in report.left_out.items():
         yield f"  {name}: a {kind}, not looked at"
 
 
-def _after(report: LintReport) -> Iterator[str]:
+def _iterate_after_lines(report: LintReport) -> Iterator[str]:
     if report.after is not None:
-        yield f"after: {verdict(report.after)}"
+        yield f"after: {format_headline(report.after)}"
         before, after = (sum(item.level != "note" for item in each.findings) for each in (report, report.after))
         yield f"findings that fail a gate: {before} before, {after} after"
 
 
-def _compared(report: LintReport, shown: int | None) -> Iterator[str]:
+def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[str]:
     if report.baseline is None:
         return
     same = len(report.findings) - len(report.baseline.new)
@@ -112,44 +123,50 @@ def _compared(report: LintReport, shown: int | None) -> Iterator[str]:
     if report.baseline.target != report.target:
         yield f"  it was made for target {report.baseline.target}, this is for {report.target}"
     gone = [f"  gone: {code}  {function}:%{value} ({op})" for code, function, op, value in report.baseline.gone]
-    yield from _cut(gone, shown)
+    yield from _limit_lines(gone, shown)
 
 
-def _block(report: LintReport, group: Group, shown: int | None) -> list[str]:
+def _format_group(report: LintReport, group: FindingGroup, shown: int | None) -> list[str]:
     rule = group.rule
     brief = group.is_note and shown is not None  # what fails no gate is told in short
-    lines = [f"{rule.code} {rule.slug}  {_weight(group)}", *([] if brief else [f"  {rule.summary()}"])]
-    lines += _places(report, group.findings, shown)
+    lines = [f"{rule.code} {rule.slug}  {_describe_group_size(group)}", *([] if brief else [f"  {rule.summary()}"])]
+    lines += _format_matches(report, group.findings, shown)
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
-    lines += [f"  {line}" for line in _fix(report, group.findings)]
+    lines += [f"  {line}" for line in _iterate_fix_lines(report, group.findings)]
     reasons = dict.fromkeys(item.not_fixed_because for item in group.findings if item.not_fixed_because)
-    lines += _cut([f"  not by {reason}" for reason in reasons], shown)
-    return lines if brief else [*lines, f"  confidence {rule.confidence}; {_witness(rule, report.plan.generations)}"]
+    lines += _limit_lines([f"  not by {reason}" for reason in reasons], shown)
+    return (
+        lines
+        if brief
+        else [*lines, f"  confidence {rule.confidence}; {_select_evidence(rule, report.plan.generations)}"]
+    )
 
 
-def _witness(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
+def _select_evidence(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
     """The first source that speaks of a chip that is looked at; if none does, the first."""
     chips = {chip for generation in generations for chip in generation.chips}
     return next((source for source in rule.evidence if chips & set(re.findall(r"\w+", (source.chip or "").lower()))),
                 rule.evidence[0])
 
 
-def _weight(group: Group) -> str:
-    places = counted(len(group.findings), "place")
-    if group.rank != REFUSED:
+def _describe_group_size(group: FindingGroup) -> str:
+    places = format_count(len(group.findings), "place")
+    if group.rank != UNSUPPORTED:
         return f"{places}, a note" if group.is_note else places
     unsure = sum(not item.sure for item in group.findings)
-    words = [f"refused: {counted(group.ops, 'op')}" if not unsure else
+    words = [f"refused: {format_count(group.ops, 'op')}" if not unsure else
              f"not known to be taken: {unsure} of {places}" if unsure < len(group.findings) else
-             f"not known to be taken: {counted(group.ops, 'op')}"]
-    if group.dragged:
-        words.append(f"{counted(group.dragged, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}")
-    words.append(f"{duration_text(group.cpu_ms)} on the CPU")
+             f"not known to be taken: {format_count(group.ops, 'op')}"]
+    if group.stranded:
+        words.append(
+            f"{format_count(group.stranded, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}"
+        )
+    words.append(f"{format_duration(group.cpu_ms)} on the CPU")
     return ", ".join(words)
 
 
-def _places(report: LintReport, findings: Sequence[LintFinding], shown: int | None) -> list[str]:
+def _format_matches(report: LintReport, findings: Sequence[LintFinding], shown: int | None) -> list[str]:
     """One line a place; places for one and the same reason share it."""
     reasons: dict[str, list[LintFinding]] = defaultdict(list)
     for item in findings:
@@ -157,15 +174,15 @@ def _places(report: LintReport, findings: Sequence[LintFinding], shown: int | No
     lines = []
     for reason, members in reasons.items():
         if len(members) > 1:
-            names = [place(report, item) for item in members]
-            most = None if shown is None else _TOGETHER
-            lines.append(f"  {reason}: {', '.join(names[:most])}" + _more(len(names), most))
+            names = [format_location(report, item) for item in members]
+            most = None if shown is None else _MAX_LISTED_PER_REASON
+            lines.append(f"  {reason}: {', '.join(names[:most])}" + _format_remainder(len(names), most))
         else:
-            lines += [f"  {place(report, item)}: {reason}" for item in members]
-    return _cut(lines, shown)
+            lines += [f"  {format_location(report, item)}: {reason}" for item in members]
+    return _limit_lines(lines, shown)
 
 
-def place(report: LintReport, item: LintFinding) -> str:
+def format_location(report: LintReport, item: LintFinding) -> str:
     """Where a finding is: the value, its op, and the module it came from where that is known."""
     function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
     origin = f", from {item.origin}" if item.origin else ""
@@ -173,98 +190,114 @@ def place(report: LintReport, item: LintFinding) -> str:
     return f"{function}%{item.value} ({item.op}{more}{origin})"
 
 
-def _cut(lines: list[str], shown: int | None) -> list[str]:
+def _limit_lines(lines: list[str], shown: int | None) -> list[str]:
     return lines if shown is None or len(lines) <= shown else \
         [*lines[:shown], f"  ... and {len(lines) - shown} more (--all shows them)"]
 
 
-def _more(count: int, shown: int | None) -> str:
+def _format_remainder(count: int, shown: int | None) -> str:
     return "" if shown is None or count <= shown else f" and {count - shown} more"
 
 
-def _fix(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
+def _iterate_fix_lines(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
     """What fixes these findings of one rule: the passes, then what the user can do."""
     fixes = [item.fix for item in {(item.fixed_by, bool(item.not_fixed_because)): item for item in findings}.values()]
     words: dict[str, None] = {}
     for fix in fixes:
         if fix is not None and fix["pass"]:
-            words[f"{_rewrite(report, [fix['pass']])} ({fix['exactness']}, {_when(fix['preset'])})"] = None
-    words |= dict.fromkeys(_split(report, item) for item in findings if item.split_at)
+            words[
+                f"{_format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, {_describe_preset(fix['preset'])})"
+            ] = None
+    words |= dict.fromkeys(_format_split_command(report, item) for item in findings if item.split_at)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
     yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
 
 
-def _when(preset: str) -> str:
+def _describe_preset(preset: str) -> str:
     return "only by name" if preset == "named" else f"preset {preset}"
 
 
-def _rewrite(report: LintReport, passes: Iterable[str]) -> str:
+def _format_rewrite_command(report: LintReport, passes: Iterable[str]) -> str:
     names = ",".join(name.removeprefix("ane::") for name in passes)
     if os.path.exists(report.model):
         target = [] if report.target == "all" else ["--target", report.target]
-        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", _OUT, "--passes", names, *target])
+        return shlex.join(
+            ["mil-ane-passes", "rewrite", report.model, "-o", _OUTPUT_PLACEHOLDER, "--passes", names, *target]
+        )
     given = "" if report.target == "all" else f", target={report.target!r}"
     return f"mil_ane_passes.rewrite(..., passes={names!r}{given})"
 
 
-def _split(report: LintReport, item: LintFinding) -> str:
+def _format_split_command(report: LintReport, item: LintFinding) -> str:
     """The command that makes the cuts of a finding; a second cut is made in the first part of the first."""
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []
     source = report.model
     for values in item.split_at:
         function = ["--function", item.function] if several else []
-        commands.append(shlex.join(["mil-ane-passes", "edit", source, "-o", source if commands else _OUT, *function,
-                                    "--split-at", *values]))
-        source = os.fspath(part_path(Path(_OUT), PARTS[0]))
+        commands.append(
+            shlex.join(
+                [
+                    "mil-ane-passes",
+                    "edit",
+                    source,
+                    "-o",
+                    source if commands else _OUTPUT_PLACEHOLDER,
+                    *function,
+                    "--split-at",
+                    *values,
+                ]
+            )
+        )
+        source = os.fspath(build_part_path(Path(_OUTPUT_PLACEHOLDER), PART_SUFFIXES[0]))
     return " && ".join(commands)
 
 
-def _offer(group: Group) -> str:
+def _format_suggestion(group: FindingGroup) -> str:
     rule = group.rule
-    how = f" ({rule.exactness.value}, {_when(rule.preset)})" if issubclass(rule, Rewrite) else ""
-    return (f"  {rule.code} {rule.slug}  {counted(len(group.findings), 'place')}: --passes {rule.name}{how}; "
+    how = f" ({rule.exactness.value}, {_describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
+    return (f"  {rule.code} {rule.slug}  {format_count(len(group.findings), 'place')}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
 
 
-def _near(report: LintReport, shown: int | None) -> list[str]:
+def _format_near_misses(report: LintReport, shown: int | None) -> list[str]:
     kinds: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in report.near_misses:
-        kinds[f"{item.rule.code} {item.rule.slug}", item.reason].append(place(report, item))
-    some = None if shown is None else _NEAR
-    return _cut([f"  {rule}  {reason}: {', '.join(names[:some])}{_more(len(names), some)}"
-                 for (rule, reason), names in kinds.items()], shown)
+        kinds[f"{item.rule.code} {item.rule.slug}", item.reason].append(format_location(report, item))
+    some = None if shown is None else _MAX_NEAR_MISSES_LISTED
+    return _limit_lines([f"  {rule}  {reason}: {', '.join(names[:some])}{_format_remainder(len(names), some)}"
+                         for (rule, reason), names in kinds.items()], shown)
 
 
-def _command(report: LintReport, found: Iterable[Group]) -> Iterator[str]:
+def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
     """One command for all that has a pass, where that is more than one pass."""
     fixes_of = {(group.rule, item.fixed_by, bool(item.not_fixed_because)): item
              for group in found if not group.is_note for item in group.findings}
     fixes = [item.fix for item in fixes_of.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:
-        yield f"all fixes at once: {_rewrite(report, passes)}"
+        yield f"all fixes at once: {_format_rewrite_command(report, passes)}"
 
 
-def _unknown(report: LintReport, shown: int | None) -> Iterator[str]:
+def _iterate_unknown_op_lines(report: LintReport, shown: int | None) -> Iterator[str]:
     """The kinds of ops that nobody measured, by where they were not; in one line where that would take several."""
-    refusing = {rule.code for rule in all_rules().values() if rule.refuses}
+    refusing = {rule.code for rule in get_all_rules().values() if rule.refuses}
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
                                            if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
         guess = "" if takes else " (predicted: not taken)"
-        kinds[_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
+        kinds[_describe_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
     if shown is not None and len(kinds) > 2:
         joined = sum(kinds.values(), Counter())
         kinds = {"of kinds that were not measured on all chips looked at (--all says on which)": joined}
     for words, found in kinds.items():
         names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
-        yield f"{counted(found.total(), 'op')} {words}: {names}"
+        yield f"{format_count(found.total(), 'op')} {words}: {names}"
 
 
-def _unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
+def _describe_unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
     """What nobody measured of a kind of op."""
-    seen = seen_on(op_type)
+    seen = find_observations(op_type)
     missing = [each for each in generations if each not in seen]
     private = [each for each in generations if each in seen and seen[each].private]
     if not missing and not private:
@@ -273,9 +306,12 @@ def _unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
     return f"of kinds that {'nobody measured' if missing else 'were seen by a private route only'} on {where}"
 
 
-def _basis(report: LintReport) -> str:
+def _describe_basis(report: LintReport) -> str:
     guesses = sum(row.cost.guess for row in report.plan.rows)
-    said = f"; {guesses} of {counted(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them" \
-        if guesses else ""
+    said = (
+        f"; {guesses} of {format_count(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them"
+        if guesses
+        else ""
+    )
     return ("predicted, nothing was run: what the ANE takes by published measurements and reports, times by what Core "
             f"ML's segmenter estimates on M4, which are no run times{said}")

@@ -7,11 +7,11 @@ from shlex import quote
 from typing import Any
 
 from .._version import __version__
-from ..core.words import escaped, lines_text, short_repr
+from ..core.text_format import escape_text, format_lines, format_short_repr
 
-__all__ = ["MacFolder", "read_me"]
+__all__ = ["MacFolder", "format_readme"]
 
-_HOST = "9.0"
+_COREMLTOOLS_VERSION = "9.0"
 "The version of coremltools that the script was written against."
 
 
@@ -27,7 +27,7 @@ class MacFolder:
     images: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def made_by(self) -> dict[str, str]:
+    def build_provenance(self) -> dict[str, str]:
         """What manifest.json and then result.json say of where they come from."""
         return {"tool": "mil-ane-passes", "version": __version__, "source": self.source, "expected": "float32"}
 
@@ -35,33 +35,33 @@ class MacFolder:
         """Exactly what `mac-script --format json` prints."""
         return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "mac-script",
                 "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
-                "expected": self.expected, "run": _command(self.images), "notes": self.notes}
+                "expected": self.expected, "run": _format_command(self.images), "notes": self.notes}
 
     def __repr__(self) -> str:
-        return short_repr(self, source=self.source, folder=self.folder, packages=self.packages, feeds=self.feeds)
+        return format_short_repr(self, source=self.source, folder=self.folder, packages=self.packages, feeds=self.feeds)
 
     def __str__(self) -> str:
-        return lines_text([
+        return format_lines([
             f"wrote {self.folder}: {' and '.join(self.packages)}, {self.feeds} feeds, expected outputs for "
             f"{self.expected} of them, measure.py, README.txt",
             *[f"note: {note}" for note in self.notes],
-            f"on a Mac, in that folder: {_command(self.images)}",
+            f"on a Mac, in that folder: {_format_command(self.images)}",
             f"then here: mil-ane-passes calibrate-plan {quote(f'{self.folder}/result.json')}"])
 
 
-def _command(images: bool) -> str:
-    return f"pip install coremltools=={_HOST}{' pillow' * images}; python measure.py"
+def _format_command(images: bool) -> str:
+    return f"pip install coremltools=={_COREMLTOOLS_VERSION}{' pillow' * images}; python measure.py"
 
 
-def read_me(folder: MacFolder, tolerances: dict[str, float]) -> str:
+def format_readme(folder: MacFolder, tolerances: dict[str, float]) -> str:
     """README.txt: what to do, what is here, and what nobody has tried."""
     shares = "\n".join(f"  {name}: {share:g} of an output's largest value" for name, share in tolerances.items())
     notes = "".join(f"\n- {note}" for note in folder.notes)
-    return f"""Made by mil-ane-passes {__version__} from {escaped(folder.source)}.
+    return f"""Made by mil-ane-passes {__version__} from {escape_text(folder.source)}.
 
 On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
 
-    {_command(folder.images)}
+    {_format_command(folder.images)}
 
 Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, as Core ML compiles the model
 for each choice of units; what is done is kept. It writes result.json: send that file back. It holds the Mac's model and

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.words import lines_text
+from ..core.text_format import format_lines
 
 __all__ = ["PatchPage", "Patches"]
 
-RIGHT = "the installed coremltools is right"
+NOT_NEEDED = "the installed coremltools is right"
 
 
 class _Patch(Protocol):
@@ -60,8 +60,8 @@ class Patches:
         for each in self.findings:
             patch, needed = each.patch, "needed" if each.reason else "off   "
             lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
-            lines.append(f"{'':<{indent}}{each.reason or RIGHT}")
-        return lines_text(lines)
+            lines.append(f"{'':<{indent}}{each.reason or NOT_NEEDED}")
+        return format_lines(lines)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class PatchPage:
     def __str__(self) -> str:
         patch, reason = self.finding.patch, self.finding.reason
         lines = [f"{patch.code} {patch.name}", f"patch of the torch frontend; without it: {patch.title}",
-                 f"needed here: {reason}" if reason else f"off here: {RIGHT}", "", patch.text]
+                 f"needed here: {reason}" if reason else f"off here: {NOT_NEEDED}", "", patch.text]
         lines += ["", f"converts: {', '.join(sorted(patch.ops))}"] if patch.ops else []
         lines += ["", "replaces", *(f"    {each}" for each in self._replaced())] if patch.replacements else []
         return "\n".join([*lines, "", "reported in", *(f"    {each}" for each in patch.upstream)])

@@ -10,17 +10,17 @@ from typing import Any
 from .._version import __version__
 from ..core.engine import PassTrace
 from ..core.forecast import Forecast
-from ..core.registry import rewrites
+from ..core.option_spelling import format_no_verify_option, format_option
+from ..core.registry import get_all_rewrites
 from ..core.rule_class import RuleFailure
-from ..core.spelling import option, without_proof
-from ..core.targets import listed
-from ..core.words import counted, duration_text, lines_text, short_repr
-from ..proof.blame import Blamed
-from ..proof.prove import VerifyReport
+from ..core.targets import format_generations
+from ..core.text_format import format_count, format_duration, format_lines, format_short_repr
+from ..proof.equivalence import VerifyReport
+from ..proof.faulty_passes import FaultyPass
 
 __all__ = ["RewriteReport"]
 
-_SHOWN = 3
+_MAX_MATCHES_LISTED = 3
 "Places listed per pass in the text; the JSON has all."
 
 
@@ -51,9 +51,9 @@ class RewriteReport:
     "What is predicted before and after, for the target; None where no rule fired."
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
-    left_out_passes: list[Blamed] = field(default_factory=list)
+    left_out_passes: list[FaultyPass] = field(default_factory=list)
     "The passes of a preset that broke the proof, in the order in which they were left out; nothing is left of them."
-    blamed: Blamed | None = None
+    faulty_pass: FaultyPass | None = None
     "The pass that was asked for by name and breaks the proof; nothing is written then."
     outside: list[str] = field(default_factory=list)
     "The passes that were asked for by name and are for none of the target's chips; they did not look at the program."
@@ -91,7 +91,7 @@ class RewriteReport:
             "predicted": None if self.predicted is None else {
                 "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
             "left_out_passes": [each.to_dict() for each in self.left_out_passes],
-            "blamed": self.blamed.to_dict() if self.blamed else None,
+            "blamed": self.faulty_pass.to_dict() if self.faulty_pass else None,
             "failed_passes": [each.to_dict() for each in self.failed],
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
@@ -99,23 +99,30 @@ class RewriteReport:
         }
 
     def __repr__(self) -> str:
-        return short_repr(self, source=self.source, status=self.status, output=self.output, proved=self.proved,
-                          passes_fired=sum(bool(trace.fired) for trace in self.traces), ops_before=self.ops_before,
-                          ops_after=self.ops_after)
+        return format_short_repr(
+            self,
+            source=self.source,
+            status=self.status,
+            output=self.output,
+            proved=self.proved,
+            passes_fired=sum(bool(trace.fired) for trace in self.traces),
+            ops_before=self.ops_before,
+            ops_after=self.ops_after,
+        )
 
     def __str__(self) -> str:
         lines = [] if self.predicted is None else [_describe_change(*self.predicted)]
-        lines += [line for trace in self.traces for line in _trace_lines(trace)]
-        lines += [f"ane::{trace.rule}  reverted at {counted(trace.places, 'match', 'matches')}: {trace.reverted}"
+        lines += [line for trace in self.traces for line in _format_trace(trace)]
+        lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
                   for trace in self.reverted]
         lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
         lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
         lines += [f"ane::{name}  did not look at the program: it is for "
-                  f"{listed(rewrites()[name].targets.generations)}, and the target is {self.target}"
+                  f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
                   for name in self.outside]
         near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
         if near:
-            lines += ["not rewritten (near misses):", *near[:_SHOWN], *_more(near)]
+            lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
         lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
@@ -123,14 +130,14 @@ class RewriteReport:
             lines += str(self.verify).split("\n")
         if self.diff:
             lines += self.diff.split("\n")
-        return lines_text([*lines, *self._last()])
+        return format_lines([*lines, *self._format_outcome()])
 
     def _weights(self) -> str:
         if self.weight_bytes_before is None or self.weight_bytes_after is None:
             return ""
         return f", weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes"
 
-    def _last(self) -> list[str]:
+    def _format_outcome(self) -> list[str]:
         where = f" to {self.output}" if self.output else ""
         if self.status == "unchanged":
             left = " and ".join(["reverted"] * bool(self.reverted) + ["left out"] * bool(self.left_out_passes)
@@ -140,8 +147,8 @@ class RewriteReport:
         if self.status == "dry run":
             return ["dry run: nothing proved, nothing written"]
         if self.status == "not proved":
-            return [self._refusal()]
-        unproved = "" if self.proved else f", not proved ({without_proof()})"
+            return [self._explain_refusal()]
+        unproved = "" if self.proved else f", not proved ({format_no_verify_option()})"
         names = [*(each.rule for each in self.left_out_passes), *(each.rule for each in self.failed)]
         without = ", ".join(f"ane::{name}" for name in names)
         done = f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
@@ -151,7 +158,7 @@ class RewriteReport:
 
     def _next(self) -> list[str]:
         """What to try where nothing was done."""
-        safe = all(name in rewrites() and rewrites()[name].preset == "safe" for name in self.passes)
+        safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
         tries = ["--preset full tries more"] * safe
         tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
         if self.output:
@@ -162,51 +169,66 @@ class RewriteReport:
         """The command that lints `path` for the same target."""
         return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
 
-    def _refusal(self) -> str:
+    def _explain_refusal(self) -> str:
         """What broke the proof, and what to try."""
-        if self.left_out_passes and self.blamed is None:
-            return (f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not proved "
-                    f"equal either; name the passes to try with {option('passes')} ({without_proof()} writes without a "
-                    "proof)")
-        if self.blamed is None:
+        if self.left_out_passes and self.faulty_pass is None:
+            return (
+                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not proved "
+                f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} writes without a "
+                "proof)"
+            )
+        if self.faulty_pass is None:
             return ("nothing written: the rewritten program is not proved equal "
-                    f"({without_proof()} writes it all the same)")
-        return (f"nothing written: ane::{self.blamed.rule} breaks the proof {self.blamed}. It was asked for by name, "
-                f"so it was not left out; leave it out of {option('passes')}, or write all the same with "
-                f"{without_proof()}")
+                    f"({format_no_verify_option()} writes it all the same)")
+        return (
+            f"nothing written: ane::{self.faulty_pass.rule} breaks the proof {self.faulty_pass}. It was asked for by name, "
+            f"so it was not left out; leave it out of {format_option('passes')}, or write all the same with "
+            f"{format_no_verify_option()}"
+        )
 
 
 def _describe_change(before: Forecast, after: Forecast) -> str:
     """Summarize the prediction before and after: ops and time on the ANE, transitions, estimated time, what is left."""
-    left = [f"{number} {what}" for number, what in ((after.unsupported, "unsupported"), (after.unmeasured, "unmeasured"))
-            if number]
-    return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {counted(after.ops, 'op')}, "
+    left = [
+        f"{number} {what}"
+        for number, what in ((after.unsupported, "unsupported"), (after.unmeasured, "unmeasured"))
+        if number
+    ]
+    return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {format_count(after.ops, 'op')}, "
             f"{before.time_share:.0f} -> {after.time_share:.0f} % of estimated time; "
             f"transitions {before.transitions} -> {after.transitions}; "
-            f"estimated {duration_text(before.cost)} -> {duration_text(after.cost)}"
+            f"estimated {format_duration(before.cost)} -> {format_duration(after.cost)}"
             + (f"; not fixed: {' and '.join(left)} ops" if left else ""))
 
 
-def _trace_lines(trace: PassTrace) -> list[str]:
+def _format_trace(trace: PassTrace) -> list[str]:
     if not trace.fired:
         return []
     first = trace.fired[0]
     strength = trace.strength.value if trace.strength else ""
-    lines = [f"ane::{trace.rule}  {first.code} {first.slug}  {counted(len(trace.fired), 'match', 'matches')}, {strength}"]
+    lines = [
+        f"ane::{trace.rule}  {first.code} {first.slug}  {format_count(len(trace.fired), 'match', 'matches')}, {strength}"
+    ]
     alike: dict[str, list[str]] = {}
     for hit in trace.fired:
-        alike.setdefault(hit.note, []).append(f"{_place(hit.function)}%{hit.value}")
-    found = [f"  {', '.join(names[:_SHOWN])}{_rest(names)}  {note}" for note, names in alike.items()]
-    return lines + found[:_SHOWN] + _more(found)
+        alike.setdefault(hit.note, []).append(f"{_format_function_prefix(hit.function)}%{hit.value}")
+    found = [
+        f"  {', '.join(names[:_MAX_MATCHES_LISTED])}{_format_remainder(names)}  {note}" for note, names in alike.items()
+    ]
+    return lines + found[:_MAX_MATCHES_LISTED] + _format_remainder_lines(found)
 
 
-def _place(function: str) -> str:
+def _format_function_prefix(function: str) -> str:
     return "" if function == "main" else f"{function}:"
 
 
-def _rest(names: list[str]) -> str:
-    return f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+def _format_remainder(names: list[str]) -> str:
+    return f" and {len(names) - _MAX_MATCHES_LISTED} more" if len(names) > _MAX_MATCHES_LISTED else ""
 
 
-def _more(lines: list[str]) -> list[str]:
-    return [f"  ... and {len(lines) - _SHOWN} more (--format json has all)"] if len(lines) > _SHOWN else []
+def _format_remainder_lines(lines: list[str]) -> list[str]:
+    return (
+        [f"  ... and {len(lines) - _MAX_MATCHES_LISTED} more (--format json has all)"]
+        if len(lines) > _MAX_MATCHES_LISTED
+        else []
+    )

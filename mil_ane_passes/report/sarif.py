@@ -22,30 +22,30 @@ from .lint_finding import LintFinding
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["sarif"]
+__all__ = ["build_sarif"]
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-FINGERPRINT = "milAnePasses/v1"
+FINGERPRINT_NAME = "milAnePasses/v1"
 
 
-def sarif(report: LintReport) -> dict[str, Any]:
+def build_sarif(report: LintReport) -> dict[str, Any]:
     """One run with a result for each finding and near miss."""
     listed = [*report.findings, *report.near_misses]
     rules = sorted({item.problem.name: item.problem for item in listed}.values(), key=lambda rule: rule.code)
     where = {rule.name: number for number, rule in enumerate(rules)}
-    location = _artifact(report.model)
+    location = _build_artifact_location(report.model)
     seen: Counter[Any] = Counter()
-    results = [_result(item, where[item.problem.name], location, seen) for item in listed]
+    results = [_build_result(item, where[item.problem.name], location, seen) for item in listed]
     if report.baseline is not None:
         new = {id(item) for item in report.baseline.new}
         for item, result in zip(report.findings, results):
             result["baselineState"] = "new" if id(item) in new else "unchanged"
-        results += [_gone(key, location) for key in report.baseline.gone]
+        results += [_build_absent_result(key, location) for key in report.baseline.gone]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "mil-ane-passes", "version": __version__,
-                            "rules": [_rule(rule) for rule in rules]}},
+                            "rules": [_build_rule(rule) for rule in rules]}},
         "invocations": [{"executionSuccessful": True}],
-        "artifacts": [{"location": location or {}, "description": {"text": _literal(report.model)},
+        "artifacts": [{"location": location or {}, "description": {"text": _escape_literal(report.model)},
                        "roles": ["analysisTarget", "directory"] if location else ["analysisTarget", "memoryContents"]}],
         "results": results, "columnKind": "utf16CodeUnits",
         "properties": {"target": report.target, "predicted": True, "summary": report.summary()},
@@ -53,7 +53,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _rule(rule: type[Rule]) -> dict[str, Any]:
+def _build_rule(rule: type[Rule]) -> dict[str, Any]:
     page = inspect.getdoc(rule) or rule.summary()
     evidence = "\n".join(f"- {source}" for source in rule.evidence)
     return {
@@ -67,7 +67,7 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
     }
 
 
-def _result(
+def _build_result(
     item: LintFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
 ) -> dict[str, Any]:
     identity = (item.near_miss, *item.key)
@@ -75,9 +75,9 @@ def _result(
     made: dict[str, Any] = {
         "ruleId": item.problem.code, "ruleIndex": number,
         "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
-        "message": {"text": _literal(_message(item))},
-        "locations": [_location(item, location)],
-        "partialFingerprints": {FINGERPRINT: _fingerprint(identity, seen[identity])},
+        "message": {"text": _escape_literal(_format_message(item))},
+        "locations": [_build_location(item, location)],
+        "partialFingerprints": {FINGERPRINT_NAME: _compute_fingerprint(identity, seen[identity])},
         "properties": {"op": item.op, "index": item.index, "covers": list(item.covers), "refuses": item.refuses,
                        "sure": item.sure, "confidence": item.rule.confidence, "fix": item.fix,
                        "coreMLMessage": item.message,
@@ -86,20 +86,20 @@ def _result(
     return made
 
 
-def _gone(key: tuple[str, str, str, str], location: dict[str, Any] | None) -> dict[str, Any]:
+def _build_absent_result(key: tuple[str, str, str, str], location: dict[str, Any] | None) -> dict[str, Any]:
     code, function, op, value = key
     return {"ruleId": code, "kind": "fail", "level": "note", "baselineState": "absent",
-            "message": {"text": _literal(f"no longer found: {op} %{value}")},
-            "locations": [_named(location, f"{function}/{value}", value)]}
+            "message": {"text": _escape_literal(f"no longer found: {op} %{value}")},
+            "locations": [_build_named_location(location, f"{function}/{value}", value)]}
 
 
-def _literal(text: str) -> str:
+def _escape_literal(text: str) -> str:
     """`text` as SARIF writes what is meant literally: braces doubled, as a placeholder has single ones (3.11.5), and no
     bracket that would end the text of a link (3.11.6). Names are the model's, and may look like either."""
     return text.replace("{", "{{").replace("}", "}}").replace("](", "\\](")
 
 
-def _message(item: LintFinding) -> str:
+def _format_message(item: LintFinding) -> str:
     words = [f"{item.op} %{item.value}: {item.reason}."]
     if item.message:
         words.append(f"Core ML says: {item.message}")
@@ -110,21 +110,21 @@ def _message(item: LintFinding) -> str:
     return " ".join([*words, "(Predicted.)"])
 
 
-def _location(item: LintFinding, location: dict[str, Any] | None) -> dict[str, Any]:
-    made = _named(location, f"{item.function}/{item.value}", item.value)
+def _build_location(item: LintFinding, location: dict[str, Any] | None) -> dict[str, Any]:
+    made = _build_named_location(location, f"{item.function}/{item.value}", item.value)
     if item.origin and item.origin.module:
         made["logicalLocations"].append({"fullyQualifiedName": item.origin.module, "kind": "module"})
     return made
 
 
-def _named(location: dict[str, Any] | None, full: str, name: str) -> dict[str, Any]:
+def _build_named_location(location: dict[str, Any] | None, full: str, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"logicalLocations": [{"name": name, "fullyQualifiedName": full, "kind": "variable"}]}
     if location:
         made["physicalLocation"] = {"artifactLocation": {**location, "index": 0}}
     return made
 
 
-def _artifact(model: str) -> dict[str, Any] | None:
+def _build_artifact_location(model: str) -> dict[str, Any] | None:
     """The package's URI as it was given: relative paths stay relative, so that a code host finds them."""
     if not Path(model).exists():
         return None
@@ -132,6 +132,6 @@ def _artifact(model: str) -> dict[str, Any] | None:
     return {"uri": path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))}
 
 
-def _fingerprint(identity: tuple[Any, ...], times: int) -> str:
+def _compute_fingerprint(identity: tuple[Any, ...], times: int) -> str:
     """The same for the same rule and place, whatever is said of it; `times` tells several of one place apart."""
     return hashlib.sha256("\0".join(map(str, (*identity, times))).encode()).hexdigest()[:32]

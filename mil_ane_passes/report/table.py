@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..core.words import escaped
+from ..core.text_format import escape_text
 
-__all__ = ["aligned"]
+__all__ = ["format_table"]
 
 Align = Callable[[str, int], str]
 
 
-def aligned(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:
+def format_table(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table's lines, each column as wide as its widest cell."""
-    lines = [[escaped(cell) for cell in line] for line in (head, *rows)]
+    lines = [[escape_text(cell) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return ["  ".join(place(cell, width) for place, cell, width in zip(align, line, widths)).rstrip()
             for line in lines]

@@ -13,7 +13,7 @@ TOPICS = {
     "proof": "proof",
     "prediction": "residency",
     "guard": "core.guard",
-    "numbers": "api.calibrating",
+    "numbers": "api.calibration",
     "packages": "package",
     "runtime": "runtime",
     "frontend": "torch_frontend",

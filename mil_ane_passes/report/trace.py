@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.words import lines_text, short_repr
-from ..proof.compare import as_arrays
+from ..core.text_format import format_lines, format_short_repr
+from ..proof.comparison import to_arrays
 from ..proof.trace import TraceRow
-from .table import aligned
+from .table import format_table
 
 __all__ = ["RunReport", "TraceReport"]
 
@@ -28,29 +28,38 @@ class RunReport:
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `run --format json` prints: of arrays dtype and shape, not the numbers."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "run", "source": self.source,
-            "function": self.function, "precision": self.precision, "quirks": list(self.quirks),
-            "outputs": _kinds(self.outputs), "states": _kinds(self.states), "first_overflow": None, "trace": None,
+            "schema": 1,
+            "tool": "mil-ane-passes",
+            "version": __version__,
+            "command": "run",
+            "source": self.source,
+            "function": self.function,
+            "precision": self.precision,
+            "quirks": list(self.quirks),
+            "outputs": _describe_arrays(self.outputs),
+            "states": _describe_arrays(self.states),
+            "first_overflow": None,
+            "trace": None,
         }
 
     def __repr__(self) -> str:
-        return short_repr(self, source=self.source, function=self.function, precision=self.precision,
-                          outputs=list(self.outputs), states=len(self.states))
+        return format_short_repr(self, source=self.source, function=self.function, precision=self.precision,
+                                 outputs=list(self.outputs), states=len(self.states))
 
     def __str__(self) -> str:
-        return lines_text(f"{name}: {value.dtype}{list(value.shape)}"
-                          for name, value in as_arrays(self.outputs).items())
+        return format_lines(f"{name}: {value.dtype}{list(value.shape)}"
+                            for name, value in to_arrays(self.outputs).items())
 
 
 @dataclass(repr=False)
 class TraceReport(RunReport):
     """A run op by op: `rows` has one entry for each value, in the order in which they were first computed.
 
-    `first` is the first row whose value is beyond fp16 although what it is made of is not, `first_mil` its op.
+    `first` is the first row whose value is beyond fp16 although what it is made of is not, `first_overflow_mil` its op.
     """
 
     rows: list[TraceRow] = field(default_factory=list)
-    first_mil: str = ""
+    first_overflow_mil: str = ""
 
     @property
     def first(self) -> TraceRow | None:
@@ -62,9 +71,11 @@ class TraceReport(RunReport):
                                     "trace": [row.to_dict() for row in self.rows]}
 
     def __str__(self) -> str:
-        return lines_text([*aligned(_HEAD, _ALIGNED, map(_cells, self.rows)), *self._verdict()])
+        return format_lines(
+            [*format_table(_TABLE_HEAD, _ALIGNMENTS, map(_format_cells, self.rows)), *self._format_verdict()]
+        )
 
-    def _verdict(self) -> list[str]:
+    def _format_verdict(self) -> list[str]:
         row = self.first
         if row is None:
             beyond = any(row.inf or row.overflow for row in self.rows)
@@ -72,18 +83,18 @@ class TraceReport(RunReport):
             return [f"no op overflows fp16: {within} ({self.precision})"]
         found = f"{row.overflow} of magnitude 65520 or more" if row.overflow else f"{row.inf} infinite"
         return [f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "
-                f"{row.elements} elements", f"  {self.first_mil}"]
+                f"{row.elements} elements", f"  {self.first_overflow_mil}"]
 
 
-def _kinds(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name: {"dtype": str(value.dtype), "shape": list(value.shape)} for name, value in as_arrays(arrays).items()}
+def _describe_arrays(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"dtype": str(value.dtype), "shape": list(value.shape)} for name, value in to_arrays(arrays).items()}
 
 
-_HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow")
-_ALIGNED = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
+_TABLE_HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow")
+_ALIGNMENTS = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
 
 
-def _cells(row: TraceRow) -> tuple[str, ...]:
+def _format_cells(row: TraceRow) -> tuple[str, ...]:
     """One line: values of nested blocks indented, `x3` for one computed three times, counts of zero left blank."""
     times = f" x{row.runs}" if row.runs > 1 else ""
     name = f"{'> ' if row.starts else '  '}{'  ' * (len(row.place) - 1)}%{row.value}{times}"

@@ -22,6 +22,6 @@ classes and was never run on a Mac by us.
 
 from __future__ import annotations
 
-from .predict import predict
+from .prediction import predict_plan
 
-__all__ = ["predict"]
+__all__ = ["predict_plan"]

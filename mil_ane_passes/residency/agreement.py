@@ -13,20 +13,27 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.plan import Plan, Row
-from ..core.registry import all_rules
-from .measured import Matched, Told
-from .segments import partition
+from ..core.registry import get_all_rules
+from .compute_plan import MeasuredOp, PlanMatch
+from .segments import find_cheapest_partition
 
-__all__ = ["Agreement", "Differs", "Shares", "agreement", "believe", "factors"]
+__all__ = [
+    "Agreement",
+    "CostShares",
+    "Disagreement",
+    "apply_measurement",
+    "compare_with_measurement",
+    "compute_cost_factors",
+]
 
-_TIE = 1e-6
+_TIE_MS = 1e-6
 "Milliseconds up to which two partitions cost the same."
-_ENOUGH = 3
+_MIN_OPS_FOR_FACTOR = 3
 "Ops of one kind on one backend below which no factor is given."
 
 
 @dataclass(frozen=True)
-class Differs:
+class Disagreement:
     """An op about which we said something else than Core ML: whether the ANE takes it, or where it runs.
 
     `ours` and `reason` are what we had said before the measurement was known, `codes` the rules that made it a "no".
@@ -34,7 +41,7 @@ class Differs:
 
     what: Literal["support", "backend"]
     row: Row
-    told: Told
+    measured_op: MeasuredOp
     ours: str
     theirs: str
     reason: str
@@ -42,10 +49,10 @@ class Differs:
 
 
 @dataclass
-class Shares:
+class CostShares:
     """Each op's share of the model's cost, ours against theirs, on the backend that Core ML prefers."""
 
-    rows: list[tuple[Row, Told, float, float]] = field(default_factory=list)
+    rows: list[tuple[Row, MeasuredOp, float, float]] = field(default_factory=list)
 
     @property
     def errors(self) -> list[float]:
@@ -69,32 +76,32 @@ class Shares:
 
 @dataclass
 class Agreement:
-    """`support` and `backend` are the ops we differ about; `learned` those of which we had said "unknown".
+    """`support` and `backend` are the ops we differ about; `newly_known` those of which we had said "unknown".
 
     `extra_ms`: by our estimates, how much more the measured partition costs than ours; None where that cannot be said.
     """
 
-    match: Matched
-    support: list[Differs] = field(default_factory=list)
-    backend: list[Differs] = field(default_factory=list)
-    learned: list[tuple[Row, Told]] = field(default_factory=list)
-    shares: Shares = field(default_factory=Shares)
+    match: PlanMatch
+    support: list[Disagreement] = field(default_factory=list)
+    backend: list[Disagreement] = field(default_factory=list)
+    newly_known: list[tuple[Row, MeasuredOp]] = field(default_factory=list)
+    shares: CostShares = field(default_factory=CostShares)
     segments: int = 0
     measured_segments: int = 0
     extra_ms: float | None = None
 
     @property
-    def tie(self) -> bool:
+    def is_tie(self) -> bool:
         """Whether the backends differ between partitions that cost the same by our estimates."""
-        return bool(self.backend) and self.extra_ms is not None and self.extra_ms <= _TIE
+        return bool(self.backend) and self.extra_ms is not None and self.extra_ms <= _TIE_MS
 
     @property
     def agrees(self) -> bool:
-        return not self.support and (not self.backend or self.tie)
+        return not self.support and (not self.backend or self.is_tie)
 
     def kinds(self) -> dict[str, dict[str, int]]:
         """Per op kind: ops of which Core ML said whether the ANE takes them, and how we stand to that."""
-        wrong, new = {id(each.row) for each in self.support}, {id(row) for row, _ in self.learned}
+        wrong, new = {id(each.row) for each in self.support}, {id(row) for row, _ in self.newly_known}
         table: dict[str, dict[str, int]] = defaultdict(lambda: {"ops": 0, "agree": 0, "differ": 0, "unknown": 0})
         for row, told in self.match.pairs:
             if told.ane is not None:
@@ -104,64 +111,64 @@ class Agreement:
         return dict(sorted(table.items()))
 
 
-def agreement(plan: Plan, match: Matched) -> Agreement:
+def compare_with_measurement(plan: Plan, match: PlanMatch) -> Agreement:
     """How the prediction in `plan` stands to what was measured."""
     found = Agreement(match)
-    refusing = {rule.code for rule in all_rules().values() if rule.refuses}
+    refusing = {rule.code for rule in get_all_rules().values() if rule.refuses}
     for row, told in match.pairs:
         if told.ane is None:
             continue
         if row.ane == "unknown":
-            found.learned.append((row, told))
+            found.newly_known.append((row, told))
         elif (row.ane == "yes") != told.ane:
             codes = tuple(code for code in row.codes if code in refusing) if told.ane else ()
             found.support.append(
-                Differs("support", row, told, row.ane, "yes" if told.ane else "no", row.reason, codes))
+                Disagreement("support", row, told, row.ane, "yes" if told.ane else "no", row.reason, codes))
     placed = [(row, told) for row, told in match.pairs if told.preferred is not None]
-    found.backend = [Differs("backend", row, told, row.backend, str(told.preferred), row.reason)
+    found.backend = [Disagreement("backend", row, told, row.backend, str(told.preferred), row.reason)
                      for row, told in placed if row.backend != told.preferred]
-    found.segments = _runs([(row.function, row.backend) for row, _ in placed])
-    found.measured_segments = _runs([(row.function, told.preferred) for row, told in placed])
-    found.extra_ms = _extra(plan, match)
-    found.shares = _shares(match)
+    found.segments = _count_segments([(row.function, row.backend) for row, _ in placed])
+    found.measured_segments = _count_segments([(row.function, told.preferred) for row, told in placed])
+    found.extra_ms = _compute_extra_cost(plan, match)
+    found.shares = _compute_cost_shares(match)
     return found
 
 
-def believe(plan: Plan, found: Agreement) -> None:
+def apply_measurement(plan: Plan, found: Agreement) -> None:
     """Let the measurement answer where it says otherwise than the prediction, or knows what that did not.
 
     Of a target of several generations it answers "no" only: a "yes" would need a machine of each. Where ops were
     predicted to run stays as it was. A machine of another generation, or one without an ANE, answers nothing.
     """
     measurement = found.match.measurement
-    if not measurement.with_ane or measurement.generation not in plan.generations:
+    if not measurement.uses_ane or measurement.generation not in plan.generations:
         return
-    told = [(each.row, each.told) for each in found.support]
-    for row, each in [*told, *found.learned]:
+    told = [(each.row, each.measured_op) for each in found.support]
+    for row, each in [*told, *found.newly_known]:
         if not each.ane or len(plan.generations) == 1:
             row.ane = "yes" if each.ane else "no"
             says = "takes it" if each.ane else "does not take it"
             row.reason = f"measured by you on {measurement.where}: the ANE {says}"
 
 
-def _runs(backends: Sequence[Any]) -> int:
+def _count_segments(backends: Sequence[Any]) -> int:
     return sum(1 for _ in groupby(backends))
 
 
-def _shares(match: Matched) -> Shares:
+def _compute_cost_shares(match: PlanMatch) -> CostShares:
     """Over the ops for which both sides have a cost on the preferred backend; each side's shares sum to 1."""
-    known: list[tuple[Row, Told, float, float]] = []
+    known: list[tuple[Row, MeasuredOp, float, float]] = []
     for row, told in match.pairs:
         ours = row.cost.ane if told.preferred == "ane" else row.cost.cpu if told.preferred == "cpu" else None
         if ours is not None and told.cost is not None:
             known.append((row, told, ours, told.cost))
     total, theirs = sum(ours for _, _, ours, _ in known), sum(cost for _, _, _, cost in known)
     if not (total > 0 and theirs > 0):
-        return Shares()
-    return Shares([(row, told, ours / total, cost / theirs) for row, told, ours, cost in known])
+        return CostShares()
+    return CostShares([(row, told, ours / total, cost / theirs) for row, told, ours, cost in known])
 
 
-def _extra(plan: Plan, match: Matched) -> float | None:
+def _compute_extra_cost(plan: Plan, match: PlanMatch) -> float | None:
     """What the measured partition costs more than the cheapest by our estimates: each op held to where it was."""
     told = {id(row): each.preferred for row, each in match.pairs}
     extra = 0.0
@@ -176,15 +183,25 @@ def _extra(plan: Plan, match: Matched) -> float | None:
                 return None
             held.append(replace(row.cost, ane=None) if where == "cpu" else
                         replace(row.cost, bnns=math.inf, classic=math.inf) if where == "ane" else row.cost)
-        extra += partition(held, made)[1] - partition([row.cost for row in rows], made)[1]
+        extra += find_cheapest_partition(held, made)[1] - find_cheapest_partition([row.cost for row in rows], made)[1]
     return max(0.0, extra)
 
 
-def factors(shares: Shares) -> list[dict[str, Any]]:
+def compute_cost_factors(shares: CostShares) -> list[dict[str, Any]]:
     """Per op kind and backend with at least three ops: by what our share of the model has to be multiplied."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row, told, ours, theirs in shares.rows:
         if ours > 0 and theirs > 0:
             groups[row.op.op_type, str(told.preferred)].append(theirs / ours)
-    return [{"op": kind, "backend": backend, "ops": len(ratios), "factor": median(ratios), "lowest": min(ratios),
-             "highest": max(ratios)} for (kind, backend), ratios in sorted(groups.items()) if len(ratios) >= _ENOUGH]
+    return [
+        {
+            "op": kind,
+            "backend": backend,
+            "ops": len(ratios),
+            "factor": median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+        for (kind, backend), ratios in sorted(groups.items())
+        if len(ratios) >= _MIN_OPS_FOR_FACTOR
+    ]

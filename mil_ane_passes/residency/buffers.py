@@ -13,10 +13,10 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Block, Program, Var, types
 
-from ..core.layout import buffer_bytes, padded_bytes
-from ..core.query import itemsize, static_shape
+from ..core.layout import compute_buffer_bytes, compute_padded_bytes
+from ..core.query import get_itemsize, get_static_shape
 
-__all__ = ["Buffer", "Survey", "buffer", "buffers", "survey"]
+__all__ = ["Buffer", "BufferSurvey", "compute_buffer", "list_buffers", "survey_buffers"]
 
 
 @dataclass(frozen=True)
@@ -31,55 +31,55 @@ class Buffer:
     rows: int = 0
 
     @property
-    def waste(self) -> float:
+    def padding_ratio(self) -> float:
         """How many times its own bytes the padded rows take; 1.0 is no waste. The rounding to 16 KiB is left out."""
         return self.rows / self.dense if self.dense else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return {"function": self.function, "value": self.value, "shape": list(self.shape), "dense_bytes": self.dense,
-                "padded_bytes": self.padded, "row_waste": round(self.waste, 4)}
+                "padded_bytes": self.padded, "row_waste": round(self.padding_ratio, 4)}
 
 
 @dataclass(frozen=True)
-class Survey:
+class BufferSurvey:
     """All values of a program: their buffers, and how many are left out because a dimension is not fixed."""
 
     buffers: list[Buffer]
     open: int
 
 
-def survey(program: Program) -> Survey:
+def survey_buffers(program: Program) -> BufferSurvey:
     """One buffer for each input and each value that an op makes, nested ones included; weights are none."""
     found: list[Buffer] = []
     unsized = 0
     for name, function in program.functions.items():
-        for var in [*function.inputs.values(), *_made(function)]:
+        for var in [*function.inputs.values(), *_collect_values(function)]:
             if not _is_array(var):
                 continue
-            one = buffer(name, var)
+            one = compute_buffer(name, var)
             if one is None:
                 unsized += 1
             else:
                 found.append(one)
-    return Survey(found, unsized)
+    return BufferSurvey(found, unsized)
 
 
-def buffers(program: Program) -> list[Buffer]:
-    """Those of `survey`."""
-    return survey(program).buffers
+def list_buffers(program: Program) -> list[Buffer]:
+    """Those of `survey_buffers`."""
+    return survey_buffers(program).buffers
 
 
-def buffer(function: str, var: Var) -> Buffer | None:
+def compute_buffer(function: str, var: Var) -> Buffer | None:
     """That of one value; None where a dimension is not fixed, and for what is no array of numbers."""
-    shape = static_shape(var) if _is_array(var) else None
+    shape = get_static_shape(var) if _is_array(var) else None
     if shape is None:
         return None
-    size = itemsize(var)
-    return Buffer(function, var.name, shape, math.prod(shape) * size, buffer_bytes(shape, size),
-                  padded_bytes(shape, size))
+    size = get_itemsize(var)
+    return Buffer(function, var.name, shape, math.prod(shape) * size, compute_buffer_bytes(shape, size),
+                  compute_padded_bytes(shape, size))
 
 
-def _made(function: Block) -> list[Var]:
+def _collect_values(function: Block) -> list[Var]:
     """What the ops of a block and of those nested in it make, in program order."""
     found: list[Var] = []
     pending = [iter(function.operations)]
@@ -96,11 +96,11 @@ def _made(function: Block) -> list[Var]:
 
 def _is_array(var: Var) -> bool:
     """Whether `var` is an array or a single number; lists, texts and dictionaries are neither."""
-    return _holds_numbers(var.sym_type)
+    return _has_numeric_elements(var.sym_type)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _holds_numbers(sym_type: Any) -> bool:
+def _has_numeric_elements(sym_type: Any) -> bool:
     kind = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
     if types.is_tensor(kind):
         return not types.is_str(kind.get_primitive())

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation
 
 from ..core.contract import Hit, Miss, Rewrite, Rule
 from ..core.registry import fixes_for
-from .predict import Found
+from .prediction import RuleResult
 
 __all__ = ["attach_fixes", "names_of_fixes"]
 
@@ -22,7 +22,7 @@ def names_of_fixes(rules: Iterable[Rule]) -> set[str]:
     return {fix.name for rule in rules if not isinstance(rule, Rewrite) for fix in fixes_for(type(rule))}
 
 
-def attach_fixes(found: Sequence[Found], reported: Collection[str]) -> list[Found]:
+def attach_fixes(found: Sequence[RuleResult], reported: Collection[str]) -> list[RuleResult]:
     """`found` with the rewrite that fixes each hit, or the reason why none does.
 
     Answers of rewrites are left out where the problem that they fix is reported, that is, where the name of its rule is
@@ -46,8 +46,8 @@ def attach_fixes(found: Sequence[Found], reported: Collection[str]) -> list[Foun
 
 
 def _attach_fix(
-    item: Found, hit: Hit, answers: _Answers, firing: Collection[str]
-) -> tuple[Found, set[tuple[str, Operation]]]:
+    item: RuleResult, hit: Hit, answers: _Answers, firing: Collection[str]
+) -> tuple[RuleResult, set[tuple[str, Operation]]]:
     """`item` with its fix, and which answers of rewrites, by name and op, it stands for.
 
     A rewrite that fires somewhere may fix this op, too: whole regions are reported at one of their ops.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..core.contract import Community, Hit, Rule
 from .agreement import Agreement
-from .predict import Found
+from .prediction import RuleResult
 
-__all__ = ["MeasuredOtherwise", "contradictions"]
+__all__ = ["MeasuredOtherwise", "iterate_contradictions"]
 
 
 class MeasuredOtherwise(Rule):
@@ -27,10 +27,10 @@ class MeasuredOtherwise(Rule):
     advice = "Go by the measurement for that chip and macOS, and report the contradiction."
 
 
-def contradictions(found: Agreement) -> Iterator[Found]:
+def iterate_contradictions(found: Agreement) -> Iterator[RuleResult]:
     """One finding for each op about which the measurement contradicts the prediction."""
     for each in found.support:
         codes = f"{', '.join(each.codes)}: " if each.codes else ""
         where = found.match.measurement.where
         note = f"measured {each.theirs} on {where}, predicted {each.ours} ({codes}{each.reason})"
-        yield Found(MeasuredOtherwise(), Hit(each.row.op, note=note), each.row.function)
+        yield RuleResult(MeasuredOtherwise(), Hit(each.row.op, note=note), each.row.function)

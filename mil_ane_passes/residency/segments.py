@@ -16,22 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.plan import CHANGE, ENTER, OUTPUT, Cost, Engine
+from ..core.plan import ANE_OUTPUT_MS, ENTER_ANE_MS, TRANSITION_MS, Cost, Engine
 
-__all__ = ["ENGINES", "partition"]
+__all__ = ["ENGINES", "find_cheapest_partition"]
 
 ENGINES: tuple[Engine, ...] = ("ane", "classic_cpu", "bnns")
 """Of equal ones the first is taken."""
-_FINE = 10 ** 12
+_FEMTOSECONDS_PER_MS = 10 ** 12
 "Sums are of whole femtoseconds, so that what costs the same is equal."
-_NEVER = 10 ** 30
+_INFINITE_COST = 10 ** 30
 
 
-def partition(costs: Sequence[Cost], outputs: Sequence[int]) -> tuple[list[Engine], float]:
+def find_cheapest_partition(costs: Sequence[Cost], outputs: Sequence[int]) -> tuple[list[Engine], float]:
     """The engine of each op and the total in ms; `outputs` counts the graph outputs that each op makes."""
     if not costs:
         return [], 0.0
-    enter, change, output = (round(spent * _FINE) for spent in (ENTER, CHANGE, OUTPUT))
+    enter, change, output = (
+        round(spent * _FEMTOSECONDS_PER_MS) for spent in (ENTER_ANE_MS, TRANSITION_MS, ANE_OUTPUT_MS)
+    )
     best = {engine: enter if engine == "ane" else 0 for engine in ENGINES}
     back: list[dict[Engine, Engine]] = []
     for place, (item, made) in enumerate(zip(costs, outputs)):
@@ -42,21 +44,21 @@ def partition(costs: Sequence[Cost], outputs: Sequence[int]) -> tuple[list[Engin
             way = best[left] + change + (enter if engine == "ane" else 0)
             stays = place == 0 or best[engine] < way or (best[engine] == way and left != "ane")
             came[engine], way = (engine, best[engine]) if stays else (left, way)
-            reached[engine] = way + _fine(item, engine) + (output * made if engine == "ane" else 0)
+            reached[engine] = way + _to_femtoseconds(item, engine) + (output * made if engine == "ane" else 0)
         best = reached
         back.append(came)
     engine = min(ENGINES, key=best.__getitem__)
-    total = best[engine] / _FINE
+    total = best[engine] / _FEMTOSECONDS_PER_MS
     chosen: list[Engine] = []
     for came in reversed(back):
         chosen.append(engine)
         engine = came[engine]
     chosen.reverse()
-    _settle(costs, outputs, chosen)
+    _resolve_ties(costs, outputs, chosen)
     return chosen, total
 
 
-def _settle(costs: Sequence[Cost], outputs: Sequence[int], chosen: list[Engine]) -> None:
+def _resolve_ties(costs: Sequence[Cost], outputs: Sequence[int], chosen: list[Engine]) -> None:
     """Moves ops at the end of an ANE stretch off the ANE, where that costs the same and the last bit says so."""
     start = 0
     for place in range(1, len(chosen)):
@@ -67,19 +69,19 @@ def _settle(costs: Sequence[Cost], outputs: Sequence[int], chosen: list[Engine])
         final = place == len(chosen) - 1
         if place > start and outputs[place] == final and (final or chosen[place + 1] != "ane"):
             other = chosen[place + 1] if not final else min(ENGINES[1:], key=costs[place].of)
-            if costs[place].ane == costs[place].of(other) and _leaves(costs[start:place], costs[place]):
+            if costs[place].ane == costs[place].of(other) and _is_cheaper_off_ane(costs[start:place], costs[place]):
                 chosen[place] = other
 
 
-def _leaves(before: Sequence[Cost], item: Cost) -> bool:
+def _is_cheaper_off_ane(before: Sequence[Cost], item: Cost) -> bool:
     """Whether a sum of doubles finds `item`, which costs the same on both sides of a border, cheaper off the ANE."""
     spent = 0.0
     for earlier in reversed(before):
         spent += earlier.of("ane")
-    spent += ENTER
-    return (spent + item.of("ane")) + CHANGE > (spent + CHANGE) + item.of("ane")
+    spent += ENTER_ANE_MS
+    return (spent + item.of("ane")) + TRANSITION_MS > (spent + TRANSITION_MS) + item.of("ane")
 
 
-def _fine(item: Cost, engine: Engine) -> int:
+def _to_femtoseconds(item: Cost, engine: Engine) -> int:
     spent = item.of(engine)
-    return _NEVER if spent == float("inf") else round(spent * _FINE)
+    return _INFINITE_COST if spent == float("inf") else round(spent * _FEMTOSECONDS_PER_MS)

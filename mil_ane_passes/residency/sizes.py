@@ -10,25 +10,25 @@ from typing import Any
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 from coremltools.converters.mil.mil.var import ListVar
 
-from ..core.query import is_symbolic, itemsize, kind_of
+from ..core.query import get_itemsize, get_type_info, is_symbolic
 
-__all__ = ["Sizes", "read", "sizes_of", "unsettled"]
+__all__ = ["Sizes", "has_symbolic_shape", "iterate_inputs", "make_sizes"]
 
 
-def read(op: Operation) -> Iterator[Var]:
+def iterate_inputs(op: Operation) -> Iterator[Var]:
     """Each input of `op`, once for each time it is read, tuples opened."""
     for given in op.inputs.values():
         if given is not None:
             yield from given if isinstance(given, (list, tuple)) else (given,)
 
 
-def _extents(var: Var) -> Sequence[Any]:
+def _get_extents(var: Var) -> Sequence[Any]:
     return () if isinstance(var, ListVar) else tuple(var.shape)
 
 
-def unsettled(var: Var) -> bool:
+def has_symbolic_shape(var: Var) -> bool:
     """Whether a dimension of `var` is symbolic."""
-    return kind_of(var).shape is None
+    return get_type_info(var).shape is None
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Sizes:
         """The extents; () for what is no tensor."""
         if var is None:
             return ()
-        extents = _extents(var)
+        extents = _get_extents(var)
         if all(type(extent) is int for extent in extents):
             return tuple(extents)
         symbols = dict.fromkeys(extent for extent in extents[::-1] if type(extent) is not int and is_symbolic(extent))
@@ -60,7 +60,7 @@ class Sizes:
     def elements(self, var: Var | None) -> int:
         if var is None:
             return 0
-        known = kind_of(var)
+        known = get_type_info(var)
         if known.is_tensor and known.shape and not types.is_str(known.dtype):
             return math.prod(known.shape)
         shape = self.shape(var)
@@ -71,11 +71,11 @@ class Sizes:
 
     def bytes(self, var: Var | None) -> int:
         count = self.elements(var)
-        return count * itemsize(var) if var is not None and count else 0
+        return count * get_itemsize(var) if var is not None and count else 0
 
     def moved(self, op: Operation) -> int:
         """Bytes of all that is read, small parameters included, and of the first output."""
-        return sum(map(self.bytes, read(op))) + sum(map(self.bytes, op.outputs[:1]))
+        return sum(map(self.bytes, iterate_inputs(op))) + sum(map(self.bytes, op.outputs[:1]))
 
     def _dimension(self, extent: Any) -> int:
         if not is_symbolic(extent):
@@ -86,7 +86,7 @@ class Sizes:
         return max(1, int(found)) if found.is_number else self.extent
 
 
-def sizes_of(function: Function, description: Any) -> Sizes:
+def make_sizes(function: Function, description: Any) -> Sizes:
     """Sizes at the default shapes that `description` (a package's, of this function) gives flexible inputs.
 
     A symbol has no name in a package, so all stand for the largest default of any flexible dimension, and a tensor has
@@ -95,7 +95,7 @@ def sizes_of(function: Function, description: Any) -> Sizes:
     features = {feature.name: feature for feature in description.input} if description is not None else {}
     found, free = [1], 1
     for name, var in function.inputs.items():
-        if name not in features or not unsettled(var):
+        if name not in features or not has_symbolic_shape(var):
             continue
         kind = features[name].type
         default = tuple(kind.multiArrayType.shape) or (kind.imageType.height, kind.imageType.width)

@@ -5,88 +5,88 @@ from __future__ import annotations
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.query import consumers, is_const, value
-from ._norms import norm_of, number
+from ..core.query import get_const_value, get_consumers, is_const
+from ._norms import match_norm, read_positive_scalar
 
-__all__ = ["depends", "epsilon_of"]
+__all__ = ["find_epsilon", "find_epsilon_dependence"]
 
-_NORMS = ("layer_norm", "instance_norm", "l2_norm")
-_DIVIDING = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
-_PAIRS, _ALONE = ("add", "maximum", "mul", "real_div"), ("sqrt", "rsqrt", "pow", "inverse", "clip", "tile")
+_NORM_OPS = ("layer_norm", "instance_norm", "l2_norm")
+_DIVIDING_OPS = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
+_BINARY_STEPS, _UNARY_STEPS = ("add", "maximum", "mul", "real_div"), ("sqrt", "rsqrt", "pow", "inverse", "clip", "tile")
 "What leads from a norm to the division by it, with a constant and without."
-_DEEP = 3
+_MAX_PRODUCT_DEPTH = 3
 "Products that are looked through for what was squared."
-_DEFAULT = 1e-40
+_MIN_EXPLICIT_EPSILON = 1e-40
 "Epsilons below are coremltools' default of log, which says that there is none."
-_HALF_UNIT = 2.0**10
+_NEGLIGIBLE_EPSILON_RATIO = 2.0**10
 "A variance that is so many times an epsilon does not move by more than half a unit of fp16 when that is added."
 
 
-def epsilon_of(op: Operation) -> tuple[str, float | None]:
+def find_epsilon(op: Operation) -> tuple[str, float | None]:
     """The input of `op` that is an epsilon, and its value; None where there is none."""
     if op.op_type in ("add", "maximum"):
         for parameter in ("y", "x"):
-            found = number(getattr(op, parameter))
+            found = read_positive_scalar(getattr(op, parameter))
             if found is not None:
                 return parameter, found
         return "", None
     parameter = "alpha" if op.op_type == "clip" else "epsilon"
     var = getattr(op, parameter)
-    if var is None or not is_const(var) or (op.op_type == "clip" and number(var) is None):
+    if var is None or not is_const(var) or (op.op_type == "clip" and read_positive_scalar(var) is None):
         return "", None
-    return parameter, float(value(var))
+    return parameter, float(get_const_value(var))
 
 
-def depends(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
+def find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
     """(why an epsilon of `least` in place of `old` might give another result, whether to report that); ("", _): no."""
-    if op.op_type in _NORMS:
+    if op.op_type in _NORM_OPS:
         return "", True
     if op.op_type == "batch_norm":
-        return _batch_norm(op, old, least)
+        return _find_batch_norm_dependence(op, old, least)
     source: Var = op.x if parameter != "x" else op.y
     if op.op_type in ("add", "maximum", "clip"):
-        readers = consumers(op.outputs[0])
-        if not readers or not all(_divides(reader, op.outputs[0]) for reader in readers):
+        readers = get_consumers(op.outputs[0])
+        if not readers or not all(_is_division_by(reader, op.outputs[0]) for reader in readers):
             return "nothing is divided by it", False
     elif source.op is not None and source.op.op_type in ("add", "maximum", "clip"):
         return "something is added to the operand already", False
-    if op.op_type == "log" and old < _DEFAULT:
+    if op.op_type == "log" and old < _MIN_EXPLICIT_EPSILON:
         return "an epsilon that says there is none", False
-    norm = None if op.op_type == "log" else norm_of(source, 2) or norm_of(source, 1)
+    norm = None if op.op_type == "log" else match_norm(source, 2) or match_norm(source, 1)
     if norm is None:
         return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
     if any(kind in ("add", "maximum") and given >= least for kind, given in norm.steps):
         return "beside the epsilon there is already this one does not count", False
-    if op.op_type in ("rsqrt", "inverse") and not _only_multiplied(op.outputs[0]):
+    if op.op_type in ("rsqrt", "inverse") and not _is_only_multiplied(op.outputs[0]):
         return "the root is read by others than products, and at 0 it is the epsilon's", True
-    if not _divides_only(op.outputs[0], norm.x):
+    if not _is_divisor_only(op.outputs[0], norm.x):
         return "what is divided is not what was squared: where that is 0, the result is the epsilon's", True
     return "", True
 
 
-def _divides(reader: Operation, var: Var) -> bool:
-    return reader.op_type in _DIVIDING and (reader.op_type != "real_div" or reader.y is var)
+def _is_division_by(reader: Operation, var: Var) -> bool:
+    return reader.op_type in _DIVIDING_OPS and (reader.op_type != "real_div" or reader.y is var)
 
 
-def _only_multiplied(var: Var) -> bool:
-    return not var.consuming_blocks and all(reader.op_type == "mul" for reader in consumers(var))
+def _is_only_multiplied(var: Var) -> bool:
+    return not var.consuming_blocks and all(reader.op_type == "mul" for reader in get_consumers(var))
 
 
-def _divides_only(var: Var, x: Var) -> bool:
+def _is_divisor_only(var: Var, x: Var) -> bool:
     """Whether `var`, a power of the norm of `x`, is used for nothing but to divide multiples of `x`."""
     pending = [var]
     while pending:
         power = pending.pop()
         if power.consuming_blocks:
             return False
-        for reader in consumers(power):
-            other = (reader.y if reader.x is power else reader.x) if reader.op_type in _PAIRS else None
+        for reader in get_consumers(power):
+            other = (reader.y if reader.x is power else reader.x) if reader.op_type in _BINARY_STEPS else None
             over = reader.op_type == "real_div" and reader.y is power
-            if (reader.op_type == "mul" or over) and _multiple(other, x):
+            if (reader.op_type == "mul" or over) and _is_multiple_of(other, x):
                 continue
             if reader.op_type == "pow":
                 other = reader.y
-            if reader.op_type not in _PAIRS + _ALONE or not (other is None or is_const(other)):
+            if reader.op_type not in _BINARY_STEPS + _UNARY_STEPS or not (other is None or is_const(other)):
                 return False
             if reader.op_type == "pow" and np.max(np.abs(reader.y.val)) > 1:
                 return False
@@ -94,9 +94,9 @@ def _divides_only(var: Var, x: Var) -> bool:
     return True
 
 
-def _multiple(var: Var | None, x: Var) -> bool:
+def _is_multiple_of(var: Var | None, x: Var) -> bool:
     """Whether `var` is `x` times something, so that it is 0 where `x` is."""
-    pending = [(var, _DEEP)]
+    pending = [(var, _MAX_PRODUCT_DEPTH)]
     while pending:
         one, depth = pending.pop()
         if one is x:
@@ -110,10 +110,10 @@ def _multiple(var: Var | None, x: Var) -> bool:
     return False
 
 
-def _batch_norm(op: Operation, old: float, least: float) -> tuple[str, bool]:
+def _find_batch_norm_dependence(op: Operation, old: float, least: float) -> tuple[str, bool]:
     if op.variance.val is None:
         return "the variances are compressed", True
     variance = float(np.min(op.variance.val))
-    if variance >= least * _HALF_UNIT:
+    if variance >= least * _NEGLIGIBLE_EPSILON_RATIO:
         return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
     return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True

@@ -9,78 +9,90 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.build import RewriteBuilder
-from ..core.query import consumers, is_symbolic
-from ._generated import Size, constant, line, sizes
-from ._lift import same_op
+from ..core.builder import RewriteBuilder
+from ..core.query import get_consumers, is_symbolic
+from ._conv_1d_lifting import rebuild_op
+from ._generated_constants import AxisSize, build_shared_const, extract_axis_line, trace_shape_sources
 
-__all__ = ["FILLS", "all_broadcast", "base_bytes", "broadcast", "dimensions", "full", "spread"]
+__all__ = [
+    "FILL_OPS",
+    "build_dynamic_fill",
+    "build_filled_const",
+    "can_all_readers_broadcast",
+    "count_static_bytes",
+    "read_fill_dimensions",
+    "rebuild_readers_with_scalar",
+]
 
-FILLS = ("fill", "fill_like")
-_BINARY = frozenset({
+FILL_OPS = ("fill", "fill_like")
+_BINARY_OPS = frozenset({
     "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 })
-_MOST = 64
+_MAX_READERS = 64
 "Readers that are looked at."
 
 
-def dimensions(op: Operation) -> list[int | Size | None]:
+def read_fill_dimensions(op: Operation) -> list[int | AxisSize | None]:
     """What each extent of the fill is: a number, the extent of another value, or computed otherwise."""
     made = op.outputs[0].shape
     if op.op_type == "fill_like":
-        return [Size(op.ref_tensor, axis) if is_symbolic(extent) else int(extent) for axis, extent in enumerate(made)]
-    found = sizes(op.shape)
+        return [
+            AxisSize(op.ref_tensor, axis) if is_symbolic(extent) else int(extent) for axis, extent in enumerate(made)
+        ]
+    found = trace_shape_sources(op.shape)
     found = found if found is not None and len(found) == len(made) else [None] * len(made)
     return [given if is_symbolic(extent) else int(extent) for extent, given in zip(made, found)]
 
 
-def all_broadcast(op: Operation, dims: Sequence[int | Size | None]) -> bool:
+def can_all_readers_broadcast(op: Operation, dims: Sequence[int | AxisSize | None]) -> bool:
     """Whether what reads the fill has the same shape and values when the fill is a single element."""
     made = op.outputs[0]
-    readers = consumers(made)
-    if made.consuming_blocks or not 0 < len(readers) <= _MOST:
+    readers = get_consumers(made)
+    if made.consuming_blocks or not 0 < len(readers) <= _MAX_READERS:
         return False
-    known = [{extent, each.var.shape[each.axis] if isinstance(each, Size) else extent}
+    known = [{extent, each.var.shape[each.axis] if isinstance(each, AxisSize) else extent}
              for extent, each in zip(made.shape, dims)]
-    return all(reader.enclosing_block is op.enclosing_block and _fits(reader, made, known) for reader in readers)
+    return all(
+        reader.enclosing_block is op.enclosing_block and _has_full_extents(reader, made, known) for reader in readers
+    )
 
 
-def _fits(reader: Operation, made: Var, known: Sequence[set[Any]]) -> bool:
+def _has_full_extents(reader: Operation, made: Var, known: Sequence[set[Any]]) -> bool:
     """Whether the other operands alone have every extent that the fill has."""
-    if reader.op_type not in _BINARY and reader.op_type != "select":
+    if reader.op_type not in _BINARY_OPS and reader.op_type != "select":
         return False
     names = ("a", "b") if reader.op_type == "select" else ("x", "y")
     others = [reader.inputs[name] for name in names if reader.inputs[name] is not made]
-    others = [other for other in others if other.op is None or other.op.op_type not in FILLS]
+    others = [other for other in others if other.op is None or other.op.op_type not in FILL_OPS]
     return all(1 in extents or any(
         other.rank >= behind and other.shape[-behind] in extents for other in others)
         for behind, extents in enumerate(reversed(known), start=1))
 
 
-def broadcast(mb: RewriteBuilder, op: Operation, number: np.generic) -> dict[Var, Var]:
+def rebuild_readers_with_scalar(mb: RewriteBuilder, op: Operation, number: np.generic) -> dict[Var, Var]:
     """The fill's readers once more, each with a single element in its place."""
     made = op.outputs[0]
-    one = full(mb, (1,) * made.rank, number)
+    one = build_filled_const(mb, (1,) * made.rank, number)
     instead = {}
-    for reader in consumers(made):
+    for reader in get_consumers(made):
         with mb.at(reader):
             given = {name: one for name, var in reader.inputs.items() if var is made}
-            instead[reader.outputs[0]] = same_op(mb, reader, **given)
+            instead[reader.outputs[0]] = rebuild_op(mb, reader, **given)
     return instead
 
 
-def full(mb: RewriteBuilder, shape: tuple[int, ...], number: np.generic) -> Var:
-    return constant(mb, ("filled", *shape, number.dtype.name, number.tobytes()),
-                    lambda: np.full(shape, number) if shape else number)
+def build_filled_const(mb: RewriteBuilder, shape: tuple[int, ...], number: np.generic) -> Var:
+    return build_shared_const(mb, ("filled", *shape, number.dtype.name, number.tobytes()),
+                              lambda: np.full(shape, number) if shape else number)
 
 
-def base_bytes(dims: Sequence[int | Size | None], number: np.generic) -> int:
-    """Bytes of what `full` holds of a fill: its axes of known size."""
+def count_static_bytes(dims: Sequence[int | AxisSize | None], number: np.generic) -> int:
+    """Bytes of what `build_filled_const` holds of a fill: its axes of known size."""
     return math.prod(extent for extent in dims if isinstance(extent, int)) * number.itemsize
 
 
-def spread(mb: RewriteBuilder, dims: Sequence[int | Size | None], number: np.generic) -> Var:
+def build_dynamic_fill(mb: RewriteBuilder, dims: Sequence[int | AxisSize | None], number: np.generic) -> Var:
     """A fill of a size known at run time, without a look at what the values hold that it has its size from.
 
     Nothing is greater than itself, neither a number nor an infinity nor NaN: cast, that is a 0 everywhere.
@@ -88,10 +100,10 @@ def spread(mb: RewriteBuilder, dims: Sequence[int | Size | None], number: np.gen
     truth = number.dtype == np.bool_
     held = np.float16(bool(number)) if truth else number
     dtype = {"float16": "fp16", "float32": "fp32"}[held.dtype.name]
-    made = full(mb, tuple(extent if isinstance(extent, int) else 1 for extent in dims), held)
+    made = build_filled_const(mb, tuple(extent if isinstance(extent, int) else 1 for extent in dims), held)
     for axis, size in enumerate(dims):
-        if isinstance(size, Size):
-            part = line(mb, size, len(dims), axis)
+        if isinstance(size, AxisSize):
+            part = extract_axis_line(mb, size, len(dims), axis)
             zeros = mb.cast(x=mb.greater(x=part, y=part), dtype=dtype)
             # 0 * 0 keeps the sign of the other 0, and 0 + x is x for what is not 0.
             made = mb.mul(x=zeros, y=made) if held == 0 else mb.add(x=zeros, y=made)

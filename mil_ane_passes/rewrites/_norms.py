@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.build import RewriteBuilder
-from ..core.query import is_const, is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.query import get_const_value, is_const, is_symbolic
 
-__all__ = ["FLOOR", "Norm", "largest", "norm_of", "respelt"]
+__all__ = ["FP16_MIN_NORMAL", "Norm", "build_largest_magnitude", "match_norm", "rebuild_scaled_factor"]
 
-FLOOR = 2.0**-14
+FP16_MIN_NORMAL = 2.0**-14
 "The smallest normal number of fp16; what is divided by never gets smaller."
-_HIGHEST = 65504.0
-_LONGEST = 16384
+_FP16_MAX = 65504.0
+_MAX_COUNT = 16384
 "Numbers up to 1 in a mean: their squares' mean is at least one over their count, which stays normal in fp16."
-_TOP = 32768.0
-_CLOSE = 2.0**-19
-_UNBOUNDED = 1e38
-_DEEP = 10
+_MAX_SQUARE_SUM = 32768.0
+_RELATIVE_TOLERANCE = 2.0**-19
+_INFINITY_THRESHOLD = 1e38
+_MAX_DEPTH = 10
 "Ops between the squares and the division that are looked through."
-_SMALLEST = 2.0**-42
-_EPSILON = {"rsqrt": 1e-12, "inverse": 1e-4}
-_REDUCTIONS = ("reduce_mean", "reduce_sum", "reduce_sum_square", "reduce_l2_norm")
+_MIN_EPSILON = 2.0**-42
+_DEFAULT_EPSILONS = {"rsqrt": 1e-12, "inverse": 1e-4}
+_REDUCTION_OPS = ("reduce_mean", "reduce_sum", "reduce_sum_square", "reduce_l2_norm")
 
 
 @dataclass
@@ -46,33 +46,33 @@ class Norm:
     def kept(self) -> tuple[object, ...]:
         """The shape of the sum when it keeps its axes."""
         source = self.reduce.x
-        axes = {axis % source.rank for axis in value(self.reduce.axes) or range(source.rank)}
+        axes = {axis % source.rank for axis in get_const_value(self.reduce.axes) or range(source.rank)}
         return tuple(1 if axis in axes else extent for axis, extent in enumerate(source.shape))
 
     @property
     def count(self) -> int | None:
         """How many numbers are summed; None where that is symbolic."""
         source = self.reduce.x
-        axes: list[int] = value(self.reduce.axes) or list(range(source.rank))
+        axes: list[int] = get_const_value(self.reduce.axes) or list(range(source.rank))
         extents = [source.shape[axis] for axis in axes]
         return None if any(map(is_symbolic, extents)) else math.prod(int(extent) for extent in extents)
 
 
-def norm_of(factor: Var, degree: int) -> Norm | None:
+def match_norm(factor: Var, degree: int) -> Norm | None:
     """The norm that `factor` is a power of, where that is `degree` (1 or -1); None where it is nothing of the kind."""
     path: list[Operation] = []
     foreign: str | None = None
     var = factor
-    for _ in range(_DEEP):
+    for _ in range(_MAX_DEPTH):
         op = var.op
         if op is None:
             return None
-        if op.op_type in _REDUCTIONS:
-            return _read(op, path, foreign, degree, factor)
+        if op.op_type in _REDUCTION_OPS:
+            return _parse_norm(op, path, foreign, degree, factor)
         if op.op_type in ("expand_dims", "reshape"):  # where it ends is looked at, not how
             var = op.x
             continue
-        inner = _inner(op)
+        inner = _find_step_input(op)
         if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only to say what it is
             inner, foreign = op.x, f"{op.op_type} gives '{op.outputs[0].name}', but not with a constant number above 0"
         if op.op_type == "cast":
@@ -84,27 +84,31 @@ def norm_of(factor: Var, degree: int) -> Norm | None:
     return None
 
 
-def _inner(op: Operation) -> Var | None:
+def _find_step_input(op: Operation) -> Var | None:
     """What a step of the path is computed from."""
     if op.op_type in ("sqrt", "rsqrt", "inverse"):
         return op.x
     if op.op_type == "pow":
-        return op.x if _exponent(op) in (0.5, -0.5) else None
+        return op.x if _read_exponent(op) in (0.5, -0.5) else None
     if op.op_type == "clip":
-        return op.x if number(op.alpha) is not None and value(op.beta, 0.0) > _UNBOUNDED else None
+        return (
+            op.x
+            if read_positive_scalar(op.alpha) is not None and get_const_value(op.beta, 0.0) > _INFINITY_THRESHOLD
+            else None
+        )
     if op.op_type in ("add", "maximum", "mul", "real_div"):
         for one, other in ((op.x, op.y), (op.y, op.x)):
-            if number(other) is not None:
+            if read_positive_scalar(other) is not None:
                 return one
     return None
 
 
-def _exponent(op: Operation) -> float | None:
+def _read_exponent(op: Operation) -> float | None:
     """The power a `pow` raises to, where it is one constant number."""
     return float(np.asarray(op.y.val).reshape(-1)[0]) if is_const(op.y) and math.prod(op.y.shape) == 1 else None
 
 
-def number(var: Var | None) -> float | None:
+def read_positive_scalar(var: Var | None) -> float | None:
     """The value of a constant of one element, where that is positive and finite, else None."""
     if var is None or not is_const(var) or math.prod(var.shape) != 1:  # asked of every factor: read none of the weights
         return None
@@ -112,53 +116,56 @@ def number(var: Var | None) -> float | None:
     return found if 0 < found < math.inf else None
 
 
-def _read(
+def _parse_norm(
     reduce: Operation, path: list[Operation], foreign: str | None, degree: int, factor: Var
 ) -> Norm | None:
-    x = _squared(reduce)
+    x = _find_squared_value(reduce)
     if x is None:
         return None
     norm = Norm(x, reduce, degree=1 if reduce.op_type == "reduce_l2_norm" else 2)
     if foreign is None:
-        if not all(_step(norm, op) for op in reversed(path)) or norm.degree != degree:
+        if not all(_append_step(norm, op) for op in reversed(path)) or norm.degree != degree:
             return None
     elif not any(op.op_type in ("sqrt", "rsqrt", "pow") for op in path):
         return None
-    norm.refusal = _refusal(norm, foreign, factor)
+    norm.refusal = _find_norm_obstacle(norm, foreign, factor)
     return norm
 
 
-def _squared(reduce: Operation) -> Var | None:
+def _find_squared_value(reduce: Operation) -> Var | None:
     """What the sum is of the squares of."""
     if reduce.op_type in ("reduce_sum_square", "reduce_l2_norm"):
         return reduce.x
     op = reduce.x.op
     if op is None or op.op_type not in ("square", "mul", "pow"):
         return None
-    if op.op_type == "mul" and op.x is not op.y or op.op_type == "pow" and _exponent(op) != 2:
+    if op.op_type == "mul" and op.x is not op.y or op.op_type == "pow" and _read_exponent(op) != 2:
         return None
     squared: Var = op.x
     return squared if squared.shape == op.outputs[0].shape else None  # a power may add axes: [[[2]]] does
 
 
-def _step(norm: Norm, op: Operation) -> bool:
+def _append_step(norm: Norm, op: Operation) -> bool:
     """Append what `op` does; False where the result is no power of a norm."""
     kind = op.op_type
     if kind == "pow":
-        kind = "sqrt" if _exponent(op) == 0.5 else "rsqrt"
+        kind = "sqrt" if _read_exponent(op) == 0.5 else "rsqrt"
     if kind in ("sqrt", "rsqrt", "inverse"):
-        _plus(norm, float(value(op.epsilon, _EPSILON[kind])) if op.op_type in _EPSILON else 0.0)
-        return _power(norm, kind)
+        _append_epsilon(
+            norm,
+            float(get_const_value(op.epsilon, _DEFAULT_EPSILONS[kind])) if op.op_type in _DEFAULT_EPSILONS else 0.0,
+        )
+        return _append_power(norm, kind)
     if kind == "clip":  # without an upper bound
-        norm.steps.append(("maximum", float(value(op.alpha))))
+        norm.steps.append(("maximum", float(get_const_value(op.alpha))))
         return norm.degree > 0
-    given, over = number(op.y), op.op_type == "real_div"
+    given, over = read_positive_scalar(op.y), op.op_type == "real_div"
     if given is None:
-        given = number(op.x)
+        given = read_positive_scalar(op.x)
         over = False
     assert given is not None
     if kind == "add":
-        _plus(norm, given)
+        _append_epsilon(norm, given)
     elif kind == "maximum" or over or kind == "mul":
         norm.steps.append(("over" if over else kind, given))
     else:
@@ -167,14 +174,14 @@ def _step(norm: Norm, op: Operation) -> bool:
     return norm.degree > 0 or kind not in ("add", "maximum")
 
 
-def _plus(norm: Norm, epsilon: float) -> None:
+def _append_epsilon(norm: Norm, epsilon: float) -> None:
     if epsilon > 0 and norm.steps and norm.steps[-1][0] == "add":
         epsilon += norm.steps.pop()[1]
     if epsilon > 0:
         norm.steps.append(("add", epsilon))
 
 
-def _power(norm: Norm, kind: str) -> bool:
+def _append_power(norm: Norm, kind: str) -> bool:
     if kind != "inverse" and abs(norm.degree) != 2:
         return False
     if norm.degree < 0 and norm.steps and norm.steps[-1][0] == "add":
@@ -184,7 +191,7 @@ def _power(norm: Norm, kind: str) -> bool:
     return True
 
 
-def _refusal(norm: Norm, foreign: str | None, factor: Var) -> str | None:
+def _find_norm_obstacle(norm: Norm, foreign: str | None, factor: Var) -> str | None:
     if _is_scaled(norm.x):
         return "x is divided by its largest magnitude already"
     if norm.reduce.op_type == "reduce_l2_norm":
@@ -196,15 +203,17 @@ def _refusal(norm: Norm, foreign: str | None, factor: Var) -> str | None:
     count = norm.count
     if count is None:
         return "the sum is over a symbolic dimension"
-    if count > _LONGEST:
-        return f"the sum is over {count} numbers, above {_LONGEST}: of numbers up to 1 its parts are too small for fp16"
+    if count > _MAX_COUNT:
+        return (
+            f"the sum is over {count} numbers, above {_MAX_COUNT}: of numbers up to 1 its parts are too small for fp16"
+        )
     top = 1.0 if norm.reduce.op_type == "reduce_mean" else float(count)
     for kind, given in norm.steps:
         top = top * given if kind == "mul" else top / given if kind == "over" else top
-        if kind in ("add", "maximum") and given < _SMALLEST:
+        if kind in ("add", "maximum") and given < _MIN_EPSILON:
             return f"an epsilon of {given:.3g} has no counterpart in fp16"
-        if top > _TOP:
-            return f"multiplied by {given:.6g} the sum of squares of numbers up to 1 may pass {_TOP:.0f}"
+        if top > _MAX_SQUARE_SUM:
+            return f"multiplied by {given:.6g} the sum of squares of numbers up to 1 may pass {_MAX_SQUARE_SUM:.0f}"
     return None
 
 
@@ -213,29 +222,29 @@ def _is_scaled(x: Var) -> bool:
     if x.op is None or x.op.op_type != "real_div":
         return False
     by = x.op.y
-    for _ in range(_DEEP):
+    for _ in range(_MAX_DEPTH):
         if by.op is None or by.op.op_type not in ("clip", "maximum", "add"):
             break
         by = by.op.x
     return by.op is not None and by.op.op_type == "reduce_max"
 
 
-def largest(mb: RewriteBuilder, norm: Norm) -> Var:
+def build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
     """The largest magnitude of each row of x, not smaller than what its epsilons are about, and finite."""
-    floor = max([FLOOR, *(_unit(given, degree)[0] for given, degree in _epsilons(norm))])
+    floor = max([FP16_MIN_NORMAL, *(_factor_epsilon(given, degree)[0] for given, degree in _collect_epsilons(norm))])
     axes, x = norm.reduce.axes, norm.x
-    key = None if axes is None else tuple(value(axes))
+    key = None if axes is None else tuple(get_const_value(axes))
 
     def make() -> Var:
         most = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
-        made: Var = mb.clip(x=most, alpha=np.float16(floor), beta=np.float16(_HIGHEST))
+        made: Var = mb.clip(x=most, alpha=np.float16(floor), beta=np.float16(_FP16_MAX))
         return made
 
     made: Var = mb.once(("largest", x, key, floor), make)
     return made
 
 
-def respelt(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
+def rebuild_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
     """The factor of `scaled`, which is x divided by `most`: the same steps, each epsilon divided by the power of `most`
     that the sum of squares at that point grows with."""
     made: Var
@@ -247,7 +256,7 @@ def respelt(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
     degree = 2
     for kind, given in norm.steps:
         if kind in ("add", "maximum"):
-            made = (mb.add if kind == "add" else mb.maximum)(x=made, y=_epsilon(mb, given, degree, most))
+            made = (mb.add if kind == "add" else mb.maximum)(x=made, y=_build_scaled_epsilon(mb, given, degree, most))
         elif kind in ("mul", "over"):
             made = (mb.mul if kind == "mul" else mb.real_div)(x=made, y=np.float16(given))
         else:
@@ -256,7 +265,7 @@ def respelt(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
     return made
 
 
-def _epsilons(norm: Norm) -> list[tuple[float, int]]:
+def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
     """Each epsilon and the power of x it stands beside."""
     found, degree = [], 2
     for kind, given in norm.steps:
@@ -266,24 +275,24 @@ def _epsilons(norm: Norm) -> list[tuple[float, int]]:
     return found
 
 
-def _unit(epsilon: float, degree: int) -> tuple[float, float]:
+def _factor_epsilon(epsilon: float, degree: int) -> tuple[float, float]:
     """(s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
     unit: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
     return unit, epsilon / unit**degree
 
 
-def _epsilon(mb: RewriteBuilder, epsilon: float, degree: int, most: Var) -> Var:
+def _build_scaled_epsilon(mb: RewriteBuilder, epsilon: float, degree: int, most: Var) -> Var:
     """`epsilon` over the power `degree` of `most`, by way of ratios of about 1, so that nothing of it gets too small.
 
     A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
     """
-    unit, rest = _unit(epsilon, degree)
+    unit, rest = _factor_epsilon(epsilon, degree)
     power: Var = mb.real_div(x=np.float16(unit), y=most)
     if degree == 2:
         power = mb.square(x=power)
     high = np.float16(rest)
     low = np.float16(rest - float(high))
     made: Var = power if high == 1 else mb.mul(x=power, y=high)
-    if abs(rest - float(high)) > _CLOSE * rest:
+    if abs(rest - float(high)) > _RELATIVE_TOLERANCE * rest:
         made = mb.add(x=made, y=mb.mul(x=power, y=low))
     return made

@@ -16,21 +16,29 @@ from itertools import pairwise
 import numpy as np
 from coremltools.converters.mil.mil import Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 
-__all__ = ["LEAST", "MOST", "Step", "by_fraction", "by_whole", "remainder", "steps_for"]
+__all__ = [
+    "MAX_DIVISOR",
+    "MIN_DIVISOR",
+    "DivisionStep",
+    "build_remainder",
+    "build_remainder_by_fraction",
+    "build_remainder_by_integer",
+    "plan_division_steps",
+]
 
-LEAST, MOST = 2.0**-14, 2.0**14
+MIN_DIVISOR, MAX_DIVISOR = 2.0**-14, 2.0**14
 "The divisors that are taken: their inverses are normal numbers."
-_LARGEST = 65504.0
-_BITS = 11
+_FP16_MAX = 65504.0
+_SIGNIFICAND_BITS = 11
 "Bits of an fp16 number."
-_SPAN = 8
+_MAX_QUOTIENT_BITS = 8
 "Bits of a quotient in one step: with more, it may be off by two."
 
 
 @dataclass(frozen=True)
-class Step:
+class DivisionStep:
     """A division with remainder: by what, by which factor, and what to subtract times the quotient."""
 
     divisor: float
@@ -42,33 +50,33 @@ class Step:
         return 5 + 2 * len(self.pieces)
 
 
-def steps_for(divisor: float, periods: int) -> list[Step]:
+def plan_division_steps(divisor: float, periods: int) -> list[DivisionStep]:
     """The steps for a positive `divisor`, of numbers of up to `periods` times it (0: all), with the fewest ops."""
-    reach = min(_LARGEST, periods * divisor) if periods else _LARGEST
+    reach = min(_FP16_MAX, periods * divisor) if periods else _FP16_MAX
     bits = max(1, math.ceil(math.log2(reach / divisor * (1 + 2.0**-9))))
-    plans = [_split(divisor, bits, count) for count in range(-(-bits // _SPAN), bits + 1)]
+    plans = [_split_quotient_bits(divisor, bits, count) for count in range(-(-bits // _MAX_QUOTIENT_BITS), bits + 1)]
     return min(plans, key=lambda plan: sum(step.ops for step in plan))
 
 
-def _split(divisor: float, bits: int, count: int) -> list[Step]:
+def _split_quotient_bits(divisor: float, bits: int, count: int) -> list[DivisionStep]:
     """`count` steps, the largest divisor first, each for about as many bits of the quotient."""
     ends = [bits * number // count for number in range(count, -1, -1)]
-    return [_step(divisor * 2.0**low, high - low) for high, low in pairwise(ends)]
+    return [_make_division_step(divisor * 2.0**low, high - low) for high, low in pairwise(ends)]
 
 
-def _step(divisor: float, bits: int) -> Step:
+def _make_division_step(divisor: float, bits: int) -> DivisionStep:
     inverse = np.float16(1 / divisor)
     if float(inverse) * divisor < 1:
         inverse = np.nextafter(inverse, np.float16(np.inf))
-    width, rest, pieces = _BITS - ((1 << bits) + 1).bit_length(), divisor, []
+    width, rest, pieces = _SIGNIFICAND_BITS - ((1 << bits) + 1).bit_length(), divisor, []
     while rest:
         mantissa, exponent = math.frexp(rest)
         pieces.append(math.ldexp(math.floor(math.ldexp(mantissa, width)), exponent - width))
         rest -= pieces[-1]
-    return Step(divisor, float(inverse), tuple(pieces))
+    return DivisionStep(divisor, float(inverse), tuple(pieces))
 
 
-def remainder(mb: RewriteBuilder, x: Var, steps: list[Step]) -> Var:
+def build_remainder(mb: RewriteBuilder, x: Var, steps: list[DivisionStep]) -> Var:
     """`x` mod the last step's divisor: at least 0 and less than that, as a number; rounded, it may be the divisor."""
     zero, last = np.float16(0), np.float16(steps[-1].divisor)
     left = mb.abs(x=x)
@@ -77,18 +85,18 @@ def remainder(mb: RewriteBuilder, x: Var, steps: list[Step]) -> Var:
         for piece in step.pieces:
             left = mb.sub(x=left, y=mb.mul(x=quotient, y=np.float16(piece)))
         if step is not steps[-1]:  # what is below zero in the end is raised with the sign of x
-            left = _raised(mb, left, np.float16(step.divisor))
+            left = _add_if_negative(mb, left, np.float16(step.divisor))
     signed = mb.select(cond=mb.less(x=x, y=zero), a=mb.sub(x=zero, y=left), b=left)
-    return _raised(mb, signed, last)
+    return _add_if_negative(mb, signed, last)
 
 
-def _raised(mb: RewriteBuilder, x: Var, by: np.float16) -> Var:
+def _add_if_negative(mb: RewriteBuilder, x: Var, by: np.float16) -> Var:
     """`x`, and `by` more where it is negative."""
     raised: Var = mb.select(cond=mb.less(x=x, y=np.float16(0)), a=mb.add(x=x, y=by), b=x)
     return raised
 
 
-def by_whole(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
+def build_remainder_by_integer(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
     """`x` mod 1, 2, 4, ... 32: x - d floor(floor(x) / d); the inner floor keeps small quotients from vanishing."""
     quotient = mb.floor(x=x)
     if divisor != 1:
@@ -98,7 +106,7 @@ def by_whole(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
     return rest
 
 
-def by_fraction(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
+def build_remainder_by_fraction(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
     """`x` mod 1/2, 1/4, ...: whole numbers are taken off first, as the quotient of all of x may be infinite."""
     near = mb.sub(x=x, y=mb.round(x=x))
     quotient = mb.floor(x=mb.mul(x=near, y=np.float16(1 / divisor)))

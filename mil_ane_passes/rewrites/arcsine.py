@@ -8,12 +8,12 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ..rules.elementary_functions import ElementaryFunctions
-from ._elementary import EVIDENCE, one, stands_back
+from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
 
-_ERRORS = {"asin": 1.79, "acos": 2.15}
+_MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}
 "Units in the last place by which the replacement is off at most, over all fp16 numbers."
 
 
@@ -48,7 +48,7 @@ class Arcsine(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "1.79 units in the last place for asin and 2.15 for acos, over all fp16 numbers"
     preset = "full"
-    roots = tuple(_ERRORS)
+    roots = tuple(_MAX_ERROR_ULPS)
     evidence = EVIDENCE
 
     max_error: float = 4.0
@@ -56,8 +56,8 @@ class Arcsine(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         part = "half" if op.op_type == "asin" else "a quarter of"
-        back = stands_back(op, _ERRORS[op.op_type], self.max_error)
-        return back or Hit(op, note=f"by the tangent of {part} the angle", ulps=_ERRORS[op.op_type])
+        back = reject_if_inaccurate(op, _MAX_ERROR_ULPS[op.op_type], self.max_error)
+        return back or Hit(op, note=f"by the tangent of {part} the angle", ulps=_MAX_ERROR_ULPS[op.op_type])
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one_, half = hit.op.x, np.float16(1), np.float16(0.5)
@@ -72,12 +72,14 @@ class Arcsine(Rewrite):
         return whole
 
     def examples(self) -> Iterable[Example]:
-        yield Example("asin", lambda: one("asin"), scale=0.4)
-        yield Example("acos", lambda: one("acos"), scale=0.4)
-        yield Example("asin within its domain", lambda: one("asin"), within=1.0)
-        yield Example("acos within its domain", lambda: one("acos"), within=1.0)
-        yield Example("flexible, for iOS15", lambda: one("acos", None, 3, opset=ct.target.iOS15), within=1.0)
-        yield Example("fp32", lambda: one("asin", dtype=types.fp32), reason=FP32)
-        yield Example("not good enough", lambda: one("acos"), options={"max_error": 2.0},
+        yield Example("asin", lambda: build_single_op("asin"), scale=0.4)
+        yield Example("acos", lambda: build_single_op("acos"), scale=0.4)
+        yield Example("asin within its domain", lambda: build_single_op("asin"), within=1.0)
+        yield Example("acos within its domain", lambda: build_single_op("acos"), within=1.0)
+        yield Example(
+            "flexible, for iOS15", lambda: build_single_op("acos", None, 3, opset=ct.target.iOS15), within=1.0
+        )
+        yield Example("fp32", lambda: build_single_op("asin", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("not good enough", lambda: build_single_op("acos"), options={"max_error": 2.0},
                       reason="off by up to 2.15 units in the last place, max_error=2")
-        yield Example("atan", lambda: one("atan"), reason="")
+        yield Example("atan", lambda: build_single_op("atan"), reason="")

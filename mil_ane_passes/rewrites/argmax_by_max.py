@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.query import consumers, is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.query import get_const_value, get_consumers, is_symbolic
 from ..rules.index_results import IndexResults
 
-_MOST = 1024
+_MAX_ELEMENTS = 1024
 "Twice as much is the largest whole number up to which all are fp16 numbers."
-_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
+_VALUE_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
 
 
 class ArgmaxByMax(Rewrite):
@@ -60,26 +60,28 @@ class ArgmaxByMax(Rewrite):
     preset = "full"
     roots = ("cast",)
     evidence = (
-        on_m4("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select "
-              "are accepted", rows=True),
+        cite_m4_study("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select "
+                      "are accepted", rows=True),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         found = op.x.op
-        if found is None or found.op_type not in _REDUCTIONS or not types.is_float(op.outputs[0].dtype):
+        if found is None or found.op_type not in _VALUE_REDUCTIONS or not types.is_float(op.outputs[0].dtype):
             return Miss(op, "no cast of a place to floating point", near=False)
-        axis = value(found.axis, -1)
+        axis = get_const_value(found.axis, -1)
         extent = found.x.shape[axis]
         if not types.is_float(found.x.dtype):
             return Miss(op, "the place of an integer", near=False)
         if found.x.dtype != types.fp16:
-            return Miss(op, FP32)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(extent):
             return Miss(op, "the place among elements whose number is known only at run time")
-        if not 0 < extent <= _MOST:
-            return Miss(op, f"the place among {extent} elements: with more than {_MOST} not every number is exact in "
-                            "fp16")
-        if found.outputs[0].consuming_blocks or not all(map(_to_float, consumers(found.outputs[0]))):
+        if not 0 < extent <= _MAX_ELEMENTS:
+            return Miss(
+                op,
+                f"the place among {extent} elements: with more than {_MAX_ELEMENTS} not every number is exact in fp16",
+            )
+        if found.outputs[0].consuming_blocks or not all(map(_is_cast_to_float, get_consumers(found.outputs[0]))):
             return Miss(op, "the int32 place is read as such, too")
         return Hit(op, note=f"the place among {extent} elements without int32", found=found, extent=int(extent),
                    axis=axis % found.x.rank)
@@ -93,9 +95,9 @@ class ArgmaxByMax(Rewrite):
             counted = mb.once(("places", extent, x.rank, axis, less), lambda: mb.const(val=places - np.float16(less)))
             return mb.mul(x=mb.cast(x=at, dtype="fp16"), y=counted)
 
-        most = getattr(mb, _REDUCTIONS[hit.found.op_type])(x=x, axes=[axis], keep_dims=True)
+        most = getattr(mb, _VALUE_REDUCTIONS[hit.found.op_type])(x=x, axes=[axis], keep_dims=True)
         key = mb.add(x=chosen(mb.equal(x=x, y=most), extent), y=chosen(mb.not_equal(x=x, y=x), 2 * extent))
-        keep = value(hit.found.keep_dims, False)
+        keep = get_const_value(hit.found.keep_dims, False)
         least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=np.float16(extent))
         below = mb.cast(x=mb.less(x=least, y=np.float16(0)), dtype="fp16")
         built: Var = mb.add(x=least, y=mb.mul(x=below, y=np.float16(extent)))
@@ -103,28 +105,30 @@ class ArgmaxByMax(Rewrite):
         return built if kind == types.fp16 else mb.cast(x=built, dtype=types.builtin_to_string(kind))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("largest", lambda: _placed("reduce_argmax"))
-        yield Example("smallest", lambda: _placed("reduce_argmin", axis=0, keep_dims=True))
-        yield Example("in the middle", lambda: _placed("reduce_argmax", axis=1, shape=(2, 5, 3)))
-        yield Example("returned in fp32", lambda: _placed("reduce_argmax", dtype="fp32"))
-        yield Example("of fp32", lambda: _placed("reduce_argmax", of=types.fp32), reason=FP32)
-        yield Example("read as int32", lambda: _placed("reduce_argmax", shown=True),
+        yield Example("largest", lambda: _build_arg_reduction("reduce_argmax"))
+        yield Example("smallest", lambda: _build_arg_reduction("reduce_argmin", axis=0, keep_dims=True))
+        yield Example("in the middle", lambda: _build_arg_reduction("reduce_argmax", axis=1, shape=(2, 5, 3)))
+        yield Example("returned in fp32", lambda: _build_arg_reduction("reduce_argmax", dtype="fp32"))
+        yield Example(
+            "of fp32", lambda: _build_arg_reduction("reduce_argmax", of=types.fp32), reason=FP32_UNSUPPORTED_REASON
+        )
+        yield Example("read as int32", lambda: _build_arg_reduction("reduce_argmax", shown=True),
                       reason="the int32 place is read as such, too")
-        yield Example("many", lambda: _placed("reduce_argmax", shape=(1, 3000)),
+        yield Example("many", lambda: _build_arg_reduction("reduce_argmax", shape=(1, 3000)),
                       reason="the place among 3000 elements: with more than 1024 not every number is exact in fp16")
-        yield Example("flexible", lambda: _placed("reduce_argmax", shape=(2, None)),
+        yield Example("flexible", lambda: _build_arg_reduction("reduce_argmax", shape=(2, None)),
                       reason="the place among elements whose number is known only at run time")
 
 
-def _to_float(op: Operation) -> bool:
+def _is_cast_to_float(op: Operation) -> bool:
     return op.op_type == "cast" and bool(types.is_float(op.outputs[0].dtype))
 
 
-def _placed(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False,
-            dtype: str = "fp16", of: type = types.fp16) -> Program:
+def _build_arg_reduction(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False,
+                         dtype: str = "fp16", of: type = types.fp16) -> Program:
     def body(x: Var) -> list[Var]:
         place = getattr(Builder, kind)(x=x, axis=axis, keep_dims=keep_dims, name="z")
         result = [Builder.cast(x=place, dtype=dtype, name="y")]
         return [*result, place] if shown else result
 
-    return program(body, dtype=of, x=shape)
+    return build_program(body, dtype=of, x=shape)

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
+from ..core.examples import build_program, make_weight
 from ..core.query import is_const
-from ._sums import scaled
+from ._accumulator_scaling import build_scaled_op
 
-_END = 32768.0
+_ACCUMULATOR_LIMIT = 32768.0
 "The magnitude from which on a partial sum is infinite."
-_LARGEST = 65504.0
-_MOST = 15
+_FP16_MAX = 65504.0
+_MAX_EXPONENT = 15
 "The largest power of two in fp16, by which a result is multiplied back."
 
 
@@ -68,56 +68,58 @@ class BoundedAccumulation(Rewrite):
             return Miss(op, "not computed in fp16", near=False)
         seen = None if self.measured is None else self.measured.get(op.outputs[0])
         if seen is None or seen.partial is None:
-            return self._unmeasured(op)
+            return self._make_unmeasured_miss(op)
         reach = seen.partial * self.margin
-        if reach < _END:
+        if reach < _ACCUMULATOR_LIMIT:
             return Miss(op, "partial sums stay within 32768", near=False)
-        if not seen.finite or seen.largest > _LARGEST:
+        if not seen.finite or seen.largest > _FP16_MAX:
             return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do "
                             "not help; keep it in fp32 or scale what comes before")
-        if not reach < _END * 2.0**_MOST:
+        if not reach < _ACCUMULATOR_LIMIT * 2.0**_MAX_EXPONENT:
             return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
         if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
             return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
-        exponent = max(1, math.floor(math.log2(reach / _END)) + 1)
+        exponent = max(1, math.floor(math.log2(reach / _ACCUMULATOR_LIMIT)) + 1)
         return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
                             "times smaller", exponent=exponent)
 
-    def _unmeasured(self, op: Operation) -> Miss:
+    def _make_unmeasured_miss(self, op: Operation) -> Miss:
         bias = op.inputs.get("bias")
         reach = float(np.abs(bias.val).max(initial=0.0)) if is_const(bias) else 0.0
-        if reach < _END:
+        if reach < _ACCUMULATOR_LIMIT:
             return Miss(op, "not measured: give feeds or ranges", near=False)
         return Miss(op, f"the bias reaches {reach:.4g}, sums end at 32768; give feeds or ranges to set the scale")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return scaled(mb, hit.op, hit.exponent)
+        return build_scaled_op(mb, hit.op, hit.exponent)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("conv", _conv, scale=64.0)
-        yield Example("linear", _linear, scale=64.0)
-        yield Example("matmul", _matmul, scale=64.0)
-        yield Example("small", _conv, reason="partial sums stay within 32768")
-        yield Example("not measured", _conv, measured=False, reason="not measured: give feeds or ranges")
-        yield Example("large bias", lambda: _conv(bias=40000.0), measured=False,
+        yield Example("conv", _build_conv, scale=64.0)
+        yield Example("linear", _build_linear, scale=64.0)
+        yield Example("matmul", _build_matmul, scale=64.0)
+        yield Example("small", _build_conv, reason="partial sums stay within 32768")
+        yield Example("not measured", _build_conv, measured=False, reason="not measured: give feeds or ranges")
+        yield Example("large bias", lambda: _build_conv(bias=40000.0), measured=False,
                       reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
-        yield Example("far beyond", _matmul, scale=64.0, options={"margin": 1e6},
+        yield Example("far beyond", _build_matmul, scale=64.0, options={"margin": 1e6},
                       reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
-        yield Example("fp32", lambda: program(lambda x: Builder.relu(x=Builder.linear(
-            x=x, weight=weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
+        yield Example("fp32", lambda: build_program(lambda x: Builder.relu(x=Builder.linear(
+            x=x, weight=make_weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
             reason="not computed in fp16")
 
 
-def _conv(bias: float = 32.0) -> Program:
+def _build_conv(bias: float = 32.0) -> Program:
     shifts = np.full(4, bias, dtype=np.float16)
-    return program(lambda x: Builder.conv(x=x, weight=weight(4, 8, 3, 3) * np.float16(64), bias=shifts, name="y"),
-                   x=(1, 8, 6, 6))
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 3, 3) * np.float16(64), bias=shifts, name="y"),
+        x=(1, 8, 6, 6),
+    )
 
 
-def _linear() -> Program:
-    return program(lambda x: Builder.linear(x=x, weight=weight(4, 8) * np.float16(512), name="y"), x=(3, 8))
+def _build_linear() -> Program:
+    return build_program(lambda x: Builder.linear(x=x, weight=make_weight(4, 8) * np.float16(512), name="y"), x=(3, 8))
 
 
-def _matmul() -> Program:
-    return program(lambda x, z: Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y"),
-                   x=(2, 3, 8), z=(2, 8, 8))
+def _build_matmul() -> Program:
+    return build_program(lambda x, z: Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y"),
+                         x=(2, 3, 8), z=(2, 8, 8))

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import for_authors
-from ..core.examples import program
-from ._lift import axis_of
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.examples import build_program
+from ._conv_1d_lifting import find_dummy_axis
 
 
 class CancelLiftPairs(Rewrite):
@@ -38,17 +38,17 @@ class CancelLiftPairs(Rewrite):
     preset = "safe"
     roots = ("expand_dims",)
     evidence = (
-        for_authors("avoid reshape and transpose between ops: each is a pass over the data"),
+        cite_apple_authoring_rules("avoid reshape and transpose between ops: each is a pass over the data"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        axis = axis_of(op)
+        axis = find_dummy_axis(op)
         if axis is None:
             return Miss(op, "not one axis, 2 or 3, of rank 4", near=False)
         source = op.x.op
         if source is None or source.op_type != "squeeze":
             return Miss(op, "x is not squeezed", near=False)
-        if axis_of(source) != axis:
+        if find_dummy_axis(source) != axis:
             return Miss(op, f"the squeeze drops another axis than the {axis} that is put back")
         return Hit(op, note="squeeze and expand_dims of the same axis")
 
@@ -57,18 +57,20 @@ class CancelLiftPairs(Rewrite):
         return wide
 
     def examples(self) -> Iterable[Example]:
-        yield Example("same axis", lambda: _pair([-1], [-1], (1, 4, 8, 1)))
-        yield Example("spelt differently", lambda: _pair([3], [-1], (1, 4, 8, 1)))
-        yield Example("axis 2", lambda: _pair([2], [2], (1, 4, 1, 8)))
-        yield Example("other axis", lambda: _pair([2], [-1], (1, 4, 1, 8)),
+        yield Example("same axis", lambda: _build_pair([-1], [-1], (1, 4, 8, 1)))
+        yield Example("spelt differently", lambda: _build_pair([3], [-1], (1, 4, 8, 1)))
+        yield Example("axis 2", lambda: _build_pair([2], [2], (1, 4, 1, 8)))
+        yield Example("other axis", lambda: _build_pair([2], [-1], (1, 4, 1, 8)),
                       reason="the squeeze drops another axis than the 3 that is put back")
-        yield Example("no squeeze", lambda: program(
+        yield Example("no squeeze", lambda: build_program(
             lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"), x=(1, 4, 8)),
             reason="x is not squeezed")
-        yield Example("first axis", lambda: _pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4")
+        yield Example(
+            "first axis", lambda: _build_pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4"
+        )
 
 
-def _pair(dropped: list[int], added: list[int], shape: tuple[int, ...]) -> Program:
-    return program(
+def _build_pair(dropped: list[int], added: list[int], shape: tuple[int, ...]) -> Program:
+    return build_program(
         lambda x: Builder.relu(x=Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added), name="y"),
         x=shape)

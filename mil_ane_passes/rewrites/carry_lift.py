@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import for_authors
-from ..core.examples import program, weight
-from ..core.layout import padded_bytes, size_text
-from ..core.query import consumers, itemsize, static_shape
-from ..core.words import counted
-from ._carry import carried
-from ._lift import HEIGHT, WIDTH, lowered, raised
-from ._regions import Region, expands, needed_narrow, regions
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.examples import build_program, make_weight
+from ..core.layout import compute_padded_bytes, format_bytes
+from ..core.query import get_consumers, get_itemsize, get_static_shape
+from ..core.text_format import format_count
+from ._conv_1d_lifting import HEIGHT, WIDTH, insert_dummy_axis, remove_dummy_axis
+from ._dummy_axis_ops import build_carried_op
+from ._lift_regions import LiftRegion, is_dummy_axis_expansion, is_needed_without_axis, iterate_lift_regions
 
 
 class CarryLift(BlockRewrite):
@@ -51,7 +51,7 @@ class CarryLift(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        for_authors("avoid reshape and transpose between ops: each is a pass over the data"),
+        cite_apple_authoring_rules("avoid reshape and transpose between ops: each is a pass over the data"),
     )
 
     most_padded: int = 1 << 20
@@ -60,12 +60,15 @@ class CarryLift(BlockRewrite):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):
-            for region in regions(block, at):
-                first, ops = region.ops[0], counted(len(region.ops), "op")
-                added = _padding(region)
+            for region in iterate_lift_regions(block, at):
+                first, ops = region.ops[0], format_count(len(region.ops), "op")
+                added = _count_padding_bytes(region)
                 if region.after < region.before and added > self.most_padded:
-                    yield Miss(first, f"{ops} carried with a last axis of one would add {size_text(added)} of padded "
-                                      f"rows, more than {size_text(self.most_padded)} (most_padded)")
+                    yield Miss(
+                        first,
+                        f"{ops} carried with a last axis of one would add {format_bytes(added)} of padded "
+                        f"rows, more than {format_bytes(self.most_padded)} (most_padded)",
+                    )
                 elif region.after < region.before:
                     yield Hit(first, region=region, note=f"{ops} carried with the dummy axis: {region.after} layout "
                                                          f"ops instead of {region.before}")
@@ -74,64 +77,67 @@ class CarryLift(BlockRewrite):
                                       f"{region.before}", near=region.after > region.before)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        region: Region = hit.region
+        region: LiftRegion = hit.region
         axis = HEIGHT if region.at == 3 else WIDTH
         twins: dict[Var, Var] = {}
 
         def wide(var: Var) -> Var:
             if var not in twins:
-                twins[var] = raised(mb, var, axis)
+                twins[var] = insert_dummy_axis(mb, var, axis)
             return twins[var]
 
         replaced: dict[Var, Var] = {}
         members = set(region.ops)
         for op in region.ops:
             with mb.at(op):
-                twins.update(zip(op.outputs, carried(mb, op, wide, region.at)))
+                twins.update(zip(op.outputs, build_carried_op(mb, op, wide, region.at)))
                 for var in op.outputs:
-                    if needed_narrow(var, members, mb.block, region.at):
-                        replaced[var] = lowered(mb, twins[var], axis)
+                    if is_needed_without_axis(var, members, mb.block, region.at):
+                        replaced[var] = remove_dummy_axis(mb, twins[var], axis)
         for var in region.values:
-            for reader in consumers(var):
+            for reader in get_consumers(var):
                 ours = reader is twins[var].op if var in twins else False
-                if expands(reader, mb.block, region.at) and not ours:
+                if is_dummy_axis_expansion(reader, mb.block, region.at) and not ours:
                     replaced[reader.outputs[0]] = wide(var)
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("activation", lambda: _chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125))))
-        yield Example("scale per channel", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(1, 4, 1))))
-        yield Example("scale along the length", lambda: _chain(lambda v: Builder.mul(x=weight(8), y=v)))
-        yield Example("scalar", lambda: _chain(lambda v: Builder.add(x=v, y=np.float16(0.5))))
-        yield Example("residual", lambda: _chain(lambda v: Builder.add(x=Builder.relu(x=v), y=v)))
-        yield Example("replicate pad and slice", lambda: _chain(lambda v: Builder.slice_by_index(
+        yield Example("activation", lambda: _build_chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125))))
+        yield Example("scale per channel", lambda: _build_chain(lambda v: Builder.mul(x=v, y=make_weight(1, 4, 1))))
+        yield Example("scale along the length", lambda: _build_chain(lambda v: Builder.mul(x=make_weight(8), y=v)))
+        yield Example("scalar", lambda: _build_chain(lambda v: Builder.add(x=v, y=np.float16(0.5))))
+        yield Example("residual", lambda: _build_chain(lambda v: Builder.add(x=Builder.relu(x=v), y=v)))
+        yield Example("replicate pad and slice", lambda: _build_chain(lambda v: Builder.slice_by_index(
             x=Builder.pad(x=v, pad=[2, 1], mode="replicate", constant_val=np.float16(0)),
             begin=[0, 0, 1], end=[0, 0, -2], begin_mask=[True, True, False], end_mask=[True, True, False])))
-        yield Example("constant pad", lambda: _chain(lambda v: Builder.pad(
+        yield Example("constant pad", lambda: _build_chain(lambda v: Builder.pad(
             x=v, pad=[0, 0, 1, 1, 2, 0], constant_val=np.float16(0.5))))
-        yield Example("concat", lambda: _chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
-        yield Example("gated split", lambda: _chain(lambda v: Builder.mul(**dict(zip(
+        yield Example("concat", lambda: _build_chain(lambda v: Builder.concat(values=[v, Builder.relu(x=v)], axis=-2)))
+        yield Example("gated split", lambda: _build_chain(lambda v: Builder.mul(**dict(zip(
             "xy", Builder.split(x=v, num_splits=2, axis=1))))))
-        yield Example("two ways in", _fork)
-        yield Example("conv between", lambda: _chain(lambda v: Builder.conv(x=v, weight=weight(4, 4, 3))))
-        yield Example("large", lambda: _chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125)), length=8000),
-                      reason="1 op carried with a last axis of one would add 1.98 MB of padded rows, more than 1.05 MB "
-                             "(most_padded)")
-        yield Example("on axis 2", lambda: _chain(lambda v: Builder.mul(x=v, y=weight(4, 1)), axis=2))
-        yield Example("softmax is no bridge", lambda: _chain(lambda v: Builder.softmax(x=v, axis=-1)),
+        yield Example("two ways in", _build_fork)
+        yield Example("conv between", lambda: _build_chain(lambda v: Builder.conv(x=v, weight=make_weight(4, 4, 3))))
+        yield Example(
+            "large",
+            lambda: _build_chain(lambda v: Builder.leaky_relu(x=v, alpha=np.float16(0.125)), length=8000),
+            reason="1 op carried with a last axis of one would add 1.98 MB of padded rows, more than 1.05 MB "
+            "(most_padded)",
+        )
+        yield Example("on axis 2", lambda: _build_chain(lambda v: Builder.mul(x=v, y=make_weight(4, 1)), axis=2))
+        yield Example("softmax is no bridge", lambda: _build_chain(lambda v: Builder.softmax(x=v, axis=-1)),
                       reason="")
-        yield Example("every value is returned", _taps,
+        yield Example("every value is returned", _build_taps,
                       reason="carrying 3 ops would leave 3 layout ops where there are 2")
 
 
-def _padding(region: Region) -> int:
+def _count_padding_bytes(region: LiftRegion) -> int:
     """The bytes of padded rows that carrying adds: what the ops make gets the dummy axis as its last one."""
     made = [var for op in region.ops for var in op.outputs] if region.at == 3 else []
-    sizes = [(shape, itemsize(var)) for var in made if (shape := static_shape(var)) is not None]
-    return sum(padded_bytes((*shape, 1), size) - padded_bytes(shape, size) for shape, size in sizes)
+    sizes = [(shape, get_itemsize(var)) for var in made if (shape := get_static_shape(var)) is not None]
+    return sum(compute_padded_bytes((*shape, 1), size) - compute_padded_bytes(shape, size) for shape, size in sizes)
 
 
-def _chain(between: object, axis: int = -1, length: int = 8) -> Program:
+def _build_chain(between: object, axis: int = -1, length: int = 8) -> Program:
     assert callable(between)
     shape = (1, 4, length, 1) if axis == -1 else (1, 4, 1, length)
 
@@ -139,20 +145,20 @@ def _chain(between: object, axis: int = -1, length: int = 8) -> Program:
         middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))
         return Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)
 
 
-def _fork() -> Program:
+def _build_fork() -> Program:
     """Two ops on one input, each expanded afterwards: one expand_dims before both will do."""
 
     def body(x: Var) -> Var:
         ends = [Builder.expand_dims(x=op(x=x), axes=[-1]) for op in (Builder.relu, Builder.sigmoid)]
         return Builder.add(x=ends[0], y=ends[1], name="y")
 
-    return program(body, x=(1, 4, 8))
+    return build_program(body, x=(1, 4, 8))
 
 
-def _taps() -> Program:
+def _build_taps() -> Program:
     """Each of three values in a row is an output of the function as well."""
 
     def body(x: Var) -> list[Var]:
@@ -163,4 +169,4 @@ def _taps() -> Program:
             taps.append(value)
         return [*taps, Builder.relu(x=Builder.expand_dims(x=value, axes=[-1]), name="y")]
 
-    return program(body, x=(1, 4, 8, 1))
+    return build_program(body, x=(1, 4, 8, 1))

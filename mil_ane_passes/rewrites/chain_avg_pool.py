@@ -7,16 +7,16 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import private
-from ..core.examples import program
-from ..core.limits import evidence_of
-from ..core.query import value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_private_route
+from ..core.examples import build_program
+from ..core.limits import collect_evidence
+from ..core.query import get_const_value
 from ..rules.max_pool_kernel import MaxPoolKernel
 from ..rules.old_pools import OldPools
-from . import _windows as windows
-from ._mean_windows import Axis, axis_of, built
+from . import _pool_windows as windows
+from ._avg_pool_axes import AxisPlan, build_axis_means, plan_axis
 
 
 class ChainAvgPool(Rewrite):
@@ -50,8 +50,8 @@ class ChainAvgPool(Rewrite):
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (
-        private("a pool's window ends at 29 on M1, at 31 later"),
-        *evidence_of("pool-kernel", "pool-stride"),
+        cite_private_route("a pool's window ends at 29 on M1, at 31 later"),
+        *collect_evidence("pool-kernel", "pool-stride"),
     )
 
     always: bool = False
@@ -61,20 +61,27 @@ class ChainAvgPool(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         looked_at = self.generations
-        refused = windows.candidate(op, looked_at, self.always)
+        refused = windows.match_large_window(op, looked_at, self.always)
         if isinstance(refused, Miss):
             return refused
         large, pads = refused
-        skipped = op.op_type == "avg_pool" and value(op.exclude_padding_from_average, False)
-        whole = [at for at in windows.whole(op, pads) if skipped or op.op_type == "l2_pool" or not any(pads[at - 2])]
+        skipped = op.op_type == "avg_pool" and get_const_value(op.exclude_padding_from_average, False)
+        whole = [
+            at
+            for at in windows.find_fully_covered_axes(op, pads)
+            if skipped or op.op_type == "l2_pool" or not any(pads[at - 2])
+        ]
         if op.op_type == "l2_pool" and len(whole) < len(pads):
             return Miss(op, "an l2_pool of more than one window: its parts would have to be squared again")
-        axes: list[Axis] = []
-        most = windows.largest(op, looked_at, self.always)
-        for at, size in enumerate(value(op.kernel_sizes), 2):
-            fine = windows.fine_steps(op, looked_at, self.always) or value(op.strides, [1] * 3)[at - 2] <= 2
+        axes: list[AxisPlan] = []
+        most = windows.find_max_window_sides(op, looked_at, self.always)
+        for at, size in enumerate(get_const_value(op.kernel_sizes), 2):
+            fine = (
+                windows.has_supported_strides(op, looked_at, self.always)
+                or get_const_value(op.strides, [1] * 3)[at - 2] <= 2
+            )
             if at not in whole and (size > most[at - 2] or not fine):
-                found = axis_of(op, at, pads[at - 2], most[at - 2], fine, self.max_copies)
+                found = plan_axis(op, at, pads[at - 2], most[at - 2], fine, self.max_copies)
                 if isinstance(found, str):
                     return Miss(op, found)
                 axes.append(found)
@@ -88,34 +95,46 @@ class ChainAvgPool(Rewrite):
             reduce = mb.reduce_mean if op.op_type == "avg_pool" else mb.reduce_l2_norm
             x = reduce(x=x, axes=hit.whole, keep_dims=True)
         for axis in hit.axes:
-            x = built(mb, x, axis)
+            x = build_axis_means(mb, x, axis)
         left = [at for at in range(2, x.rank) if at not in done]
-        if any(value(parameter, [1] * 3)[at - 2] > 1 for at in left for parameter in (op.kernel_sizes, op.strides)):
-            x = mb.avg_pool(x=x, **_rest(op, done))
+        if any(
+            get_const_value(parameter, [1] * 3)[at - 2] > 1
+            for at in left
+            for parameter in (op.kernel_sizes, op.strides)
+        ):
+            x = mb.avg_pool(x=x, **_read_remaining_inputs(op, done))
         return x
 
     def examples(self) -> Iterable[Example]:
-        yield Example("all", lambda: _pool([40, 8], shape=(1, 2, 40, 8)))
-        yield Example("windows", lambda: _pool([2, 40], strides=[2, 40], shape=(1, 2, 6, 85), pad_type="same"))
-        yield Example("overlapping windows", lambda: _pool([40], strides=[16], pad_type="same", shape=(1, 2, 90)))
-        yield Example("parts", lambda: _pool([2, 36], pad_type="same", shape=(2, 2, 6, 50)))
-        yield Example("both axes", lambda: _pool([34, 35], strides=[17, 1], pad_type="same", shape=(1, 2, 60, 40)))
-        yield Example("a long stride", lambda: _pool([3, 2], strides=[1, 3], shape=(1, 2, 4, 12)),
+        yield Example("all", lambda: _build_avg_pool([40, 8], shape=(1, 2, 40, 8)))
+        yield Example(
+            "windows", lambda: _build_avg_pool([2, 40], strides=[2, 40], shape=(1, 2, 6, 85), pad_type="same")
+        )
+        yield Example(
+            "overlapping windows", lambda: _build_avg_pool([40], strides=[16], pad_type="same", shape=(1, 2, 90))
+        )
+        yield Example("parts", lambda: _build_avg_pool([2, 36], pad_type="same", shape=(2, 2, 6, 50)))
+        yield Example(
+            "both axes", lambda: _build_avg_pool([34, 35], strides=[17, 1], pad_type="same", shape=(1, 2, 60, 40))
+        )
+        yield Example("a long stride", lambda: _build_avg_pool([3, 2], strides=[1, 3], shape=(1, 2, 4, 12)),
                       options={"always": True})
-        yield Example("fits", lambda: _pool([13, 13]), reason="fits")
-        yield Example("a prime", lambda: _pool([1, 37]),
+        yield Example("fits", lambda: _build_avg_pool([13, 13]), reason="fits")
+        yield Example("a prime", lambda: _build_avg_pool([1, 37]),
                       reason="window 37 is not 8 or fewer equal parts of at most 31")
-        yield Example("padding left out", lambda: _pool([1, 36], pad_type="same", exclude_padding_from_average=True),
-                      reason="padding is left out of the average, so what sums are divided by differs from place to "
-                             "place")
-        yield Example("old chips only", lambda: _pool([4, 4], strides=[4, 4]),
+        yield Example(
+            "padding left out",
+            lambda: _build_avg_pool([1, 36], pad_type="same", exclude_padding_from_average=True),
+            reason="padding is left out of the average, so what sums are divided by differs from place to place",
+        )
+        yield Example("old chips only", lambda: _build_avg_pool([4, 4], strides=[4, 4]),
                       reason="refused by A12 and A13 only; name one of them as the target")
-        yield Example("fp32", lambda: _pool([40, 40], dtype=types.fp32), reason=FP32)
+        yield Example("fp32", lambda: _build_avg_pool([40, 40], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 
-def _rest(op: Operation, done: list[int]) -> dict[str, Any]:
+def _read_remaining_inputs(op: Operation, done: list[int]) -> dict[str, Any]:
     """The inputs of `op` but x, for the axes that are not done."""
-    kept = {name: value(var) for name, var in op.inputs.items() if name != "x" and var is not None}
+    kept = {name: get_const_value(var) for name, var in op.inputs.items() if name != "x" and var is not None}
     for name in ("kernel_sizes", "strides", "pad"):
         each = 2 if name == "pad" else 1
         for at in done if name in kept else []:
@@ -123,7 +142,14 @@ def _rest(op: Operation, done: list[int]) -> dict[str, Any]:
     return kept
 
 
-def _pool(sizes: list[int], *, shape: tuple[int | None, ...] = (1, 2, 45, 45), strides: list[int] | None = None,
-          pad_type: str = "valid", dtype: Any = types.fp16, **parameters: Any) -> Program:
-    return program(lambda x: Builder.avg_pool(x=x, kernel_sizes=sizes, strides=strides or [1] * len(sizes),
-                                              pad_type=pad_type, name="y", **parameters), dtype=dtype, x=shape)
+def _build_avg_pool(
+    sizes: list[int],
+    *,
+    shape: tuple[int | None, ...] = (1, 2, 45, 45),
+    strides: list[int] | None = None,
+    pad_type: str = "valid",
+    dtype: Any = types.fp16,
+    **parameters: Any,
+) -> Program:
+    return build_program(lambda x: Builder.avg_pool(x=x, kernel_sizes=sizes, strides=strides or [1] * len(sizes),
+                                                    pad_type=pad_type, name="y", **parameters), dtype=dtype, x=shape)

@@ -8,17 +8,22 @@ from math import prod
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import surgery_tip
-from ..core.examples import program
-from ..core.limits import evidence_of
-from ..core.query import consumers, is_const, static_shape
-from ..core.words import counted
+from ..core.evidence import cite_surgery_tip
+from ..core.examples import build_program
+from ..core.limits import collect_evidence
+from ..core.query import get_consumers, get_static_shape, is_const
+from ..core.text_format import format_count
 from ..rules.dimension_limit import DimensionLimit
-from ._lift import same_op
-from ._lopsided import balanced, operands, refuses, regions
-from ._spared import taken_by
+from ._conv_1d_lifting import rebuild_op
+from ._long_axis_regions import (
+    find_balanced_shape,
+    get_elementwise_operands,
+    is_shape_unsupported,
+    iterate_long_axis_regions,
+)
+from ._target_gate import describe_supporting_targets
 
 
 class ChunkLopsided(BlockRewrite):
@@ -54,32 +59,38 @@ class ChunkLopsided(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        *evidence_of("spatial"),
-        surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
+        *collect_evidence("spatial"),
+        cite_surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
     )
 
     always: bool = False
     "Also where a generation that is looked at takes the values as they are."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for ops, shape in regions(block, self.generations):
+        for ops, shape in iterate_long_axis_regions(block, self.generations):
             inside, made = set(ops), [var for op in ops for var in op.outputs]
-            entering = {var for op in ops for var in operands(op) if var.op not in inside and not is_const(var)
-                        and static_shape(var) == shape}
+            entering = {
+                var
+                for op in ops
+                for var in get_elementwise_operands(op)
+                if var.op not in inside and not is_const(var) and get_static_shape(var) == shape
+            }
             leaving = [var for var in made if var.consuming_blocks or any(
-                reader not in inside for reader in consumers(var))]
-            refused = [each for each in self.generations if refuses(shape, each)]
-            chosen = balanced(prod(shape), refused)
+                reader not in inside for reader in get_consumers(var))]
+            refused = [each for each in self.generations if is_shape_unsupported(shape, each)]
+            chosen = find_balanced_shape(prod(shape), refused)
             if len(refused) < len(self.generations) and not self.always:
-                yield Miss(ops[0], taken_by(self.generations, refused))
+                yield Miss(ops[0], describe_supporting_targets(self.generations, refused))
             elif len(entering) + len(leaving) >= len(ops):
-                yield Miss(ops[0], f"{len(entering) + len(leaving)} reshapes for {counted(len(ops), 'op')}: no less is "
-                                   "refused")
+                yield Miss(
+                    ops[0],
+                    f"{len(entering) + len(leaving)} reshapes for {format_count(len(ops), 'op')}: no less is refused",
+                )
             elif chosen is None:
                 yield Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
             else:
                 yield Hit(ops[0], ops=ops, leaving=leaving, old=shape, new=chosen, covers=ops,
-                          note=f"{counted(len(ops), 'op')} on {'x'.join(map(str, shape))} as "
+                          note=f"{format_count(len(ops), 'op')} on {'x'.join(map(str, shape))} as "
                                f"{'x'.join(map(str, chosen))}")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
@@ -88,7 +99,7 @@ class ChunkLopsided(BlockRewrite):
         def view(var: Var) -> Var:
             if var.rank == 0:
                 return var
-            shape = hit.new if static_shape(var) == hit.old else (1,) * len(hit.new)
+            shape = hit.new if get_static_shape(var) == hit.old else (1,) * len(hit.new)
             if is_const(var):
                 return mb.reshaped(var, shape)
             if var not in shown:
@@ -98,30 +109,30 @@ class ChunkLopsided(BlockRewrite):
         replaced: dict[Var, Var] = {}
         for op in hit.ops:
             with mb.at(op):
-                shown[op.outputs[0]] = same_op(mb, op, **{
+                shown[op.outputs[0]] = rebuild_op(mb, op, **{
                     name: view(op.inputs[name]) for name in ("cond", "a", "b", "x", "y") if name in op.inputs})
                 if op.outputs[0] in hit.leaving:
                     replaced[op.outputs[0]] = mb.reshape(x=shown[op.outputs[0]], shape=np.array(hit.old, np.int32))
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a signal", lambda: _signal(70000))
-        yield Example("a gain of each signal", lambda: _signal(70000, lambda x: Builder.mul(
+        yield Example("a signal", lambda: _build_signal(70000))
+        yield Example("a gain of each signal", lambda: _build_signal(70000, lambda x: Builder.mul(
             x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True))))
-        yield Example("one op", lambda: program(lambda x: Builder.relu(x=x), x=(70000,)),
+        yield Example("one op", lambda: build_program(lambda x: Builder.relu(x=x), x=(70000,)),
                       reason="2 reshapes for 1 op: no less is refused")
-        yield Example("a prime", lambda: _signal(70001),
+        yield Example("a prime", lambda: _build_signal(70001),
                       reason="70001 elements have no divisor that leaves both axes short enough")
-        yield Example("taken on M4", lambda: _signal(20000),
+        yield Example("taken on M4", lambda: _build_signal(20000),
                       reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("short", lambda: _signal(16384), reason="")
+        yield Example("short", lambda: _build_signal(16384), reason="")
 
 
-def _signal(length: int, first: object = None) -> Program:
+def _build_signal(length: int, first: object = None) -> Program:
     def body(x: Var) -> Var:
         value = first(x) if callable(first) else Builder.relu(x=x)
         value = Builder.mul(x=value, y=np.float16(0.5))
         result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
         return result
 
-    return program(body, x=(1, length))
+    return build_program(body, x=(1, length))

@@ -8,15 +8,21 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import is_const, is_symbolic, value
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_const_value, is_const, is_symbolic
 from ..rules.masks_at_run_time import MasksAtRunTime
-from ._generated import Size, constant, first_elements, line, too_large
+from ._generated_constants import (
+    AxisSize,
+    build_shared_const,
+    cut_const_to_length,
+    describe_size_excess,
+    extract_axis_line,
+)
 
-_DEEPEST = 2048
+_MAX_EXACT_INTEGER = 2048
 
 
 class ConstantBandPart(Rewrite):
@@ -44,8 +50,8 @@ class ConstantBandPart(Rewrite):
     preset = "full"
     roots = ("band_part",)
     evidence = (
-        on_m4("band_part is refused; select is accepted"),
-        private("band_part is supported nowhere, select everywhere"),
+        cite_m4_study("band_part is refused; select is accepted"),
+        cite_private_route("band_part is supported nowhere, select everywhere"),
     )
 
     longest: int = 0
@@ -56,24 +62,26 @@ class ConstantBandPart(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         if types.is_int(op.x.dtype):
             return Miss(op, "a band of integers, which the ANE does not take either")
-        lower, upper = (int(value(op.inputs[side])) for side in ("lower", "upper"))
+        lower, upper = (int(get_const_value(op.inputs[side])) for side in ("lower", "upper"))
         if lower < 0 and upper < 0:
             return Hit(op, note="the band is the whole matrix", band=None)
         rows, columns = op.x.shape[-2:]
         if is_symbolic(rows) or is_symbolic(columns):
-            return self._flexible(op, lower, upper)
+            return self._match_flexible(op, lower, upper)
         if int(rows) * int(columns) > self.max_bytes:
-            return Miss(op, too_large(int(rows) * int(columns), self.max_bytes))
+            return Miss(op, describe_size_excess(int(rows) * int(columns), self.max_bytes))
         return Hit(op, note=f"{lower} below and {upper} above the diagonal of {rows} x {columns}",
                    band=(int(rows), int(columns), lower, upper), flexible=False)
 
-    def _flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
+    def _match_flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
         """A matrix of a size known at run time: the places of its rows and columns are cut to that from constants."""
         if self.longest < 1:
             return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
         known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
-        if max(self.longest, lower, upper, *known) > _DEEPEST:
-            return Miss(op, f"places or bounds above {_DEEPEST}, beyond which fp16 does not hold all whole numbers")
+        if max(self.longest, lower, upper, *known) > _MAX_EXACT_INTEGER:
+            return Miss(
+                op, f"places or bounds above {_MAX_EXACT_INTEGER}, beyond which fp16 does not hold all whole numbers"
+            )
         if not types.is_float(op.x.dtype):
             return Miss(op, "a band of truth values of a size known at run time")
         return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} places",
@@ -86,16 +94,16 @@ class ConstantBandPart(Rewrite):
             whole: Var = mb.identity(x=x)
             return whole
         if hit.flexible:
-            return self._compared(mb, x, *hit.band[2:])
+            return self._select_by_comparison(mb, x, *hit.band[2:])
         if is_const(x):
             *_, lower, upper = hit.band
-            known: Var = mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_inside(*hit.band), x.val, 0))
+            known: Var = mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_make_band_mask(*hit.band), x.val, 0))
             return known
-        mask = constant(mb, ("band", *hit.band), lambda: _inside(*hit.band))
+        mask = build_shared_const(mb, ("band", *hit.band), lambda: _make_band_mask(*hit.band))
         kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
         return kept
 
-    def _compared(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
+    def _select_by_comparison(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
         """Selected where row and column, compared as numbers, are no further apart than the bounds."""
         number = types.nptype_from_builtin(x.dtype)  # numpy 1 makes float64 of number(0) + lower
         below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
@@ -110,42 +118,48 @@ class ConstantBandPart(Rewrite):
         dtype = types.nptype_from_builtin(x.dtype)
         count = self.longest if is_symbolic(x.shape[axis]) else int(x.shape[axis])
         shape = (count, 1) if axis == x.rank - 2 else (1, count)
-        places = constant(mb, ("places", *shape, dtype.__name__), lambda: np.arange(count, dtype=dtype).reshape(shape))
+        places = build_shared_const(
+            mb, ("places", *shape, dtype.__name__), lambda: np.arange(count, dtype=dtype).reshape(shape)
+        )
         if not is_symbolic(x.shape[axis]):
             return places
-        return first_elements(mb, places, line(mb, Size(x, axis), 2, axis - x.rank + 2), axis - x.rank + 2)
+        return cut_const_to_length(
+            mb, places, extract_axis_line(mb, AxisSize(x, axis), 2, axis - x.rank + 2), axis - x.rank + 2
+        )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("causal", lambda: _band((1, 8, 16), lower=-1, upper=0))
-        yield Example("above", lambda: _band((4, 6), lower=0, upper=-1))
-        yield Example("a band", lambda: _band((2, 2, 5, 3), lower=1, upper=2))
-        yield Example("all of it", lambda: _band((3, 3)))
-        yield Example("of truth", _of_truth)
-        yield Example("any number of matrices", lambda: _band((None, 3, 4), upper=0))
-        yield Example("integers", lambda: _band((3, 3), dtype=types.int32, upper=0),
+        yield Example("causal", lambda: _build_band_part((1, 8, 16), lower=-1, upper=0))
+        yield Example("above", lambda: _build_band_part((4, 6), lower=0, upper=-1))
+        yield Example("a band", lambda: _build_band_part((2, 2, 5, 3), lower=1, upper=2))
+        yield Example("all of it", lambda: _build_band_part((3, 3)))
+        yield Example("of truth", _build_bool_band)
+        yield Example("any number of matrices", lambda: _build_band_part((None, 3, 4), upper=0))
+        yield Example("integers", lambda: _build_band_part((3, 3), dtype=types.int32, upper=0),
                       reason="a band of integers, which the ANE does not take either")
-        yield Example("any size up to", lambda: _band((None, None), lower=1, upper=0), options={"longest": 16})
-        yield Example("any size", lambda: _band((None, 4), upper=0), reason=(
+        yield Example(
+            "any size up to", lambda: _build_band_part((None, None), lower=1, upper=0), options={"longest": 16}
+        )
+        yield Example("any size", lambda: _build_band_part((None, 4), upper=0), reason=(
             "the size of the matrix is symbolic; with longest=N constants of N places are cut to it"))
-        yield Example("large", lambda: _band((64, 64), upper=0), options={"max_bytes": 4000},
+        yield Example("large", lambda: _build_band_part((64, 64), upper=0), options={"max_bytes": 4000},
                       reason="the constant is 4096 bytes, above max_bytes=4000")
 
 
-def _inside(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
+def _make_band_mask(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
     """Where i - j is up to `lower` and j - i up to `upper`; a negative one is no bound."""
     below = np.arange(rows)[:, None] - np.arange(columns)
     inside: np.ndarray[Any, Any] = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return inside
 
 
-def _band(shape: tuple[int | None, ...], dtype: Any = types.fp16, **band: int) -> Program:
-    return program(lambda x: Builder.band_part(x=x, name="y", **band), dtype=dtype, x=shape)
+def _build_band_part(shape: tuple[int | None, ...], dtype: Any = types.fp16, **band: int) -> Program:
+    return build_program(lambda x: Builder.band_part(x=x, name="y", **band), dtype=dtype, x=shape)
 
 
-def _of_truth() -> Program:
+def _build_bool_band() -> Program:
     def body(x: Var) -> Var:
         band = Builder.band_part(x=Builder.greater(x=x, y=np.float16(0)), lower=0, upper=1)
         result: Var = Builder.cast(x=band, dtype="fp16", name="y")
         return result
 
-    return program(body, x=(4, 4))
+    return build_program(body, x=(4, 4))

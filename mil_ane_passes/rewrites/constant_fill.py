@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.examples import program
+from ..core.examples import build_program
 from ..core.targets import Gate
 from ..rules.fills import Fills
-from ._fills import FILLS, all_broadcast, base_bytes, broadcast, dimensions, full, spread
-from ._generated import too_large
+from ._fills import (
+    FILL_OPS,
+    build_dynamic_fill,
+    build_filled_const,
+    can_all_readers_broadcast,
+    count_static_bytes,
+    read_fill_dimensions,
+    rebuild_readers_with_scalar,
+)
+from ._generated_constants import describe_size_excess
 
 _BEFORE_M4 = Gate(last="m3")
 
@@ -46,7 +54,7 @@ class ConstantFill(BlockRewrite):
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
-    roots = FILLS
+    roots = FILL_OPS
 
     max_bytes: int = 1 << 20
     "Bytes of one constant, at most."
@@ -55,31 +63,31 @@ class ConstantFill(BlockRewrite):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
-            if op.op_type in FILLS:
-                yield self._one(op)
+            if op.op_type in FILL_OPS:
+                yield self._match_op(op)
 
-    def _one(self, op: Operation) -> Hit | Miss:
-        older = [_BEFORE_M4.admits(generation) for generation in self.generations]
+    def _match_op(self, op: Operation) -> Hit | Miss:
+        older = [_BEFORE_M4.includes(generation) for generation in self.generations]
         if op.op_type == "fill_like" and not any(older) and not self.always:
             return Miss(op, "fill_like is accepted on M4", near=False)
         made = op.outputs[0]
         if op.value.val is None or any(extent == 0 for extent in made.shape):
             return Miss(op, "its number or its elements are none", near=False)
-        dims = dimensions(op)
+        dims = read_fill_dimensions(op)
         number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(made.dtype))[()]
         facts: dict[str, Any] = {"dims": dims, "number": number}
-        if all_broadcast(op, dims):
+        if can_all_readers_broadcast(op, dims):
             return Hit(op, note="one element, which its readers broadcast", one=True, **facts)
-        nbytes = base_bytes(dims, number)
+        nbytes = count_static_bytes(dims, number)
         if nbytes > self.max_bytes:
-            return Miss(op, too_large(nbytes, self.max_bytes))
+            return Miss(op, describe_size_excess(nbytes, self.max_bytes))
         if all(isinstance(extent, int) for extent in dims):
             return Hit(op, note=f"a constant of {nbytes} bytes", one=False, **facts)
-        reason = self._cannot_spread(op, dims, all(older))
+        reason = self._find_dynamic_fill_obstacle(op, dims, all(older))
         return Miss(op, reason) if reason else Hit(op, note="zeros of a size known at run time, and the number",
                                                    one=False, **facts)
 
-    def _cannot_spread(self, op: Operation, dims: list[Any], older: bool) -> str:
+    def _find_dynamic_fill_obstacle(self, op: Operation, dims: list[Any], older: bool) -> str:
         """Why a fill of a size known at run time is left alone."""
         if None in dims:
             return "its shape is computed, and not from the extents of other values"
@@ -91,48 +99,51 @@ class ConstantFill(BlockRewrite):
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         if hit.one:
-            return broadcast(mb, hit.op, hit.number)
+            return rebuild_readers_with_scalar(mb, hit.op, hit.number)
         made = hit.op.outputs[0]
         if not all(isinstance(extent, int) for extent in hit.dims):
-            return {made: spread(mb, hit.dims, hit.number)}
-        held = full(mb, tuple(hit.dims), hit.number)
+            return {made: build_dynamic_fill(mb, hit.dims, hit.number)}
+        held = build_filled_const(mb, tuple(hit.dims), hit.number)
         return {made: mb.identity(x=held) if made.consuming_blocks else held}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("added", _added)
-        yield Example("read as it is", lambda: program(
-            lambda x: _turned(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)))
-        yield Example("as large as another", lambda: program(
-            lambda x: _turned(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3)))
-        yield Example("rows of another", _rows)
-        yield Example("as large as another at run time", _alike, options={"always": True})
-        yield Example("taken on M4", _alike, reason="taken on M4; name an older target, or always=true")
-        yield Example("large", lambda: program(
-            lambda x: _turned(x, Builder.fill(shape=[2, 64], value=np.float16(1))), x=(2, 3)),
+        yield Example("added", _build_added_fill)
+        yield Example("read as it is", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)))
+        yield Example("as large as another", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3)))
+        yield Example("rows of another", _build_row_fill)
+        yield Example("as large as another at run time", _build_fill_like, options={"always": True})
+        yield Example("taken on M4", _build_fill_like, reason="taken on M4; name an older target, or always=true")
+        yield Example("large", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))), x=(2, 3)),
             options={"max_bytes": 200}, reason="the constant is 256 bytes, above max_bytes=200")
-        yield Example("constant", lambda: program(lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)),
-                      reason="")
+        yield Example(
+            "constant",
+            lambda: build_program(lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)),
+            reason="",
+        )
 
 
-def _added() -> Program:
-    return program(
+def _build_added_fill() -> Program:
+    return build_program(
         lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"), x=(2, None))
 
 
-def _turned(x: Var, filled: Var) -> list[Var]:
+def _transpose_filled(x: Var, filled: Var) -> list[Var]:
     return [Builder.relu(x=x), Builder.transpose(x=filled, perm=[1, 0], name="y")]
 
 
-def _alike() -> Program:
-    return program(lambda x: [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")],
-                   x=(2, None))
+def _build_fill_like() -> Program:
+    return build_program(lambda x: [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")],
+                         x=(2, None))
 
 
-def _rows() -> Program:
+def _build_row_fill() -> Program:
     """What torch.full((x.shape[0], 3), -1) becomes."""
     def body(x: Var) -> list[Var]:
         rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
         shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)
         return [Builder.relu(x=x), Builder.fill(shape=shape, value=np.float16(-1), name="y")]
 
-    return program(body, x=(None, 4))
+    return build_program(body, x=(None, 4))

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import notes, on_m4
-from ..core.examples import program
-from ..core.query import is_symbolic, value
+from ..core.evidence import cite_m4_study, cite_xcode_notes
+from ..core.examples import build_program
+from ..core.query import get_const_value, is_symbolic
 from ..rules.range_1d import Range1d
-from ._generated import Size, constant, first_elements, float_ends, line, replaced, sizes, too_large
+from ._generated_constants import (
+    AxisSize,
+    build_shared_const,
+    cut_const_to_length,
+    describe_size_excess,
+    extract_axis_line,
+    find_float_casts,
+    replace_float_casts,
+    trace_shape_sources,
+)
 
 
 class ConstantRange(BlockRewrite):
@@ -51,8 +60,8 @@ class ConstantRange(BlockRewrite):
     preset = "full"
     roots = ("range_1d",)
     evidence = (
-        on_m4("range_1d is refused, and runs on no GPU either; slice_by_index and concat are accepted"),
-        notes("range_1d, which is torch.arange, runs on the CPU only"),
+        cite_m4_study("range_1d is refused, and runs on no GPU either; slice_by_index and concat are accepted"),
+        cite_xcode_notes("range_1d, which is torch.arange, runs on the CPU only"),
     )
 
     longest: int = 0
@@ -63,25 +72,25 @@ class ConstantRange(BlockRewrite):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
             if op.op_type == "range_1d":
-                yield self._one(op)
+                yield self._match_op(op)
 
-    def _one(self, op: Operation) -> Hit | Miss:
-        start, end, step = (value(op.inputs[name]) for name in ("start", "end", "step"))
+    def _match_op(self, op: Operation) -> Hit | Miss:
+        start, end, step = (get_const_value(op.inputs[name]) for name in ("start", "end", "step"))
         if start is None or step is None or is_symbolic(start) or is_symbolic(step):
             return Miss(op, "its start or step is known only at run time")
         count = op.outputs[0].shape[0]
         if end is None or is_symbolic(count):
-            return self._flexible(op, start, step)
+            return self._match_flexible(op, start, step)
         if count < 1:
             return Miss(op, "a range of no elements cannot be stored")
         kind = op.outputs[0].dtype
-        return self._too_many(op, int(count), kind) or self._held(
+        return self._reject_if_too_large(op, int(count), kind) or self._held(
             op, start + np.arange(int(count), dtype=np.float64) * step, kind, f"{count} numbers")
 
-    def _flexible(self, op: Operation, start: float, step: float) -> Hit | Miss:
-        found = sizes(op.end)
+    def _match_flexible(self, op: Operation, start: float, step: float) -> Hit | Miss:
+        found = trace_shape_sources(op.end)
         size = found[0] if found and len(found) == 1 else None
-        if not isinstance(size, Size):
+        if not isinstance(size, AxisSize):
             return Miss(op, "its end is computed, and not the length of an axis")
         if (start, step) != (0, 1):
             return Miss(op, f"from {start:g} in steps of {step:g} to a length known at run time; from 0 by 1 it could "
@@ -89,20 +98,20 @@ class ConstantRange(BlockRewrite):
         if self.longest < 1:
             return Miss(op, "its end is a length known only at run time; with longest=N a constant of N is cut to it")
         whole = types.is_int(op.outputs[0].dtype)
-        ends = float_ends(op) if whole else None
+        ends = find_float_casts(op) if whole else None
         if whole and ends is None:
             return Miss(op, "its numbers are read as integers, which the ANE does not take")
         kind = ends.kind if ends else op.outputs[0].dtype
-        return self._too_many(op, self.longest, kind) or self._held(
+        return self._reject_if_too_large(op, self.longest, kind) or self._held(
             op, np.arange(self.longest, dtype=np.float64), kind, f"up to {self.longest} numbers", ends, size)
 
-    def _too_many(self, op: Operation, count: int, kind: Any) -> Miss | None:
+    def _reject_if_too_large(self, op: Operation, count: int, kind: Any) -> Miss | None:
         """Why `count` numbers of `kind` are not made, without making them: a package declares any count."""
         size = count * np.dtype(types.nptype_from_builtin(kind)).itemsize
-        return Miss(op, too_large(size, self.max_bytes)) if size > self.max_bytes else None
+        return Miss(op, describe_size_excess(size, self.max_bytes)) if size > self.max_bytes else None
 
     def _held(
-        self, op: Operation, numbers: Any, kind: Any, note: str, ends: Any = None, size: Size | None = None,
+        self, op: Operation, numbers: Any, kind: Any, note: str, ends: Any = None, size: AxisSize | None = None,
     ) -> Hit | Miss:
         """The hit, or why a constant of `kind` cannot hold `numbers`."""
         held = numbers.astype(types.nptype_from_builtin(kind))
@@ -114,40 +123,40 @@ class ConstantRange(BlockRewrite):
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         dtype = types.nptype_from_builtin(hit.kind)
         numbers = hit.numbers.astype(dtype)
-        made = constant(mb, ("numbers", len(numbers), dtype.__name__, numbers.tobytes()), lambda: numbers)
+        made = build_shared_const(mb, ("numbers", len(numbers), dtype.__name__, numbers.tobytes()), lambda: numbers)
         if hit.size is not None:
-            like = line(mb, hit.size, 1, 0)
+            like = extract_axis_line(mb, hit.size, 1, 0)
             like = like if like.dtype == hit.kind else mb.cast(x=like, dtype=types.builtin_to_string(hit.kind))
-            made = first_elements(mb, made, like, 0)
-        return replaced(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
+            made = cut_const_to_length(mb, made, like, 0)
+        return replace_float_casts(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("of the length of an axis", _positions, options={"longest": 64})
-        yield Example("fixed", lambda: _range(np.float16(1), np.float16(4), np.float16(0.5)))
-        yield Example("integers", lambda: _range(np.int32(0), np.int32(12), np.int32(2), cast=True))
-        yield Example("downwards", lambda: _range(np.float16(3), np.float16(-3), np.float16(-1)))
-        yield Example("no bound", _positions, reason=(
+        yield Example("of the length of an axis", _build_positions, options={"longest": 64})
+        yield Example("fixed", lambda: _build_range(np.float16(1), np.float16(4), np.float16(0.5)))
+        yield Example("integers", lambda: _build_range(np.int32(0), np.int32(12), np.int32(2), cast=True))
+        yield Example("downwards", lambda: _build_range(np.float16(3), np.float16(-3), np.float16(-1)))
+        yield Example("no bound", _build_positions, reason=(
             "its end is a length known only at run time; with longest=N a constant of N is cut to it"))
-        yield Example("too long for fp16", _positions, options={"longest": 3000},
+        yield Example("too long for fp16", _build_positions, options={"longest": 3000},
                       reason="fp16 does not hold all of its numbers")
-        yield Example("tenths", lambda: _range(np.float16(0), np.float16(0.55), np.float16(0.1)),
+        yield Example("tenths", lambda: _build_range(np.float16(0), np.float16(0.55), np.float16(0.1)),
                       reason="fp16 does not hold all of its numbers")
 
 
-def _range(start: Any, end: Any, step: Any, cast: bool = False) -> Program:
+def _build_range(start: Any, end: Any, step: Any, cast: bool = False) -> Program:
     def body(x: Var) -> list[Var]:
         counted = Builder.range_1d(start=start, end=end, step=step)
         row = Builder.expand_dims(x=Builder.cast(x=counted, dtype="fp16") if cast else counted, axes=[0], name="y")
         return [row, Builder.relu(x=x)]
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
-def _positions() -> Program:
+def _build_positions() -> Program:
     """What torch.arange(x.shape[1]).half() becomes."""
     def body(x: Var) -> list[Var]:
         length = Builder.gather(x=Builder.shape(x=x), indices=np.int32(1), axis=0)
         counted = Builder.range_1d(start=np.int32(0), end=length, step=np.int32(1))
         return [Builder.relu(x=x), Builder.cast(x=counted, dtype="fp16", name="y")]
 
-    return program(body, x=(2, None))
+    return build_program(body, x=(2, None))

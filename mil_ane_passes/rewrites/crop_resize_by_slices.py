@@ -9,15 +9,15 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private_quirk
-from ..core.examples import program
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study, cite_private_quirk
+from ..core.examples import build_program
 from ..core.query import is_const, is_symbolic
 from ..rules.crop_resize import CropResize
-from ._crops import cropped, crops_of
+from ._crop_boxes import build_crop, plan_crops
 
-_BOXES = ("boxes", "box_indices", "roi")
+_BOX_INPUTS = ("boxes", "box_indices", "roi")
 
 
 class CropResizeBySlices(Rewrite):
@@ -53,35 +53,37 @@ class CropResizeBySlices(Rewrite):
     preset = "full"
     roots = ("crop_resize",)
     evidence = (
-        on_m4("crop_resize is refused, and runs on no GPU either; resize and slices are accepted"),
-        private_quirk("slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
-                      "transposing the axis away and back is right on all"),
+        cite_m4_study("crop_resize is refused, and runs on no GPU either; resize and slices are accepted"),
+        cite_private_quirk(
+            "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
+            "transposing the axis away and back is right on all"
+        ),
     )
 
     max_parts: int = 64
     "The most slices that all boxes together may take."
 
     def match(self, op: Operation) -> Hit | Miss:
-        computed = [name for name in _BOXES if op.inputs.get(name) is not None and not is_const(op.inputs[name])]
+        computed = [name for name in _BOX_INPUTS if op.inputs.get(name) is not None and not is_const(op.inputs[name])]
         if computed:
             return Miss(op, f"its {computed[0]} are computed when the model runs")
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
         if any(map(is_symbolic, op.x.shape[2:])):
             return Miss(op, "an image whose height or width is known only at run time")
-        crops = crops_of(op)
+        crops = plan_crops(op)
         if isinstance(crops, str):
             return Miss(op, crops)
         parts = sum(crop.parts for crop in dict.fromkeys(crops))
         if parts > self.max_parts:
             return Miss(op, f"{parts} slices for {len(crops)} boxes, max_parts={self.max_parts}")
-        bitwise = all(crop.bitwise and crop.exact for crop in crops)
+        bitwise = all(crop.is_bitwise and crop.exact for crop in crops)
         return Hit(op, note=f"{len(crops)} constant boxes by {parts} slices", crops=crops,
                    exactness=Exactness.BITWISE if bitwise else None,
                    moves=0.0 if all(crop.exact for crop in crops) else self.moves)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        made = {crop: cropped(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
+        made = {crop: build_crop(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
         values = [made[crop] for crop in hit.crops]
         if hit.op.outputs[0].rank == hit.op.x.rank:
             joined: Var = values[0] if len(values) == 1 else mb.concat(values=values, axis=0)
@@ -90,40 +92,44 @@ class CropResizeBySlices(Rewrite):
         return stacked
 
     def examples(self) -> Iterable[Example]:
-        yield Example("corners on elements", lambda: _crop([[1, 2, 4, 6]]))
-        yield Example("patches", lambda: _crop([[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]]))
-        yield Example("two images, backwards", lambda: _crop(
+        yield Example("corners on elements", lambda: _build_crop([[1, 2, 4, 6]]))
+        yield Example("patches", lambda: _build_crop([[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]]))
+        yield Example("two images, backwards", lambda: _build_crop(
             [[4, 0, 0.5, 3], [1, 5.25, 3, 2]], indices=[1, 0], shape=(2, 2, 6, 7)))
-        yield Example("between elements", lambda: _crop(
+        yield Example("between elements", lambda: _build_crop(
             [[0.296875, 0.203125, 0.8984375, 0.703125]], normalized_coordinates=True, sampling_mode="OFFSET_CORNERS"))
-        yield Example("leaves the image", lambda: _crop([[-1, 0.5, 4, 9]]))
-        yield Example("all images, iOS15", lambda: _roi([[0, 0, 4, 4], [1, 1.5, 3, 3]]))
-        yield Example("by index, iOS16", lambda: _roi([[0, 1, 1, 4, 4]], shape=(1, 2, 6, 6), opset=ct.target.iOS16))
-        yield Example("leaves the image, filled with 1", lambda: _crop([[-1, 0, 4, 4]], pad_value=np.float16(1)),
+        yield Example("leaves the image", lambda: _build_crop([[-1, 0.5, 4, 9]]))
+        yield Example("all images, iOS15", lambda: _build_roi_crop([[0, 0, 4, 4], [1, 1.5, 3, 3]]))
+        yield Example(
+            "by index, iOS16", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(1, 2, 6, 6), opset=ct.target.iOS16)
+        )
+        yield Example("leaves the image, filled with 1", lambda: _build_crop([[-1, 0, 4, 4]], pad_value=np.float16(1)),
                       reason="a box that leaves the image, filled with 1: only zeros are padded")
-        yield Example("outside", lambda: _crop([[-4, 0, -2, 4]]),
+        yield Example("outside", lambda: _build_crop([[-4, 0, -2, 4]]),
                       reason="a box whose points are all outside of the image")
-        yield Example("NaN", lambda: _crop([[0, 0, np.nan, 4]]), reason="a box with an infinite or NaN corner")
-        yield Example("many", lambda: _crop([[0, 0, at, 4] for at in range(1, 6)] * 2, shape=(1, 2, 6, 7)),
+        yield Example("NaN", lambda: _build_crop([[0, 0, np.nan, 4]]), reason="a box with an infinite or NaN corner")
+        yield Example("many", lambda: _build_crop([[0, 0, at, 4] for at in range(1, 6)] * 2, shape=(1, 2, 6, 7)),
                       options={"max_parts": 4}, reason="5 slices for 10 boxes, max_parts=4")
-        yield Example("symbolic", lambda: _crop([[0, 0, 2, 2]], shape=(1, 2, None, 7)),
+        yield Example("symbolic", lambda: _build_crop([[0, 0, 2, 2]], shape=(1, 2, None, 7)),
                       reason="an image whose height or width is known only at run time")
-        yield Example("by index of two images", lambda: _roi([[0, 1, 1, 4, 4]], shape=(2, 2, 6, 6)), reason=(
+        yield Example("by index of two images", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(2, 2, 6, 6)), reason=(
             "one image for each box, of 2: its shape is documented with one image and inferred with all"))
-        yield Example("computed", lambda: program(lambda x, boxes: Builder.crop_resize(
+        yield Example("computed", lambda: build_program(lambda x, boxes: Builder.crop_resize(
             x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
             x=(1, 2, 6, 7), boxes=(2, 4)), reason="its boxes are computed when the model runs")
-        yield Example("fp32", lambda: _crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32)
+        yield Example("fp32", lambda: _build_crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 
-def _crop(boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any) -> Program:
+def _build_crop(
+    boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any
+) -> Program:
     size = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | how
-    return program(lambda x: Builder.crop_resize(
+    return build_program(lambda x: Builder.crop_resize(
         x=x, boxes=np.array(boxes, np.float32), box_indices=np.array(indices or [0] * len(boxes), np.int32), name="y",
         **size), dtype=dtype, x=shape)
 
 
-def _roi(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
+def _build_roi_crop(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
     roi = np.array(boxes, np.float16)
-    return program(lambda x: Builder.crop_resize(
+    return build_program(lambda x: Builder.crop_resize(
         x=x, roi=roi.reshape(len(roi), 1, -1, 1, 1), target_height=3, target_width=4, name="y"), opset=opset, x=shape)

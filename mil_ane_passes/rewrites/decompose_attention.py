@@ -9,14 +9,14 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
 from ..core.query import is_symbolic
 from ..rules.several_attentions import SeveralAttentions
 
-_MASKED = -4e4
+_MASKED_SCORE = -4e4
 "What a score becomes where a boolean mask is false: Apple's number."
 
 
@@ -58,21 +58,21 @@ class DecomposeAttention(Rewrite):
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "
                   "falls back to the CPU without an error", os="macOS 26.5 and 26.6", date="2026-08-26",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/89"),
-        on_m4("contradicts it for one: scaled_dot_product_attention is accepted, with a mask, too"),
+        cite_m4_study("contradicts it for one: scaled_dot_product_attention is accepted, with a mask, too"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         width, mask = op.query.shape[-1], op.attn_mask
         if op.query.dtype != types.fp16:
-            return Miss(op, FP32)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(width):
             return Miss(op, "the width of a head is not known before the model runs")
         if mask is not None and mask.dtype not in (types.bool, types.fp16):
             return Miss(op, "the mask is fp32 beside fp16 queries: rounding it might make it infinite")
-        if mask is not None and not _fits(mask.shape, (*op.query.shape[:-1], op.key.shape[-2])):
+        if mask is not None and not _can_broadcast_mask(mask.shape, (*op.query.shape[:-1], op.key.shape[-2])):
             return Miss(op, "the mask has more rows or heads than the queries")
         return Hit(op, note=f"attention over keys of {op.key.shape[-2]} places, heads of {width}",
-                   factors=factors(int(width)))
+                   factors=find_scale_factors(int(width)))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, scaled = hit.op, hit.op.query
@@ -80,27 +80,27 @@ class DecomposeAttention(Rewrite):
             scaled = mb.mul(x=scaled, y=factor)
         scores = mb.matmul(x=scaled, y=op.key, transpose_y=True)
         if op.attn_mask is not None and op.attn_mask.dtype == types.bool:
-            scores = mb.select(cond=op.attn_mask, a=scores, b=np.float16(_MASKED))
+            scores = mb.select(cond=op.attn_mask, a=scores, b=np.float16(_MASKED_SCORE))
         elif op.attn_mask is not None:
             scores = mb.add(x=scores, y=op.attn_mask)
         result: Var = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=op.value)
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("plain", lambda: _attention(16), within=2.0)
-        yield Example("a head of 48", lambda: _attention(48), within=2.0)
-        yield Example("float mask", lambda: _attention(16, lambda m: m), within=2.0)
-        yield Example("boolean mask", lambda: _attention(
+        yield Example("plain", lambda: _build_attention(16), within=2.0)
+        yield Example("a head of 48", lambda: _build_attention(48), within=2.0)
+        yield Example("float mask", lambda: _build_attention(16, lambda m: m), within=2.0)
+        yield Example("boolean mask", lambda: _build_attention(
             16, lambda m: Builder.greater(x=m, y=np.float16(0))), within=2.0)
-        yield Example("fp32", lambda: _attention(16, dtype=types.fp32), reason=FP32)
-        yield Example("fp32 mask", lambda: _attention(16, lambda m: Builder.cast(x=m, dtype="fp32")),
+        yield Example("fp32", lambda: _build_attention(16, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("fp32 mask", lambda: _build_attention(16, lambda m: Builder.cast(x=m, dtype="fp32")),
                       reason="the mask is fp32 beside fp16 queries: rounding it might make it infinite")
-        yield Example("open heads", lambda: _attention(None),
+        yield Example("open heads", lambda: _build_attention(None),
                       reason="the width of a head is not known before the model runs")
 
 
 @cache
-def factors(width: int) -> tuple[np.float16, ...]:
+def find_scale_factors(width: int) -> tuple[np.float16, ...]:
     """fp16 numbers whose product is 1 / sqrt(width): one where that is exact, else the nearest two."""
     wanted = 1 / np.sqrt(width)
     if np.float64(np.float16(wanted)) == wanted:
@@ -111,7 +111,7 @@ def factors(width: int) -> tuple[np.float16, ...]:
     return first[best], second[best]
 
 
-def _fits(mask: tuple[object, ...], scores: tuple[object, ...]) -> bool:
+def _can_broadcast_mask(mask: tuple[object, ...], scores: tuple[object, ...]) -> bool:
     """Whether a mask of that shape leaves the scores' shape as it is; of open dimensions that is taken for granted."""
     if len(mask) > len(scores):
         return False
@@ -119,7 +119,7 @@ def _fits(mask: tuple[object, ...], scores: tuple[object, ...]) -> bool:
     return all(one == 1 or one == other or is_symbolic(one) or is_symbolic(other) for one, other in pairs)
 
 
-def _attention(width: int | None, mask: object = None, dtype: object = types.fp16) -> Program:
+def _build_attention(width: int | None, mask: object = None, dtype: object = types.fp16) -> Program:
     def body(q: Var, k: Var, v: Var, m: Var | None = None) -> Var:
         given = {"attn_mask": mask(m)} if callable(mask) else {}
         result: Var = Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y", **given)
@@ -128,4 +128,4 @@ def _attention(width: int | None, mask: object = None, dtype: object = types.fp1
     shapes: dict[str, tuple[int | None, ...]] = {"q": (1, 2, 3, width), "k": (1, 2, 8, width), "v": (1, 2, 8, 8)}
     if mask is not None:
         shapes["m"] = (1, 2, 3, 8)
-    return program(body, opset=ct.target.iOS18, dtype=dtype, **shapes)
+    return build_program(body, opset=ct.target.iOS18, dtype=dtype, **shapes)

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.query import consumers
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.query import get_consumers
 from ..core.targets import Gate
-from ._broadcasts import BROADCASTING, repeated
-from ._lift import same_op
+from ._broadcasts import BROADCASTING_OPS, iterate_repeated_operands
+from ._conv_1d_lifting import rebuild_op
 
 
 class DropBroadcastTile(Rewrite):
@@ -43,25 +43,33 @@ class DropBroadcastTile(Rewrite):
     preset = "full"
     targets = Gate(first="m4")
     level, confidence = "note", "low"
-    roots = BROADCASTING
+    roots = BROADCASTING_OPS
     evidence = (
-        on_m4("add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons and select are accepted with "
-              "every broadcast"),
-        Community("a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
-                  "units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
-                  source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
-        Community("contradicts it for the NeuralNetwork format: a product with channel broadcast leaves the ANE",
-                  source="https://github.com/hollance/neural-engine/issues/2", date="2020-07-14"),
+        cite_m4_study(
+            "add, sub, mul, real_div, pow, floor_div, maximum, minimum, comparisons and select are accepted with "
+            "every broadcast"
+        ),
+        Community(
+            "a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
+            "units allowed became slower for it (24.6 to 31.8 ms)",
+            chip="M4",
+            source="https://github.com/kasper0406/stablehlo-coreml/issues/105",
+        ),
+        Community(
+            "contradicts it for the NeuralNetwork format: a product with channel broadcast leaves the ANE",
+            source="https://github.com/hollance/neural-engine/issues/2",
+            date="2020-07-14",
+        ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        found = list(repeated(op))
+        found = list(iterate_repeated_operands(op))
         if not found:
             return Miss(op, "no operand is repeated", near=False)
         changes: dict[str, Var] = {}
         reasons: list[str] = []
         for name, was, reason in found:
-            reason = reason or _held(op.inputs[name])
+            reason = reason or _find_tile_use(op.inputs[name])
             if reason:
                 reasons.append(reason)
             elif not changes:  # with one operand less repeated, the other one may have to stay as it is
@@ -73,54 +81,59 @@ class DropBroadcastTile(Rewrite):
         return Hit(op, changes=changes, note=f"operand {name} of {op.op_type} is {shown} and broadcasts by itself")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return same_op(mb, hit.op, **hit.changes)
+        return rebuild_op(mb, hit.op, **hit.changes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("tile", lambda: _product(lambda z: Builder.tile(x=z, reps=[1, 3, 1])))
-        yield Example("concat with itself", lambda: _product(lambda z: Builder.concat(values=[z] * 3, axis=1)))
-        yield Example("tile of a tile", lambda: _product(lambda z: Builder.tile(
+        yield Example("tile", lambda: _build_product(lambda z: Builder.tile(x=z, reps=[1, 3, 1])))
+        yield Example("concat with itself", lambda: _build_product(lambda z: Builder.concat(values=[z] * 3, axis=1)))
+        yield Example("tile of a tile", lambda: _build_product(lambda z: Builder.tile(
             x=Builder.tile(x=z, reps=[1, 3, 1]), reps=[1, 1, 1])))
-        yield Example("comparison", lambda: _product(
+        yield Example("comparison", lambda: _build_product(
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.cast(
                 x=Builder.greater(x=z, y=x), dtype="fp16", name="y")))
-        yield Example("read elsewhere", lambda: _product(
+        yield Example("read elsewhere", lambda: _build_product(
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=x, y=Builder.add(
                 x=Builder.reduce_sum(x=z, axes=[1], keep_dims=True), y=Builder.add(x=x, y=z)), name="y")),
             reason="the repeated value is read by reduce_sum, too, which does not broadcast")
-        yield Example("two of one", lambda: program(lambda z: _squared(Builder.tile(x=z, reps=[1, 3, 1])), z=(2, 1, 4)),
-                      reason="both operands repeat the same value: nothing is left to say the shape")
-        yield Example("both are short", lambda: _product(
+        yield Example(
+            "two of one",
+            lambda: build_program(lambda z: _build_square(Builder.tile(x=z, reps=[1, 3, 1])), z=(2, 1, 4)),
+            reason="both operands repeat the same value: nothing is left to say the shape",
+        )
+        yield Example("both are short", lambda: _build_product(
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=Builder.reduce_max(
                 x=x, axes=[1], keep_dims=True), y=z, name="y")),
             reason="the other operand is no longer than the value was before it was repeated")
-        yield Example("select", lambda: _product(
+        yield Example("select", lambda: _build_product(
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.select(
                 cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=z, name="y")),
             reason="no operand is repeated")
 
 
-def _held(var: Var) -> str:
+def _find_tile_use(var: Var) -> str:
     """Why the repeated value is needed all the same."""
     if var.consuming_blocks:
         return "the repeated value is an output"
-    for reader in consumers(var):
-        if reader.op_type not in BROADCASTING:
+    for reader in get_consumers(var):
+        if reader.op_type not in BROADCASTING_OPS:
             return f"the repeated value is read by {reader.op_type}, too, which does not broadcast"
-        needed = [reason for name, _, reason in repeated(reader) if reason and reader.inputs[name] is var]
+        needed = [
+            reason for name, _, reason in iterate_repeated_operands(reader) if reason and reader.inputs[name] is var
+        ]
         if needed:
             return f"the repeated value is needed by {reader.op_type} '{reader.outputs[0].name}'"
     return ""
 
 
-def _squared(z: Var) -> Var:
+def _build_square(z: Var) -> Var:
     result: Var = Builder.mul(x=z, y=z, name="y")
     return result
 
 
-def _product(repeat: object, last: object = None) -> Program:
+def _build_product(repeat: object, last: object = None) -> Program:
     def body(x: Var, z: Var) -> Var:
         assert callable(repeat)
         result: Var = last(x, repeat(z)) if callable(last) else Builder.mul(x=x, y=repeat(z), name="y")
         return result
 
-    return program(body, x=(2, 3, 4), z=(2, 1, 4))
+    return build_program(body, x=(2, 3, 4), z=(2, 1, 4))

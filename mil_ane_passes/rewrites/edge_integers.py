@@ -8,14 +8,14 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import in_2020, on_m4
-from ..core.examples import program, weight
-from ..core.query import flat_inputs, is_opaque, kind_of
-from ..core.words import counted
+from ..core.evidence import cite_2020_layer_list, cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.query import get_flat_inputs, get_type_info, is_opaque
+from ..core.text_format import format_count
 
-_GATHERS = frozenset({"gather", "gather_nd", "gather_along_axis"})
+_GATHER_OPS = frozenset({"gather", "gather_nd", "gather_along_axis"})
 
 
 class EdgeIntegers(BlockRewrite):
@@ -48,9 +48,11 @@ class EdgeIntegers(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        on_m4("any arithmetic on int32 is refused, and casts between fp16 and int32"),
-        in_2020("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
-                "cause them"),
+        cite_m4_study("any arithmetic on int32 is refused, and casts between fp16 and int32"),
+        cite_2020_layer_list(
+            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "cause them"
+        ),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -58,13 +60,15 @@ class EdgeIntegers(BlockRewrite):
         for op in block.operations:
             if op.op_type.startswith("const"):
                 continue
-            if _on_integers(op) and all(_given(var, block, early) for var in flat_inputs(op)):
+            if _is_unsupported_integer_op(op) and all(
+                _is_available_early(var, block, early) for var in get_flat_inputs(op)
+            ):
                 early.add(op)
                 late += [op] if first is not None else []
             elif first is None:
                 first = op
         if late:
-            yield Hit(late[0], note=f"{counted(len(late), 'op')} on integers behind '{_name(first)}'",
+            yield Hit(late[0], note=f"{format_count(len(late), 'op')} on integers behind '{_get_output_name(first)}'",
                       late=late, first=first, covers=late)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
@@ -74,62 +78,66 @@ class EdgeIntegers(BlockRewrite):
             behind |= set() if before else {op}
         with mb.at(hit.first):
             for op in hit.late:
-                for const in _consts(op, behind):
+                for const in _iterate_late_constants(op, behind):
                     mb.moved(const)
                     behind.discard(const)
                 mb.moved(op)
         return {}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("prepared in the middle", _late)
-        yield Example("looked up in the middle", _looked_up)
-        yield Example("at the front", lambda: program(lambda i: Builder.relu(x=Builder.cast(
+        yield Example("prepared in the middle", _build_late_cast)
+        yield Example("looked up in the middle", _build_lookup)
+        yield Example("at the front", lambda: build_program(lambda i: Builder.relu(x=Builder.cast(
             x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"), name="y"), dtype=types.int32, i=(3,)), reason="")
-        yield Example("made of floats", lambda: program(lambda x: Builder.cast(x=Builder.cast(
+        yield Example("made of floats", lambda: build_program(lambda x: Builder.cast(x=Builder.cast(
             x=Builder.relu(x=x), dtype="int32"), dtype="fp16", name="y"), x=(2, 3)), reason="")
 
 
-def _on_integers(op: Operation) -> bool:
+def _is_unsupported_integer_op(op: Operation) -> bool:
     """Whether the ANE refuses `op` for int32, or for a look-up by it."""
     if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type)
-                                         for var in (*op.outputs, *flat_inputs(op))):
+                                         for var in (*op.outputs, *get_flat_inputs(op))):
         return False
-    if op.op_type in _GATHERS and _constant(op.x):
-        return not _constant(op.indices)
+    if op.op_type in _GATHER_OPS and _is_constant(op.x):
+        return not _is_constant(op.indices)
     return op.op_type != "classify" and any(
-        kind_of(var).dtype == types.int32 and not _constant(var) for var in (*op.outputs, *flat_inputs(op)))
+        get_type_info(var).dtype == types.int32 and not _is_constant(var) for var in (*op.outputs, *get_flat_inputs(op))
+    )
 
 
-def _given(var: Var, block: Block, early: set[Operation]) -> bool:
-    return var.op is None or _constant(var) or var.op in early or var.op.enclosing_block is not block
+def _is_available_early(var: Var, block: Block, early: set[Operation]) -> bool:
+    return var.op is None or _is_constant(var) or var.op in early or var.op.enclosing_block is not block
 
 
-def _constant(var: Var) -> bool:
+def _is_constant(var: Var) -> bool:
     return var.op is not None and var.op.op_type.startswith("const")
 
 
-def _name(op: Operation | None) -> str:
+def _get_output_name(op: Operation | None) -> str:
     return str(op.outputs[0].name) if op is not None and op.outputs else ""
 
 
-def _consts(op: Operation, behind: set[Operation]) -> Iterator[Operation]:
+def _iterate_late_constants(op: Operation, behind: set[Operation]) -> Iterator[Operation]:
     """The constants behind the front that `op` reads, each behind what it is made of itself."""
-    for var in dict.fromkeys(flat_inputs(op)):
-        if _constant(var) and var.op in behind:
-            yield from _consts(var.op, behind)
+    for var in dict.fromkeys(get_flat_inputs(op)):
+        if _is_constant(var) and var.op in behind:
+            yield from _iterate_late_constants(var.op, behind)
             yield var.op
 
 
-def _late() -> Program:
-    return _with_integers(lambda i: Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"))
+def _build_late_cast() -> Program:
+    return _build_with_integers(lambda i: Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"))
 
 
-def _looked_up() -> Program:
-    return _with_integers(lambda i: Builder.reduce_sum(x=Builder.gather(x=weight(8, 4), indices=Builder.maximum(
-        x=i, y=np.int32(0)), axis=0), axes=[1]))
+def _build_lookup() -> Program:
+    return _build_with_integers(
+        lambda i: Builder.reduce_sum(
+            x=Builder.gather(x=make_weight(8, 4), indices=Builder.maximum(x=i, y=np.int32(0)), axis=0), axes=[1]
+        )
+    )
 
 
-def _with_integers(made: Callable[[Var], Var]) -> Program:
+def _build_with_integers(made: Callable[[Var], Var]) -> Program:
     def body(x: Var, i: Var) -> Var:
         result: Var = Builder.relu(x=Builder.mul(x=Builder.tanh(x=x), y=made(i)), name="y")
         return result

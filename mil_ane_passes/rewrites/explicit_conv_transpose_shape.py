@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ..core.query import value
-from ._transposed import agrees, crop_note, cropped, window_of
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value
+from ._conv_transpose_windows import build_symmetric_crop, compute_crop_window, describe_crop, has_explicit_window
 
 
 class ExplicitConvTransposeShape(Rewrite):
@@ -55,55 +55,64 @@ class ExplicitConvTransposeShape(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if value(op.pad_type, "valid") in ("custom", "valid") and op.output_shape is None:
+        if get_const_value(op.pad_type, "valid") in ("custom", "valid") and op.output_shape is None:
             return Miss(op, "pads are explicit and there is no output_shape", near=False)
-        window = window_of(op)
+        window = compute_crop_window(op)
         if isinstance(window, str):
             return Miss(op, window)
-        if agrees(op):
+        if has_explicit_window(op):
             return Miss(op, "output_shape is what the pads imply", near=False)
         beyond = -min(min(pair) for pair in window)
         if beyond > 0:
             return Miss(op, f"the output reaches {beyond} beyond the full transposed convolution, which no pad can say")
-        return Hit(op, note=crop_note(window), window=window)
+        return Hit(op, note=describe_crop(window), window=window)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return cropped(mb, hit.op, hit.window)
+        return build_symmetric_crop(mb, hit.op, hit.window)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("no pads", _short)
-        yield Example("strided, with bias", lambda: _one(output_shape=[1, 2, 17]))
-        yield Example("in the middle", lambda: _one(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0]))
-        yield Example("same", lambda: _one(pad_type="same"))
-        yield Example("same, in the middle", lambda: _one(pad_type="same", stride=3, groups=2))
-        yield Example("same with output_shape", lambda: _one(pad_type="same", output_shape=[1, 2, 15]))
-        yield Example("same_lower", lambda: _one(pad_type="same_lower", output_shape=[1, 2, 16]))
-        yield Example("two axes", lambda: _plane(output_shape=[2, 2, 10, 15]))
-        yield Example("two axes, same", lambda: _plane(pad_type="same", dilations=[2, 3]))
-        yield Example("what the pads imply", lambda: _one(pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18]),
-                      reason="output_shape is what the pads imply")
-        yield Example("no output_shape", lambda: _one(pad_type="custom", pad=[1, 0]),
+        yield Example("no pads", _build_short_output)
+        yield Example("strided, with bias", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17]))
+        yield Example(
+            "in the middle", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0])
+        )
+        yield Example("same", lambda: _build_conv_transpose_1d(pad_type="same"))
+        yield Example("same, in the middle", lambda: _build_conv_transpose_1d(pad_type="same", stride=3, groups=2))
+        yield Example(
+            "same with output_shape", lambda: _build_conv_transpose_1d(pad_type="same", output_shape=[1, 2, 15])
+        )
+        yield Example("same_lower", lambda: _build_conv_transpose_1d(pad_type="same_lower", output_shape=[1, 2, 16]))
+        yield Example("two axes", lambda: _build_conv_transpose_2d(output_shape=[2, 2, 10, 15]))
+        yield Example("two axes, same", lambda: _build_conv_transpose_2d(pad_type="same", dilations=[2, 3]))
+        yield Example(
+            "what the pads imply",
+            lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18]),
+            reason="output_shape is what the pads imply",
+        )
+        yield Example("no output_shape", lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0]),
                       reason="pads are explicit and there is no output_shape")
-        yield Example("same, kernel shorter than stride", lambda: _one(pad_type="same", stride=7),
+        yield Example("same, kernel shorter than stride", lambda: _build_conv_transpose_1d(pad_type="same", stride=7),
                       reason="the output reaches 2 beyond the full transposed convolution, which no pad can say")
-        yield Example("beyond the end", lambda: _one(output_shape=[1, 2, 22]),
+        yield Example("beyond the end", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 22]),
                       reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
 
 
-def _one(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
+def _build_conv_transpose_1d(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
     bias = np.array([0.5, -1.0], dtype=np.float16)
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2 // groups, 5), bias=bias, strides=[stride],
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2 // groups, 5), bias=bias, strides=[stride],
                                          groups=groups, name="y", **parameters),
         x=(1, 4, 8))
 
 
-def _short() -> Program:
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5), output_shape=[1, 2, 10], name="y"), x=(1, 4, 8))
+def _build_short_output() -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5), output_shape=[1, 2, 10], name="y"),
+        x=(1, 4, 8),
+    )
 
 
-def _plane(**parameters: object) -> Program:
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 3, 4), strides=[2, 3], name="y", **parameters),
+def _build_conv_transpose_2d(**parameters: object) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 3, 4), strides=[2, 3], name="y", **parameters),
         x=(2, 4, 5, 6))

@@ -8,16 +8,27 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ..core.errors import InputError
-from ..core.evidence import for_authors
+from ..core.evidence import cite_apple_authoring_rules
 from ..core.query import is_opaque
 from . import _mask_examples as shown
-from ._lift import same_op
-from ._masks import BEYOND, CARRIERS, Fate, Flow, constants, finite, graded, may_mask, read_bytes, softmaxes
+from ._conv_1d_lifting import rebuild_op
+from ._mask_flow import (
+    CARRIED_INPUTS,
+    FP16_MAX,
+    MaskDestination,
+    MaskFlow,
+    can_hold_mask,
+    count_const_bytes,
+    find_non_binary_factor,
+    has_softmax,
+    iterate_float_constants,
+    replace_infinities,
+)
 
-_ROOM, _BELOW = 62500.0, 1000.0
+_MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
 "How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
 _UNDERFLOW = 745.0
 "exp of less than minus that is 0 in every precision."
@@ -25,9 +36,9 @@ _SPREAD, _LARGEST = 10.0, 30.0
 """How far apart scores lie, for inputs up to M: as many M^2. Where elements of queries and keys are M in size, their
 product over the root of their length deviates by M^2 whatever the length, and two of them lie within 10 M^2, which is
 7 deviations of their difference. At `value=-1e4` that is 30."""
-_HIGHEST = 60000.0
+_MAX_VALUE = 60000.0
 "What `value` may be at most, so that a score fits beside it."
-_SMALL = 1 << 16
+_MAX_SEARCHED_BYTES = 1 << 16
 "Bytes up to which a const that no softmax reads is searched for infinities, to say why it is left alone."
 
 
@@ -72,7 +83,7 @@ class FiniteMask(BlockRewrite):
     fixes_nonfinite = True
     within = (0.0, _LARGEST)  # of a model's inputs; less where a hit's mask is smaller
     evidence = (
-        for_authors("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
+        cite_apple_authoring_rules("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
                source="https://github.com/apple/ml-ane-transformers", date="2022"),
         Community("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
@@ -85,58 +96,67 @@ class FiniteMask(BlockRewrite):
     "What a masked score is set or lowered to: -60000 to -1000."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        if not -_HIGHEST <= self.value <= -_BELOW:
+        if not -_MAX_VALUE <= self.value <= -_MIN_MASK_MARGIN:
             raise InputError(f"finite_mask: option 'value' is {self.value:g}; expected -60000 to -1000")
-        if not softmaxes(block):
+        if not has_softmax(block):
             return
         flow = None
         for op in block.operations:
-            if op.op_type in CARRIERS and not is_opaque(op) and len(op.outputs) == 1 and may_mask(op, _SMALL):
-                flow = flow or Flow(block)
-                answer = self._decide(op, flow)
+            if (
+                op.op_type in CARRIED_INPUTS
+                and not is_opaque(op)
+                and len(op.outputs) == 1
+                and can_hold_mask(op, _MAX_SEARCHED_BYTES)
+            ):
+                flow = flow or MaskFlow(block)
+                answer = self._match_op(op, flow)
                 if answer is not None:
                     yield answer
 
-    def _decide(self, op: Operation, flow: Flow) -> Hit | Miss | None:
-        fate = flow.fate(op.outputs[0])
-        looked_at = [(name, var) for name, var in constants(op) if not fate.reason or read_bytes(var) <= _SMALL]
+    def _match_op(self, op: Operation, flow: MaskFlow) -> Hit | Miss | None:
+        fate = flow.find_destination(op.outputs[0])
+        looked_at = [
+            (name, var)
+            for name, var in iterate_float_constants(op)
+            if not fate.reason or count_const_bytes(var) <= _MAX_SEARCHED_BYTES
+        ]
         found = [(name, var) for name, var in looked_at if flow.beyond(var)]
         if op.op_type == "minimum":  # a bound above, which silences nothing, would cut scores off
-            found = [(name, var) for name, var in found if np.min(var.val) <= -BEYOND]
+            found = [(name, var) for name, var in found if np.min(var.val) <= -FP16_MAX]
         if not found or op.op_type == "maximum":  # the larger of a value and minus infinity is the value
             return None
         if fate.reason:
             return Miss(op, f"an infinite constant, but {fate.reason}")
         if not fate.half:
             return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
-        if (by := graded(op)) is not None:
+        if (by := find_non_binary_factor(op)) is not None:
             return Miss(op, f"the infinite constant is scaled by '{by.name}', which may be no mask of 0 and 1")
-        level = self._level(fate)
-        if level * fate.factor - fate.finite < _BELOW:
-            met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _BELOW else ""
+        level = self._choose_level(fate)
+        if level * fate.factor - fate.finite < _MIN_MASK_MARGIN:
+            met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _MIN_MASK_MARGIN else ""
             return Miss(op, f"the mask is scaled by {fate.factor:g} on its way{met}: {-level * fate.factor:g} would "
                             "not silence every score, and fp16 has no room for more")
         total = max(fate.copies, 1.0) * level + fate.finite
-        if total > _ROOM:
+        if total > _MAX_MASK_SUM:
             return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
                             f"for beside a score; value={self.value:g} is too large for that many")
         room = level * fate.factor - fate.finite - _UNDERFLOW
         return Hit(op, found=found, level=level, within=(0.0, min(_LARGEST, math.sqrt(room / _SPREAD))),
                    note=f"what is infinite in fp16 becomes {-level:g}")
 
-    def _level(self, fate: Fate) -> float:
+    def _choose_level(self, fate: MaskDestination) -> float:
         """The mask's magnitude: that of `value`, or below the finite masks that meet it, as it has to outrank them."""
         level = abs(self.value)
-        if level * fate.factor - fate.finite >= _BELOW:
+        if level * fate.factor - fate.finite >= _MIN_MASK_MARGIN:
             return level
-        return min((fate.finite + level) / fate.factor, (_ROOM - fate.finite) / max(fate.copies, 1.0))
+        return min((fate.finite + level) / fate.factor, (_MAX_MASK_SUM - fate.finite) / max(fate.copies, 1.0))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         changed: dict[Var, Var] = {}
         above = hit.op.op_type != "minimum"
         for _, var in hit.found:
             def make(var: Var = var) -> Var:
-                made: Var = mb.const(val=finite(var.val, hit.level, above), name=f"{var.name}_finite")
+                made: Var = mb.const(val=replace_infinities(var.val, hit.level, above), name=f"{var.name}_finite")
                 return made
 
             changed[var] = mb.once((var, hit.level, above), make)
@@ -145,17 +165,17 @@ class FiniteMask(BlockRewrite):
             bound = hit.op.inputs[name]
             inputs[name] = [changed.get(each, each) for each in bound] if isinstance(bound, (list, tuple)) \
                 else changed[bound]
-        return {hit.op.outputs[0]: same_op(mb, hit.op, **inputs)}
+        return {hit.op.outputs[0]: rebuild_op(mb, hit.op, **inputs)}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("product", shown.product, within=shown.SCORES)
-        for name, build in shown.FIRES.items():
-            yield Example(name, build, within=shown.SCORES)
-        yield Example("attention op", shown.attention_op, within=40.0)
-        yield Example("another value", shown.product, options={"value": -4e4}, within=shown.SCORES)
-        yield Example("below a finite mask", shown.below_a_finite_mask, within=shown.SCORES)
-        for name, (build, reason) in shown.MISSES.items():
+        yield Example("product", shown.build_product_mask, within=shown.MAX_SCORE)
+        for name, build in shown.REWRITTEN_EXAMPLES.items():
+            yield Example(name, build, within=shown.MAX_SCORE)
+        yield Example("attention op", shown.build_attention_op, within=40.0)
+        yield Example("another value", shown.build_product_mask, options={"value": -4e4}, within=shown.MAX_SCORE)
+        yield Example("below a finite mask", shown.build_infinite_and_finite_mask, within=shown.MAX_SCORE)
+        for name, (build, reason) in shown.UNCHANGED_EXAMPLES.items():
             yield Example(name, build, reason=reason)
-        yield Example("two of -40000", shown.causal_and_padding, options={"value": -4e4},
+        yield Example("two of -40000", shown.build_causal_and_padding, options={"value": -4e4},
                       reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
                              "beside a score; value=-40000 is too large for that many")

@@ -10,14 +10,14 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.query import consumers, is_const, itemsize, static_shape, value
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, get_consumers, get_itemsize, get_static_shape, is_const
 from ..rules.constant_gather import ConstantGather
-from ._gathers import KINDS, gathered, outside
-from ._told import tell
+from ._constant_gathers import GATHER_OPS, evaluate_gather, find_out_of_range_index
+from ._constant_propagation import propagate_constant
 
 
 class FoldConstantGather(Rewrite):
@@ -46,9 +46,9 @@ class FoldConstantGather(Rewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     level, confidence = "note", "medium"
-    roots = KINDS
+    roots = GATHER_OPS
     evidence = (
-        on_m4("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of"),
+        cite_m4_study("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of"),
     )
 
     max_bytes: int = 1 << 20
@@ -59,60 +59,65 @@ class FoldConstantGather(Rewrite):
             return Miss(op, "its indices are computed", near=False)
         if not is_const(op.x):
             return Miss(op, "its table is no constant", near=False)
-        shape = static_shape(op.outputs[0])
+        shape = get_static_shape(op.outputs[0])
         if shape is None or not np.prod(shape):
             return Miss(op, "it gives nothing, or a shape that is not known")
-        reason = outside(op)
+        reason = find_out_of_range_index(op)
         if reason:
             return Miss(op, reason)
-        size = int(np.prod(shape)) * itemsize(op.outputs[0])
-        alone = consumers(op.x) == [op] and not op.x.consuming_blocks
-        most = max(self.max_bytes, int(np.prod(op.x.shape)) * itemsize(op.x) if alone else 0)
+        size = int(np.prod(shape)) * get_itemsize(op.outputs[0])
+        alone = get_consumers(op.x) == [op] and not op.x.consuming_blocks
+        most = max(self.max_bytes, int(np.prod(op.x.shape)) * get_itemsize(op.x) if alone else 0)
         if size > most:
             return Miss(op, f"its result takes {size} bytes, above {most}")
         return Hit(op, note=f"{op.op_type} of a constant at {op.indices.val.size} constant places: {size} bytes")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
         op = hit.op
-        tell(op, gathered(op))
+        propagate_constant(op, evaluate_gather(op))
         indices = np.asarray(op.indices.val)
-        form = (op.op_type, value(op.inputs.get("axis")), value(op.inputs.get("batch_dims")), indices.shape)
+        form = (
+            op.op_type,
+            get_const_value(op.inputs.get("axis")),
+            get_const_value(op.inputs.get("batch_dims")),
+            indices.shape,
+        )
         key = hashlib.sha256(repr(form).encode() + indices.astype(np.int64).tobytes()).hexdigest()[:16]
         if op.outputs[0].rank:
-            return mb.weight(op.x, f"at_{key}", lambda: gathered(op))
+            return mb.weight(op.x, f"at_{key}", lambda: evaluate_gather(op))
 
         def scalar() -> Any:
-            with mb.at(mb.early(op.x), op.x.name):
-                return mb.const(val=gathered(op).reshape(-1)[0])
+            with mb.at(mb.find_insertion_point(op.x), op.x.name):
+                return mb.const(val=evaluate_gather(op).reshape(-1)[0])
 
         return mb.once((op.x, key), scalar)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("positions", lambda: _scaled(lambda: Builder.gather(
-            x=weight(16, 5), indices=np.arange(2, 6, dtype=np.int32), axis=0)))
-        yield Example("points", lambda: _scaled(lambda: Builder.gather_nd(
-            x=weight(4, 5), indices=np.array([[[0, -1], [1, 2], [3, 0]]] * 4, np.int32))))
-        yield Example("one number", lambda: _scaled(lambda: Builder.gather(
-            x=weight(5), indices=np.array(-2, np.int32), axis=0), ct.target.iOS15))
-        yield Example("along an axis", lambda: _scaled(lambda: Builder.gather_along_axis(
-            x=weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1)))
-        yield Example("batches", lambda: _scaled(lambda: Builder.gather(
-            x=weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1, batch_dims=1)))
-        yield Example("integers", lambda: _scaled(lambda: Builder.cast(x=Builder.gather_nd(
+        yield Example("positions", lambda: _build_scaled_gather(lambda: Builder.gather(
+            x=make_weight(16, 5), indices=np.arange(2, 6, dtype=np.int32), axis=0)))
+        yield Example("points", lambda: _build_scaled_gather(lambda: Builder.gather_nd(
+            x=make_weight(4, 5), indices=np.array([[[0, -1], [1, 2], [3, 0]]] * 4, np.int32))))
+        yield Example("one number", lambda: _build_scaled_gather(lambda: Builder.gather(
+            x=make_weight(5), indices=np.array(-2, np.int32), axis=0), ct.target.iOS15))
+        yield Example("along an axis", lambda: _build_scaled_gather(lambda: Builder.gather_along_axis(
+            x=make_weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1)))
+        yield Example("batches", lambda: _build_scaled_gather(lambda: Builder.gather(
+            x=make_weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1, batch_dims=1)))
+        yield Example("integers", lambda: _build_scaled_gather(lambda: Builder.cast(x=Builder.gather_nd(
             x=np.arange(5, dtype=np.uint16), indices=np.array([[[4], [2], [0]]] * 4, np.uint16)), dtype="fp16")))
-        yield Example("larger", lambda: _scaled(lambda: Builder.gather(
-            x=weight(2, 3), indices=np.array([0, 1, 1, 0], np.int32), axis=0)), options={"max_bytes": 16},
+        yield Example("larger", lambda: _build_scaled_gather(lambda: Builder.gather(
+            x=make_weight(2, 3), indices=np.array([0, 1, 1, 0], np.int32), axis=0)), options={"max_bytes": 16},
             reason="its result takes 24 bytes, above 16")
-        yield Example("outside", lambda: _scaled(lambda: Builder.gather_nd(
-            x=weight(2, 3), indices=np.array([[0], [1], [2]], np.int32))),
+        yield Example("outside", lambda: _build_scaled_gather(lambda: Builder.gather_nd(
+            x=make_weight(2, 3), indices=np.array([[0], [1], [2]], np.int32))),
             reason="place 2 is outside of the 2 there are")
-        yield Example("table of the model's", lambda: program(
+        yield Example("table of the model's", lambda: build_program(
             lambda x: Builder.gather(x=x, indices=np.array([1], np.int32), axis=0, name="y"), x=(4, 3)),
             reason="its table is no constant")
-        yield Example("embedding", lambda: program(
-            lambda i: Builder.gather(x=weight(4, 3), indices=i, axis=0, name="y"), dtype=types.int32, i=(2,)),
+        yield Example("embedding", lambda: build_program(
+            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"), dtype=types.int32, i=(2,)),
             reason="its indices are computed")
 
 
-def _scaled(gather: Any, opset: Any = ct.target.iOS17) -> Program:
-    return program(lambda x: Builder.mul(x=Builder.reduce_max(x=x), y=gather(), name="y"), opset=opset, x=(4, 3))
+def _build_scaled_gather(gather: Any, opset: Any = ct.target.iOS17) -> Program:
+    return build_program(lambda x: Builder.mul(x=Builder.reduce_max(x=x), y=gather(), name="y"), opset=opset, x=(4, 3))

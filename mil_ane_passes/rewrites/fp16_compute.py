@@ -9,10 +9,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Program, types
 
 from ..core.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
-from ..core.examples import program, weight
+from ..core.examples import build_program, make_weight
 from ..rules.fp32_compute_left import Fp32ComputeLeft
-from ._narrow import narrow
-from ._precision import Decision, Wish, decide, with_weights
+from ._fp16_conversion import convert_to_fp16
+from ._precision_selection import PrecisionDecision, PrecisionOptions, add_compressed_weights, choose_fp16_ops
 
 
 class Fp16Compute(ProgramRewrite):
@@ -44,7 +44,7 @@ class Fp16Compute(ProgramRewrite):
     bound = "max_error (1e-2) of an output's largest value, in the runs measured"
     preset = "named"
     measures = True
-    drawn = True
+    accepts_sampled = True
     moves = 1e-2
     evidence = (
         Vendor("the ANE does not support fp32; such ops run elsewhere",
@@ -66,35 +66,44 @@ class Fp16Compute(ProgramRewrite):
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         kept = frozenset(filter(None, (name.strip() for name in self.keep.split("+"))))
-        decision = decide(program, Wish(self.max_error, kept, self.wide_sums, self.mixed), self.measured)
+        decision = choose_fp16_ops(
+            program, PrecisionOptions(self.max_error, kept, self.wide_sums, self.mixed), self.measured
+        )
         for op in decision.taken:
-            note = "fp32 -> fp16" if op is not decision.taken[0] else _summary(decision)
+            note = "fp32 -> fp16" if op is not decision.taken[0] else _format_summary(decision)
             yield Hit(op, note=note, halves=decision.halves, moves=self.max_error)
         for op, reason in decision.kept:
             yield Miss(op, reason)
 
     def rewrite_program(self, hits: list[Hit], program: Program) -> None:
-        narrow(program, with_weights(hit.op for hit in hits), hits[0].halves)
+        convert_to_fp16(program, add_compressed_weights(hit.op for hit in hits), hits[0].halves)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("linear and relu", _linear, within=8.0)
-        yield Example("weights shared with what stays", _shared, within=8.0, options={"keep": "matmul"})
-        yield Example("integers beside", _indices, within=8.0)
-        yield Example("constants only", _linear, within=8.0, measured=False)
-        yield Example("asked for by name", _linear, options={"keep": "linear + relu"},
+        yield Example("linear and relu", _build_linear, within=8.0)
+        yield Example("weights shared with what stays", _build_shared_weight, within=8.0, options={"keep": "matmul"})
+        yield Example("integers beside", _build_argmax_use, within=8.0)
+        yield Example("constants only", _build_linear, within=8.0, measured=False)
+        yield Example("asked for by name", _build_linear, options={"keep": "linear + relu"},
                       reason="kept fp32: asked for by name")
-        yield Example("a value beyond fp16", _grown, reason="kept fp32: its result reaches 6.8e+04, fp16 ends at 65504",
-                      options={"keep": "mul"})
-        yield Example("a constant beyond fp16", lambda: _scaled(1e5),
+        yield Example(
+            "a value beyond fp16",
+            _build_large_square,
+            reason="kept fp32: its result reaches 6.8e+04, fp16 ends at 65504",
+            options={"keep": "mul"},
+        )
+        yield Example("a constant beyond fp16", lambda: _build_scaled(1e5),
                       reason="kept fp32: its y holds 1e+05, fp16 ends at 65504")
-        yield Example("a constant below fp16", lambda: _scaled(1e-9),
+        yield Example("a constant below fp16", lambda: _build_scaled(1e-9),
                       reason="kept fp32: its y ends at 1e-09, below what fp16 holds (6.0e-08)")
-        yield Example("partly in fp16", _partly, reason="fp32 beside ops in fp16, kept so by whoever converted the "
-                                                        "model; mixed=true converts it too")
-        yield Example("all in fp16", lambda: _linear(types.fp16), reason="")
+        yield Example(
+            "partly in fp16",
+            _build_mixed_precision,
+            reason="fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too",
+        )
+        yield Example("all in fp16", lambda: _build_linear(types.fp16), reason="")
 
 
-def _summary(decision: Decision) -> str:
+def _format_summary(decision: PrecisionDecision) -> str:
     count, every = len(decision.taken), len(decision.taken) + len(decision.kept)
     if decision.error is None:
         return f"{count} of {every} ops in fp16; nothing was run, so only constants were judged"
@@ -102,44 +111,44 @@ def _summary(decision: Decision) -> str:
             "value")
 
 
-def _linear(dtype: Any = types.fp32) -> Program:
+def _build_linear(dtype: Any = types.fp32) -> Program:
     held = types.nptype_from_builtin(dtype)
 
     def body(x: Any) -> Any:
-        y = Builder.linear(x=x, weight=weight(4, 8, dtype=held), bias=weight(4, dtype=held))
+        y = Builder.linear(x=x, weight=make_weight(4, 8, dtype=held), bias=make_weight(4, dtype=held))
         return Builder.relu(x=y, name="y")
 
-    return program(body, dtype=dtype, x=(1, 8))
+    return build_program(body, dtype=dtype, x=(1, 8))
 
 
-def _shared() -> Program:
+def _build_shared_weight() -> Program:
     def body(x: Any) -> Any:
-        kernel = Builder.const(val=weight(8, 8, dtype=np.float32))
+        kernel = Builder.const(val=make_weight(8, 8, dtype=np.float32))
         return Builder.matmul(x=Builder.tanh(x=Builder.linear(x=x, weight=kernel)), y=kernel, name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 8))
+    return build_program(body, dtype=types.fp32, x=(1, 8))
 
 
-def _indices() -> Program:
+def _build_argmax_use() -> Program:
     def body(x: Any) -> Any:
         best = Builder.add(x=Builder.reduce_argmax(x=Builder.relu(x=x), axis=-1, keep_dims=True), y=np.int32(1))
         return Builder.add(x=Builder.tanh(x=x), y=Builder.cast(x=best, dtype="fp32"), name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 8))
+    return build_program(body, dtype=types.fp32, x=(1, 8))
 
 
-def _grown() -> Program:
-    return program(lambda x: Builder.square(x=Builder.mul(x=x, y=np.float32(200)), name="y"), dtype=types.fp32,
-                   x=(1, 8))
+def _build_large_square() -> Program:
+    return build_program(lambda x: Builder.square(x=Builder.mul(x=x, y=np.float32(200)), name="y"), dtype=types.fp32,
+                         x=(1, 8))
 
 
-def _scaled(factor: float) -> Program:
-    return program(lambda x: Builder.mul(x=x, y=np.float32(factor), name="y"), dtype=types.fp32, x=(1, 8))
+def _build_scaled(factor: float) -> Program:
+    return build_program(lambda x: Builder.mul(x=x, y=np.float32(factor), name="y"), dtype=types.fp32, x=(1, 8))
 
 
-def _partly() -> Program:
+def _build_mixed_precision() -> Program:
     def body(x: Any) -> Any:
         half = Builder.relu(x=Builder.cast(x=x, dtype="fp16"))
         return Builder.tanh(x=Builder.cast(x=half, dtype="fp32"), name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 8))
+    return build_program(body, dtype=types.fp32, x=(1, 8))

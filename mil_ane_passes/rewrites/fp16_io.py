@@ -10,9 +10,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 
 from ..core.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
-from ..core.errors import InputError, nearest
-from ..core.examples import program
-from ._border import bare, lost, narrow_input, narrow_output
+from ..core.errors import InputError, suggest_nearest
+from ..core.examples import build_program
+from ._interface_casts import describe_fp16_loss, is_fp16_internally, narrow_input, narrow_output
 
 
 class Fp16Io(ProgramRewrite):
@@ -58,15 +58,15 @@ class Fp16Io(ProgramRewrite):
     "Only these inputs and outputs, with + between them."
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
-        only = self._only(program)
+        only = self._parse_names(program)
         for name, function in program.functions.items():
             ends = [*(function.inputs.values() if self.inputs else ()), *(function.outputs if self.outputs else ())]
             for var in dict.fromkeys(each for each in ends if types.is_tensor(each.sym_type)):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
-                reason = _reason(function, var) or lost(var, self.measured or {})
-                yield Miss(op, reason) if reason else Hit(op, note=_note(var), function=name, end=var.name)
+                reason = _find_io_obstacle(function, var) or describe_fp16_loss(var, self.measured or {})
+                yield Miss(op, reason) if reason else Hit(op, note=_describe_change(var), function=name, end=var.name)
 
     def rewrite_program(self, hits: list[Hit], program: Program) -> None:
         for hit in hits:
@@ -76,42 +76,42 @@ class Fp16Io(ProgramRewrite):
             else:
                 narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
 
-    def _only(self, program: Program) -> set[str]:
+    def _parse_names(self, program: Program) -> set[str]:
         """The names asked for; empty for all. Raises InputError for one that is no input and no output."""
         only = {name.strip() for name in self.names.split("+") if name.strip()}
         known = {var.name for function in program.functions.values()
                  for var in (*function.inputs.values(), *function.outputs)}
         for name in sorted(only - known):
             raise InputError(f"fp16_io: names: '{name}' is no input and no output of the model (it has "
-                             f"{', '.join(sorted(known))}){nearest(name, known)}")
+                             f"{', '.join(sorted(known))}){suggest_nearest(name, known)}")
         return only
 
     def examples(self) -> Iterable[Example]:
-        yield Example("casts at both ends", _border)
-        yield Example("fp32 inside", lambda: _plain(ct.target.iOS16))
-        yield Example("the input only", _border, options={"outputs": False})
-        yield Example("one by name", _two, options={"names": "x"})
-        yield Example("too old", lambda: _plain(ct.target.iOS15),
+        yield Example("casts at both ends", _build_interface_casts)
+        yield Example("fp32 inside", lambda: _build_relu(ct.target.iOS16))
+        yield Example("the input only", _build_interface_casts, options={"outputs": False})
+        yield Example("one by name", _build_two_outputs, options={"names": "x"})
+        yield Example("too old", lambda: _build_relu(ct.target.iOS15),
                       reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
-        yield Example("returned as it is", _returned, options={"names": "x"},
+        yield Example("returned as it is", _build_returned_input, options={"names": "x"},
                       reason="input 'x' is returned as it is and has to keep its type")
-        yield Example("beyond fp16", _large, options={"inputs": False},
+        yield Example("beyond fp16", _build_large_output, options={"inputs": False},
                       reason="'y' reaches 1.2e+05, fp16 ends at 65504")
-        yield Example("fp16 already", lambda: _plain(ct.target.iOS17, types.fp16), reason="")
+        yield Example("fp16 already", lambda: _build_relu(ct.target.iOS17, types.fp16), reason="")
 
 
-def _reason(function: Function, var: Var) -> str:
+def _find_io_obstacle(function: Function, var: Var) -> str:
     """Why an end stays in fp32, empty when it need not."""
     if function.opset_version < ct.target.iOS16:
         return f"inputs and outputs in fp16 need iOS16; the function is for {function.opset_version.name}"
-    if var.name in _images(function):
+    if var.name in _collect_image_names(function):
         return f"'{var.name}' is an image, whose type the description gives"
     if var.op is None and var in function.outputs:
         return f"input '{var.name}' is returned as it is and has to keep its type"
     return ""
 
 
-def _images(function: Function) -> set[str]:
+def _collect_image_names(function: Function) -> set[str]:
     """The inputs and outputs that are images: a package says so, or those who called `ct.convert`."""
     given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
     made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
@@ -119,30 +119,32 @@ def _images(function: Function) -> set[str]:
     return {*getattr(function, "images", ()), *given, *made}
 
 
-def _note(var: Var) -> str:
+def _describe_change(var: Var) -> str:
     end, left = (("input", "cast to fp32 where it is read so") if var.op is None
                  else ("output", "it is computed in fp32 and cast"))
-    return f"{end} '{var.name}' in fp16; {'its cast is gone' if bare(var) else left}"
+    return f"{end} '{var.name}' in fp16; {'its cast is gone' if is_fp16_internally(var) else left}"
 
 
-def _border() -> Program:
+def _build_interface_casts() -> Program:
     def body(x: Any) -> Any:
         return Builder.cast(x=Builder.relu(x=Builder.cast(x=x, dtype="fp16")), dtype="fp32", name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 8))
+    return build_program(body, dtype=types.fp32, x=(1, 8))
 
 
-def _plain(opset: Any, dtype: Any = types.fp32) -> Program:
-    return program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
+def _build_relu(opset: Any, dtype: Any = types.fp32) -> Program:
+    return build_program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
 
 
-def _large() -> Program:
-    return program(lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), dtype=types.fp32, x=(1, 8))
+def _build_large_output() -> Program:
+    return build_program(lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), dtype=types.fp32, x=(1, 8))
 
 
-def _two() -> Program:
-    return program(lambda x: (Builder.relu(x=x, name="y"), Builder.abs(x=x, name="w")), dtype=types.fp32, x=(1, 8))
+def _build_two_outputs() -> Program:
+    return build_program(
+        lambda x: (Builder.relu(x=x, name="y"), Builder.abs(x=x, name="w")), dtype=types.fp32, x=(1, 8)
+    )
 
 
-def _returned() -> Program:
-    return program(lambda x: (x, Builder.relu(x=x, name="y")), dtype=types.fp32, x=(1, 8))
+def _build_returned_input() -> Program:
+    return build_program(lambda x: (x, Builder.relu(x=x, name="y")), dtype=types.fp32, x=(1, 8))

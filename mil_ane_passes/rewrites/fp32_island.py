@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.again import bindings, detached, infer
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
+from ..core.clone_op import clone_op, infer_outputs, map_inputs
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.examples import program
-from ..core.groups import grouped, join
-from ..core.query import consumers, flat_inputs
+from ..core.examples import build_program
+from ..core.op_groups import list_groups, merge_groups
+from ..core.query import get_consumers, get_flat_inputs
 from ..rules.fp32_compute_left import Fp32ComputeLeft
-from ._fp32_moves import half, judged, moves, to_fp16
+from ._fp32_data_movement import convert_to_fp16, is_cast_to_fp16, is_fp32_data_movement, match_region
 
 
 class Fp32Island(BlockRewrite):
@@ -51,59 +51,64 @@ class Fp32Island(BlockRewrite):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         ends: dict[Operation, bool] = {}
         for op in reversed(block.operations):
-            if moves(op):
-                readers = [reader for var in op.outputs for reader in consumers(var)]
+            if is_fp32_data_movement(op):
+                readers = [reader for var in op.outputs for reader in get_consumers(var)]
                 ends[op] = bool(readers) and not any(var.consuming_blocks for var in op.outputs) and all(
-                    to_fp16(reader) or ends.get(reader, False) for reader in readers)
+                    is_cast_to_fp16(reader) or ends.get(reader, False) for reader in readers)
         islands: dict[Operation, list[Operation]] = {}
         for op in [each for each in block.operations if ends.get(each)] if any(ends.values()) else []:
             islands[op] = [op]
-            for var in flat_inputs(op):
+            for var in get_flat_inputs(op):
                 if var.op in islands:
-                    join(islands, var.op, op)
-        yield from map(judged, grouped(islands))
+                    merge_groups(islands, var.op, op)
+        yield from map(match_region, list_groups(islands))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         halves, replaced = dict[Var, Var](), dict[Var, Var]()
         for op in hit.members:
-            for var in flat_inputs(op):
+            for var in get_flat_inputs(op):
                 if var.dtype == types.fp32 and var not in halves:
-                    halves[var] = half(mb, var)
+                    halves[var] = convert_to_fp16(mb, var)
             with mb.at(op):
-                made = mb.insert(infer(detached(op, bindings(op, halves)), op))
+                made = mb.insert(infer_outputs(clone_op(op, map_inputs(op, halves)), op))
             halves.update(zip(op.outputs, made))
             for var in op.outputs:
-                replaced.update({reader.outputs[0]: halves[var] for reader in consumers(var) if to_fp16(reader)})
+                replaced.update(
+                    {reader.outputs[0]: halves[var] for reader in get_consumers(var) if is_cast_to_fp16(reader)}
+                )
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("turned before it is cast", lambda: _moved(lambda x: Builder.transpose(
+        yield Example("turned before it is cast", lambda: _build_moved(lambda x: Builder.transpose(
             x=Builder.expand_dims(x=x, axes=[0]), perm=[1, 0, 2])))
-        yield Example("split", lambda: _moved(lambda x: Builder.split(x=x, num_splits=2, axis=1)))
-        yield Example("between two casts", _between)
-        yield Example("with a constant", lambda: _moved(lambda x: Builder.concat(
+        yield Example("split", lambda: _build_moved(lambda x: Builder.split(x=x, num_splits=2, axis=1)))
+        yield Example("between two casts", _build_between_fp16)
+        yield Example("with a constant", lambda: _build_moved(lambda x: Builder.concat(
             values=[x, np.ones((1, 8), np.float32)], axis=0)))
-        yield Example("a part of it", lambda: _moved(lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3])),
-                      reason="16 elements would be cast, 6 are now")
-        yield Example("computed", lambda: _moved(lambda x: Builder.exp(x=x)), reason="")
-        yield Example("read in fp32", lambda: program(lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
-                                                      dtype=types.fp32, x=(2, 8)), reason="")
+        yield Example(
+            "a part of it",
+            lambda: _build_moved(lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3])),
+            reason="16 elements would be cast, 6 are now",
+        )
+        yield Example("computed", lambda: _build_moved(lambda x: Builder.exp(x=x)), reason="")
+        yield Example("read in fp32", lambda: build_program(lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
+                                                            dtype=types.fp32, x=(2, 8)), reason="")
 
 
-def _moved(move: Any) -> Program:
+def _build_moved(move: Any) -> Program:
     def body(x: Var) -> list[Var]:
         made = move(x)
         parts = made if isinstance(made, (list, tuple)) else [made]
         return [Builder.tanh(x=Builder.cast(x=part, dtype="fp16")) for part in parts]
 
-    return program(body, dtype=types.fp32, x=(2, 8))
+    return build_program(body, dtype=types.fp32, x=(2, 8))
 
 
-def _between() -> Program:
+def _build_between_fp16() -> Program:
     def body(x: Var) -> Var:
         wide = Builder.cast(x=Builder.tanh(x=x), dtype="fp32")
         turned = Builder.transpose(x=wide, perm=[1, 0])
         result: Var = Builder.cast(x=Builder.concat(values=[turned, turned], axis=1), dtype="fp16", name="y")
         return result
 
-    return program(body, x=(2, 8))
+    return build_program(body, x=(2, 8))

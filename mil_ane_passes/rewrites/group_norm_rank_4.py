@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.examples import program
-from ..core.large import islands
-from ..core.limits import limit
-from ..core.query import value
+from ..core.examples import build_program
+from ..core.large_values import group_ops_by_large_values
+from ..core.limits import find_limit
+from ..core.query import get_const_value
 from ..rules.group_norm_rank_5 import GroupNormRank5
-from ._lowered import Bounds
-from ._rank_regions import in_few_axes, plans_of
+from ._high_rank_regions import build_region, plan_region
+from ._rank_lowering import RankBounds
 
-_RANK = 5
+_GROUPED_RANK = 5
 
 
 class GroupNormRank4(BlockRewrite):
@@ -63,14 +63,14 @@ class GroupNormRank4(BlockRewrite):
     level, confidence = "note", "low"
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        longest = limit("spatial", self.generations)
-        if longest is None or not any(_is_mean(op) for op in block.operations if op.op_type == "reduce_mean"):
+        longest = find_limit("spatial", self.generations)
+        if longest is None or not any(_is_group_mean(op) for op in block.operations if op.op_type == "reduce_mean"):
             return
-        for ops, _ in islands(block, lambda shape: len(shape) == _RANK):
-            means = [op for op in ops if _is_mean(op)]
+        for ops, _ in group_ops_by_large_values(block, lambda shape: len(shape) == _GROUPED_RANK):
+            means = [op for op in ops if _is_group_mean(op)]
             if not means:
                 continue
-            plans = plans_of(block, ops, Bounds(_RANK - 1, longest.most, 1))
+            plans = plan_region(block, ops, RankBounds(_GROUPED_RANK - 1, longest.most, 1))
             if isinstance(plans, str):
                 yield Miss(means[0], plans)
                 continue
@@ -78,28 +78,31 @@ class GroupNormRank4(BlockRewrite):
             yield Hit(means[0], plans=plans, note=f"a group norm of {shape} in four axes")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        return in_few_axes(mb, hit.plans, _RANK - 1)
+        return build_region(mb, hit.plans, _GROUPED_RANK - 1)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("torch's", _norm)
-        yield Example("one image", lambda: _norm((1, 8, 4, 8)))
-        yield Example("a sequence in between", lambda: _norm(between=lambda v: Builder.cumsum(x=v, axis=2, name="c")),
-                      reason="cumsum 'c': cumsum is not known to be the same in fewer axes")
-        yield Example("no norm", lambda: program(
+        yield Example("torch's", _build_group_norm)
+        yield Example("one image", lambda: _build_group_norm((1, 8, 4, 8)))
+        yield Example(
+            "a sequence in between",
+            lambda: _build_group_norm(between=lambda v: Builder.cumsum(x=v, axis=2, name="c")),
+            reason="cumsum 'c': cumsum is not known to be the same in fewer axes",
+        )
+        yield Example("no norm", lambda: build_program(
             lambda x: Builder.reshape(x=Builder.relu(x=Builder.reshape(x=x, shape=[1, 2, 4, 8, 4])), shape=[64, 4]),
             x=(1, 8, 8, 4)), reason="")
 
 
-def _is_mean(op: Operation) -> bool:
+def _is_group_mean(op: Operation) -> bool:
     """A mean of a group, of what a reshape has cut a value of lower rank into."""
-    if op.op_type != "reduce_mean" or op.x.rank != _RANK:
+    if op.op_type != "reduce_mean" or op.x.rank != _GROUPED_RANK:
         return False
-    axes = {int(axis) % _RANK for axis in value(op.axes, list(range(_RANK)))}
+    axes = {int(axis) % _GROUPED_RANK for axis in get_const_value(op.axes, list(range(_GROUPED_RANK)))}
     made = op.x.op
-    return {3, 4} <= axes and made is not None and made.op_type == "reshape" and made.x.rank < _RANK
+    return {3, 4} <= axes and made is not None and made.op_type == "reshape" and made.x.rank < _GROUPED_RANK
 
 
-def _norm(shape: tuple[int, ...] = (2, 8, 4, 8), between: object = None) -> Program:
+def _build_group_norm(shape: tuple[int, ...] = (2, 8, 4, 8), between: object = None) -> Program:
     def body(x: Var) -> Var:
         groups = Builder.reshape(x=x, shape=[shape[0], 2, 4, 4, -1])
         off = Builder.sub(x=groups, y=Builder.reduce_mean(x=groups, axes=[2, 3, 4], keep_dims=True))
@@ -109,4 +112,4 @@ def _norm(shape: tuple[int, ...] = (2, 8, 4, 8), between: object = None) -> Prog
         result: Var = Builder.reshape(x=Builder.real_div(x=off, y=spread), shape=[shape[0], 8, 4, -1], name="y")
         return result
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)

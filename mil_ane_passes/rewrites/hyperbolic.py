@@ -8,12 +8,12 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ..rules.elementary_functions import ElementaryFunctions
-from ._elementary import EVIDENCE, TABLES, one, stands_back
+from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
 
-_ERRORS = {"cosh": 2.07, "sinh": 3.27}
+_MAX_ERROR_ULPS = {"cosh": 2.07, "sinh": 3.27}
 "Units in the last place by which the replacement is off at most, over all fp16 numbers."
 
 
@@ -47,15 +47,17 @@ class Hyperbolic(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "2.07 units in the last place for cosh and 3.27 for sinh, over all fp16 numbers"
     preset = "full"
-    roots = tuple(_ERRORS)
-    evidence = (*EVIDENCE, TABLES)
+    roots = tuple(_MAX_ERROR_ULPS)
+    evidence = (*EVIDENCE, LOOKUP_TABLE_EVIDENCE)
 
     max_error: float = 4.0
     "Units in the last place by which the result may be off; cosh is off by 2.07, sinh by 3.27."
 
     def match(self, op: Operation) -> Hit | Miss:
         form = "u + 1 / (4 u), u = exp(|x|) / 2" if op.op_type == "cosh" else "tanh(x) * cosh(x)"
-        return stands_back(op, _ERRORS[op.op_type], self.max_error) or Hit(op, note=form, ulps=_ERRORS[op.op_type])
+        return reject_if_inaccurate(op, _MAX_ERROR_ULPS[op.op_type], self.max_error) or Hit(
+            op, note=form, ulps=_MAX_ERROR_ULPS[op.op_type]
+        )
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, half = hit.op.x, np.float16(0.5)
@@ -67,13 +69,13 @@ class Hyperbolic(Rewrite):
         return cosh
 
     def examples(self) -> Iterable[Example]:
-        yield Example("cosh", lambda: one("cosh"))
-        yield Example("sinh", lambda: one("sinh"))
-        yield Example("sinh near 0", lambda: one("sinh"), scale=0.01)
-        yield Example("cosh of large ones", lambda: one("cosh"), scale=6.0)
-        yield Example("sinh of large ones", lambda: one("sinh"), scale=6.0)
-        yield Example("flexible, for iOS15", lambda: one("sinh", None, 3, opset=ct.target.iOS15))
-        yield Example("fp32", lambda: one("cosh", dtype=types.fp32), reason=FP32)
-        yield Example("not good enough", lambda: one("sinh"), options={"max_error": 3.0},
+        yield Example("cosh", lambda: build_single_op("cosh"))
+        yield Example("sinh", lambda: build_single_op("sinh"))
+        yield Example("sinh near 0", lambda: build_single_op("sinh"), scale=0.01)
+        yield Example("cosh of large ones", lambda: build_single_op("cosh"), scale=6.0)
+        yield Example("sinh of large ones", lambda: build_single_op("sinh"), scale=6.0)
+        yield Example("flexible, for iOS15", lambda: build_single_op("sinh", None, 3, opset=ct.target.iOS15))
+        yield Example("fp32", lambda: build_single_op("cosh", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("not good enough", lambda: build_single_op("sinh"), options={"max_error": 3.0},
                       reason="off by up to 3.27 units in the last place, max_error=3")
-        yield Example("tanh", lambda: one("tanh"), reason="")
+        yield Example("tanh", lambda: build_single_op("tanh"), reason="")

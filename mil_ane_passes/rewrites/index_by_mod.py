@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ._indices import LOOKUPS, extents_of, only_looked_up, source
+from ..core.examples import build_program, make_weight
+from ._lookup_indices import LOOKUP_OPS, find_unwrapped_indices, is_only_looked_up, read_indexed_extents
 
 
 class IndexByMod(Rewrite):
@@ -39,7 +39,7 @@ class IndexByMod(Rewrite):
     code, slug = "ANE288", "long-index-preparation"
     stage = "decompose"
     preset = "full"
-    roots = LOOKUPS
+    roots = LOOKUP_OPS
     evidence = (
         Community("the CoreML runtime happens to produce C-style results for mod, coremltools folds it as Python does; "
                   "floor_div rounds toward negative infinity (run through a compiled model)", date="2026-06-10",
@@ -47,14 +47,14 @@ class IndexByMod(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        counted = extents_of(op)
+        counted = read_indexed_extents(op)
         if counted is None:
             return Miss(op, "what is indexed has an extent known only at run time", near=False)
-        found = source(op.indices, counted)
+        found = find_unwrapped_indices(op.indices, counted)
         if found is None:
             return Miss(op, "indices are not brought into range here", near=False)
         start, first = found
-        if not only_looked_up(first, counted):
+        if not is_only_looked_up(first, counted):
             return Miss(op, "the indices in range are read by more than lookups in the same extent")
         return Hit(op, note="indices are brought into range in two ops", source=start, extents=counted)
 
@@ -74,22 +74,24 @@ class IndexByMod(Rewrite):
         return built
 
     def examples(self) -> Iterable[Example]:
-        yield Example("embedding", _looked_up)
-        yield Example("prepared twice", lambda: _looked_up(times=2))
-        yield Example("16 bits", lambda: _looked_up(narrow="int16"))
-        yield Example("read elsewhere", lambda: _looked_up(shown=True),
+        yield Example("embedding", _build_wrapped_lookup)
+        yield Example("prepared twice", lambda: _build_wrapped_lookup(times=2))
+        yield Example("16 bits", lambda: _build_wrapped_lookup(narrow="int16"))
+        yield Example("read elsewhere", lambda: _build_wrapped_lookup(shown=True),
                       reason="the indices in range are read by more than lookups in the same extent")
-        yield Example("another extent", lambda: _looked_up(many=4), reason="indices are not brought into range here")
+        yield Example(
+            "another extent", lambda: _build_wrapped_lookup(many=4), reason="indices are not brought into range here"
+        )
 
 
-def _looked_up(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
+def _build_wrapped_lookup(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
     def body(i: Var) -> list[Var]:
         for _ in range(times):
             i = Builder.select(cond=Builder.greater_equal(x=i, y=np.int32(0)), a=i,
                                b=Builder.add(x=i, y=np.int32(many)))
             if narrow:
                 i = Builder.cast(x=i, dtype=narrow)
-        result = [Builder.gather(x=weight(5, 4), indices=i, axis=0, name="y")]
+        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
         return [*result, Builder.mul(x=i, y=i, name="z")] if shown else result
 
-    return program(body, dtype=types.int32, i=(3,))
+    return build_program(body, dtype=types.int32, i=(3,))

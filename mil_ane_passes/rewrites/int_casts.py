@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.again import detached, infer
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
+from ..core.clone_op import clone_op, infer_outputs
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import on_m4
-from ..core.examples import program
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
 from ..core.query import is_const
-from ..core.words import counted
+from ..core.text_format import format_count
 from ..rules.int32_ops import Int32Ops
-from ._small_integers import COMPARES, DATA, chains, reason
+from ._int32_chains import COMPARISON_OPS, DATA_INPUTS, find_fp16_obstacle, find_int32_chains
 
 
 class IntCasts(BlockRewrite):
@@ -45,19 +45,23 @@ class IntCasts(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        on_m4("any arithmetic on int32 is refused, and so are casts between fp16 and int32; bool is accepted"),
+        cite_m4_study("any arithmetic on int32 is refused, and so are casts between fp16 and int32; bool is accepted"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for members in chains(block):
+        for members in find_int32_chains(block):
             if len(members) < 2 or not any(op.op_type == "cast" and op.x.dtype == types.bool for op in members):
                 continue
-            wrong = reason(members)
+            wrong = find_fp16_obstacle(members)
             if wrong is not None:
                 yield Miss(members[0], wrong)
                 continue
-            yield Hit(members[0], note=f"{counted(len(members), 'op')} on integers that fp16 holds", members=members,
-                      covers=members)
+            yield Hit(
+                members[0],
+                note=f"{format_count(len(members), 'op')} on integers that fp16 holds",
+                members=members,
+                covers=members,
+            )
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         now, replaced = dict[Var, Var](), dict[Var, Var]()
@@ -71,29 +75,31 @@ class IntCasts(BlockRewrite):
                     now[out] = mb.identity(x=now[op.x]) if again else (
                         now[op.x] if out.dtype == types.fp16 else mb.cast(x=now[op.x], dtype=op.dtype.val))
                 else:
-                    now.update(zip(op.outputs, mb.insert(infer(detached(op, _bound(mb, op, now)), op))))
-            if op.op_type in COMPARES or (op.op_type == "cast" and op.x.dtype != types.bool):
+                    now.update(
+                        zip(op.outputs, mb.insert(infer_outputs(clone_op(op, _bind_fp16_inputs(mb, op, now)), op)))
+                    )
+            if op.op_type in COMPARISON_OPS or (op.op_type == "cast" and op.x.dtype != types.bool):
                 replaced[out] = now[out]
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("truth by way of int32", lambda: _counted(lambda i: i))
-        yield Example("a count", lambda: _counted(lambda i: Builder.reduce_sum(x=i, axes=[0])))
-        yield Example("the others", lambda: _counted(lambda i: Builder.sub(x=np.int32(1), y=i)))
-        yield Example("at least two", lambda: _counted(lambda i: Builder.cast(x=Builder.greater_equal(
+        yield Example("truth by way of int32", lambda: _build_counted_bools(lambda i: i))
+        yield Example("a count", lambda: _build_counted_bools(lambda i: Builder.reduce_sum(x=i, axes=[0])))
+        yield Example("the others", lambda: _build_counted_bools(lambda i: Builder.sub(x=np.int32(1), y=i)))
+        yield Example("at least two", lambda: _build_counted_bools(lambda i: Builder.cast(x=Builder.greater_equal(
             x=Builder.reduce_sum(x=i, axes=[0], keep_dims=True), y=np.int32(2)), dtype="int32")))
-        yield Example("far", lambda: _counted(lambda i: Builder.mul(x=i, y=np.int32(3000), name="far")),
+        yield Example("far", lambda: _build_counted_bools(lambda i: Builder.mul(x=i, y=np.int32(3000), name="far")),
                       reason="'far' may reach 3000, and fp16 counts up to 2048")
-        yield Example("negative", lambda: _counted(lambda i: Builder.mul(x=i, y=np.int32(-1))),
+        yield Example("negative", lambda: _build_counted_bools(lambda i: Builder.mul(x=i, y=np.int32(-1))),
                       reason="a product with negative numbers may be -0.0")
-        yield Example("given integers", _given, reason="'i' may be any integer")
-        yield Example("returned", lambda: program(lambda x: Builder.cast(
+        yield Example("given integers", _build_integer_input, reason="'i' may be any integer")
+        yield Example("returned", lambda: build_program(lambda x: Builder.cast(
             x=Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32"), dtype="int16", name="y"), x=(2, 3)),
             reason="a cast in it")
-        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
 
 
-def _bound(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, Any]:
+def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, Any]:
     """The inputs of `op` that hold numbers, in fp16."""
     def half(var: Var) -> Var:
         if not is_const(var) or var.dtype != types.int32:
@@ -102,23 +108,23 @@ def _bound(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, 
                                                             name=f"{var.name}_fp16"))
         return made
 
-    given = {name: op.inputs[name] for name in (*DATA, "cond") if name in op.inputs}
+    given = {name: op.inputs[name] for name in (*DATA_INPUTS, "cond") if name in op.inputs}
     return {name: tuple(map(half, var)) if isinstance(var, (list, tuple)) else half(var) for name, var in given.items()}
 
 
-def _counted(middle: Any) -> Program:
+def _build_counted_bools(middle: Any) -> Program:
     def body(x: Var) -> Var:
         whole = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32")
         result: Var = Builder.cast(x=middle(whole), dtype="fp16", name="y")
         return result
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
-def _given() -> Program:
+def _build_integer_input() -> Program:
     def body(i: Var) -> Var:
         seen = Builder.cast(x=Builder.greater(x=i, y=np.int32(0)), dtype="int32")
         result: Var = Builder.cast(x=Builder.mul(x=i, y=seen), dtype="fp16", name="y")
         return result
 
-    return program(body, dtype=types.int32, i=(2, 3))
+    return build_program(body, dtype=types.int32, i=(2, 3))

@@ -8,10 +8,10 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ..rules.elementary_functions import ElementaryFunctions
-from ._elementary import EVIDENCE, one, stands_back
+from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
 
 
 class InverseTanh(Rewrite):
@@ -57,7 +57,7 @@ class InverseTanh(Rewrite):
     "Units in the last place by which the result may be off; it is off by 2.97."
 
     def match(self, op: Operation) -> Hit | Miss:
-        return stands_back(op, 2.97, self.max_error) or Hit(op, note="x / (1 + |x|) * log(w) / (w - 1), "
+        return reject_if_inaccurate(op, 2.97, self.max_error) or Hit(op, note="x / (1 + |x|) * log(w) / (w - 1), "
                                                                      "w = (1 - |x|) / (1 + |x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -72,11 +72,13 @@ class InverseTanh(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: one("atanh"), scale=0.4)
-        yield Example("within its domain", lambda: one("atanh"), within=1.0)
-        yield Example("small ones", lambda: one("atanh"), scale=0.001)
-        yield Example("flexible, for iOS15", lambda: one("atanh", None, 3, opset=ct.target.iOS15), within=0.9)
-        yield Example("fp32", lambda: one("atanh", dtype=types.fp32), reason=FP32)
-        yield Example("not good enough", lambda: one("atanh"), options={"max_error": 2.5},
+        yield Example("op", lambda: build_single_op("atanh"), scale=0.4)
+        yield Example("within its domain", lambda: build_single_op("atanh"), within=1.0)
+        yield Example("small ones", lambda: build_single_op("atanh"), scale=0.001)
+        yield Example(
+            "flexible, for iOS15", lambda: build_single_op("atanh", None, 3, opset=ct.target.iOS15), within=0.9
+        )
+        yield Example("fp32", lambda: build_single_op("atanh", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("not good enough", lambda: build_single_op("atanh"), options={"max_error": 2.5},
                       reason="off by up to 2.97 units in the last place, max_error=2.5")
-        yield Example("tanh", lambda: one("tanh"), reason="")
+        yield Example("tanh", lambda: build_single_op("tanh"), reason="")

@@ -8,14 +8,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_shape
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program
+from ..core.examples import build_program
 from ..core.query import is_const, is_symbolic
 from ..rules.runtime_slice import RuntimeSlice
-from ._sizes_known import constant_slice, numbers
+from ._shape_arithmetic import fold_slice_parameters, read_shape_numbers
 
-_KINDS = {"slice_by_index": ("begin", "end"), "slice_by_size": ("begin", "size")}
+_SLICE_INPUTS = {"slice_by_index": ("begin", "end"), "slice_by_size": ("begin", "size")}
 
 
 class KnownSlice(Rewrite):
@@ -45,19 +45,19 @@ class KnownSlice(Rewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     confidence = "high"
-    roots = tuple(_KINDS)
+    roots = tuple(_SLICE_INPUTS)
 
     shortest: int = 1
     "The shortest length that a flexible axis has."
 
     def match(self, op: Operation) -> Hit | Miss:
-        names = _KINDS[op.op_type]
+        names = _SLICE_INPUTS[op.op_type]
         if all(is_const(op.inputs[name]) for name in names):
             return Miss(op, "its place is constant", near=False)
-        first, second = (numbers(op.inputs[name]) for name in names)
+        first, second = (read_shape_numbers(op.inputs[name]) for name in names)
         if first is None or second is None:
             return Miss(op, "its place is not worked out of shapes")
-        found = constant_slice(op, first, second, self.shortest)
+        found = fold_slice_parameters(op, first, second, self.shortest)
         if isinstance(found, str):
             return Miss(op, found)
         try:
@@ -78,26 +78,35 @@ class KnownSlice(Rewrite):
         return built
 
     def examples(self) -> Iterable[Example]:
-        yield Example("all but the last", lambda: _until(1, (4, None)))
-        yield Example("to the end", lambda: _until(0, (4, None)))
-        yield Example("by size", lambda: _sized((None, None), 2))
-        yield Example("by size, of a long axis", lambda: _sized((None, None), 3), options={"shortest": 3})
-        yield Example("by size, of any axis", lambda: _sized((None, None), 3),
+        yield Example("all but the last", lambda: _build_slice_by_index(1, (4, None)))
+        yield Example("to the end", lambda: _build_slice_by_index(0, (4, None)))
+        yield Example("by size", lambda: _build_slice_by_size((None, None), 2))
+        yield Example("by size, of a long axis", lambda: _build_slice_by_size((None, None), 3), options={"shortest": 3})
+        yield Example("by size, of any axis", lambda: _build_slice_by_size((None, None), 3),
                       reason="at size 2 its size is -1, which means all that is left (shortest=1)")
-        yield Example("all but the last three of a long axis", lambda: _until(3, (4, None)), options={"shortest": 3})
-        yield Example("all but the last three", lambda: _until(3, (4, None)),
+        yield Example(
+            "all but the last three of a long axis",
+            lambda: _build_slice_by_index(3, (4, None)),
+            options={"shortest": 3},
+        )
+        yield Example("all but the last three", lambda: _build_slice_by_index(3, (4, None)),
                       reason="at size 2 its end is below 0, which counts from the end again (shortest=1)")
-        yield Example("another axis", lambda: _until(1, (None, 6), axis=0))
-        yield Example("of another size", lambda: _until(1, (None, None), axis=0, of=1),
+        yield Example("another axis", lambda: _build_slice_by_index(1, (None, 6), axis=0))
+        yield Example("of another size", lambda: _build_slice_by_index(1, (None, None), axis=0, of=1),
                       reason="the size of another axis is part of it")
-        yield Example("half", lambda: _until(0, (4, None), half=True), reason="its place is not worked out of shapes")
-        yield Example("fixed", lambda: program(
+        yield Example(
+            "half",
+            lambda: _build_slice_by_index(0, (4, None), half=True),
+            reason="its place is not worked out of shapes",
+        )
+        yield Example("fixed", lambda: build_program(
             lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[4, 2], name="y"), x=(4, 6)),
             reason="its place is constant")
 
 
-def _until(less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | None = None, half: bool = False,
-           ) -> Program:
+def _build_slice_by_index(
+    less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | None = None, half: bool = False
+) -> Program:
     def body(x: Var) -> Var:
         size = Builder.gather(x=Builder.shape(x=x), indices=np.int32(axis if of is None else of), axis=0)
         end = Builder.floor_div(x=size, y=np.int32(2)) if half else Builder.sub(x=size, y=np.int32(less))
@@ -106,13 +115,13 @@ def _until(less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | No
                                              end_mask=[each != axis for each in range(2)], name="y")
         return result
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)
 
 
-def _sized(shape: tuple[int | None, ...], less: int) -> Program:
+def _build_slice_by_size(shape: tuple[int | None, ...], less: int) -> Program:
     def body(x: Var) -> Var:
         size = Builder.sub(x=Builder.shape(x=x), y=np.array([0, less], np.int32))
         result: Var = Builder.slice_by_size(x=x, begin=[0, 1], size=size, name="y")
         return result
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)

@@ -7,13 +7,19 @@ from typing import Literal
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.limits import over
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.limits import find_exceeded_limit
 from ..rules.conv_1d_kernel import Conv1dKernel
-from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised
+from ._conv_1d_lifting import (
+    build_lifted_conv,
+    describe_lift_cost,
+    find_lift_obstacle,
+    insert_dummy_axis,
+    remove_dummy_axis,
+)
 
 
 class LiftConv1d(Rewrite):
@@ -44,7 +50,7 @@ class LiftConv1d(Rewrite):
     level, confidence = "note", "low"
     roots = ("conv",)
     evidence = (
-        on_m4("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken"),
+        cite_m4_study("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken"),
         Community("use Conv2d rather than Conv1d (shown for the transposed case)",
                   source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
     )
@@ -59,40 +65,55 @@ class LiftConv1d(Rewrite):
         if op.x.rank != 3:
             return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
         kernel = int(op.weight.shape[2])
-        if not self.always and over("conv-kernel-width", kernel, tuple(self.generations)) is None:
+        if not self.always and find_exceeded_limit("conv-kernel-width", kernel, tuple(self.generations)) is None:
             return Miss(op, f"a kernel of {kernel} is supported in one dimension; lifted, its buffers would have rows "
                             "of one element (always=true lifts it)", near=False)
-        reason = cannot_lift(op, self.axis)
+        reason = find_lift_obstacle(op, self.axis)
         if reason:
             return Miss(op, reason)
-        return Hit(op, note=lift_note(op, self.axis))
+        return Hit(op, note=describe_lift_cost(op, self.axis))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return lowered(mb, lifted_conv(mb, hit.op, raised(mb, hit.op.x, self.axis), self.axis), self.axis)
+        return remove_dummy_axis(
+            mb, build_lifted_conv(mb, hit.op, insert_dummy_axis(mb, hit.op.x, self.axis), self.axis), self.axis
+        )
 
     def examples(self) -> Iterable[Example]:
         anyway = {"always": True}
-        yield Example("wide", _wide)
-        yield Example("valid", _one, options=anyway)
-        yield Example("padded", lambda: _one(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
-        yield Example("same", lambda: _one(strides=[2], pad_type="same"), options=anyway)
-        yield Example("same_lower", lambda: _one(strides=[2], pad_type="same_lower"), options=anyway)
-        yield Example("depthwise", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"),
-            x=(1, 4, 8)), options=anyway)
-        yield Example("on the width", _one, options={"axis": 2, **anyway})
-        yield Example("small", _one, reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
-                      "have rows of one element (always=true lifts it)")
-        yield Example("too wide", lambda: _one(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
+        yield Example("wide", _build_wide_conv)
+        yield Example("valid", _build_conv, options=anyway)
+        yield Example("padded", lambda: _build_conv(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
+        yield Example("same", lambda: _build_conv(strides=[2], pad_type="same"), options=anyway)
+        yield Example("same_lower", lambda: _build_conv(strides=[2], pad_type="same_lower"), options=anyway)
+        yield Example(
+            "depthwise",
+            lambda: build_program(
+                lambda x: Builder.conv(
+                    x=x, weight=make_weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"
+                ),
+                x=(1, 4, 8),
+            ),
+            options=anyway,
+        )
+        yield Example("on the width", _build_conv, options={"axis": 2, **anyway})
+        yield Example(
+            "small",
+            _build_conv,
+            reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
+            "have rows of one element (always=true lifts it)",
+        )
+        yield Example("too wide", lambda: _build_conv(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
                       reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
-        yield Example("rank 4", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
+        yield Example("rank 4", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
             reason="x has rank 4, not 3")
 
 
-def _wide() -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(6, 4, 16), pad_type="same", name="y"), x=(1, 4, 40))
+def _build_wide_conv() -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 16), pad_type="same", name="y"), x=(1, 4, 40)
+    )
 
 
-def _one(**parameters: object) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(6, 4, 5), name="y", **parameters), x=(1, 4, 8))
+def _build_conv(**parameters: object) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 5), name="y", **parameters), x=(1, 4, 8))

@@ -8,11 +8,18 @@ from typing import Literal
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
+from ..core.examples import build_program, make_weight
 from ..core.query import is_all_zero
-from ._lift import cannot_lift, lift_note, lifted_conv, lowered, raised, same_op
+from ._conv_1d_lifting import (
+    build_lifted_conv,
+    describe_lift_cost,
+    find_lift_obstacle,
+    insert_dummy_axis,
+    rebuild_op,
+    remove_dummy_axis,
+)
 
 
 class LiftConvTranspose1d(Rewrite):
@@ -60,42 +67,51 @@ class LiftConvTranspose1d(Rewrite):
             return Miss(op, "no bias, so the fault has nothing to lose", near=False)
         if is_all_zero(op.bias):
             return Hit(op, note="bias is all zero: dropped, no lift needed", drop=True)
-        reason = cannot_lift(op, self.axis)
+        reason = find_lift_obstacle(op, self.axis)
         if reason:
             return Miss(op, reason)
-        return Hit(op, note=lift_note(op, self.axis), drop=False)
+        return Hit(op, note=describe_lift_cost(op, self.axis), drop=False)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
         if hit.drop:
-            return same_op(mb, op, bias=None)
-        return lowered(mb, lifted_conv(mb, op, raised(mb, op.x, self.axis), self.axis), self.axis)
+            return rebuild_op(mb, op, bias=None)
+        return remove_dummy_axis(
+            mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, self.axis), self.axis), self.axis
+        )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("strided", lambda: _one(strides=[3]))
-        yield Example("padded", lambda: _one(strides=[2], pad_type="custom", pad=[2, 1]))
-        yield Example("same", lambda: _one(strides=[2], pad_type="same"))
-        yield Example("dilated", lambda: _one(dilations=[2]))
-        yield Example("grouped", lambda: _one(groups=2, strides=[2]))
-        yield Example("output shape", lambda: _one(strides=[2], pad_type="custom", pad=[1, 1],
-                                                   output_shape=[1, 2, 18]))
-        yield Example("zero bias", lambda: _one(bias=(0.0, -0.0), strides=[3]))
-        yield Example("on the width", lambda: _one(strides=[3]), options={"axis": 2})
-        yield Example("too wide", lambda: _one(dilations=[4]), options={"axis": 2},
+        yield Example("strided", lambda: _build_conv_transpose_1d(strides=[3]))
+        yield Example("padded", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[2, 1]))
+        yield Example("same", lambda: _build_conv_transpose_1d(strides=[2], pad_type="same"))
+        yield Example("dilated", lambda: _build_conv_transpose_1d(dilations=[2]))
+        yield Example("grouped", lambda: _build_conv_transpose_1d(groups=2, strides=[2]))
+        yield Example("output shape", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[1, 1],
+                                                                       output_shape=[1, 2, 18]))
+        yield Example("zero bias", lambda: _build_conv_transpose_1d(bias=(0.0, -0.0), strides=[3]))
+        yield Example("on the width", lambda: _build_conv_transpose_1d(strides=[3]), options={"axis": 2})
+        yield Example("too wide", lambda: _build_conv_transpose_1d(dilations=[4]), options={"axis": 2},
                       reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
-        yield Example("rank 4", _two_dimensional, reason="x has rank 4, not 3")
-        yield Example("no bias", lambda: _one(bias=None), reason="no bias, so the fault has nothing to lose")
+        yield Example("rank 4", _build_conv_transpose_2d, reason="x has rank 4, not 3")
+        yield Example(
+            "no bias", lambda: _build_conv_transpose_1d(bias=None), reason="no bias, so the fault has nothing to lose"
+        )
 
 
-def _one(bias: tuple[float, ...] | None = (0.5, -1.0), groups: int = 1, **parameters: object) -> Program:
+def _build_conv_transpose_1d(
+    bias: tuple[float, ...] | None = (0.5, -1.0), groups: int = 1, **parameters: object
+) -> Program:
     if bias is not None:
         parameters["bias"] = np.array(bias, dtype=np.float16)
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2 // groups, 5), groups=groups, name="y", **parameters),
-        x=(1, 4, 8))
+    return build_program(
+        lambda x: Builder.conv_transpose(
+            x=x, weight=make_weight(4, 2 // groups, 5), groups=groups, name="y", **parameters
+        ),
+        x=(1, 4, 8),
+    )
 
 
-def _two_dimensional() -> Program:
+def _build_conv_transpose_2d() -> Program:
     bias = np.array([0.5, -1.0], dtype=np.float16)
-    return program(lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5, 1), bias=bias, name="y"),
-                   x=(1, 4, 8, 3))
+    return build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, 1), bias=bias, name="y"),
+                         x=(1, 4, 8, 3))

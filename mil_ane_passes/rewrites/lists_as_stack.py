@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.words import counted
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.text_format import format_count
 from ..rules.control_flow import ControlFlow
-from . import _written_examples as examples
-from ._written_reads import Reads, is_bare, single
-from ._written_rows import WRITERS
-from ._written_values import Values
+from . import _stored_row_examples as examples
+from ._stored_row_reads import RowReads, collect_single_rows, is_axis_dropped
+from ._stored_row_values import RowValueBuilder
+from ._stored_rows import WRITE_OPS
 
 
 class ListsAsStack(BlockRewrite):
@@ -63,45 +63,51 @@ class ListsAsStack(BlockRewrite):
     bound = "none but the sign of a zero, where a scatter adds to zeros"
     preset = "full"
     evidence = (
-        on_m4("scatter and scatter_along_axis are refused"),
-        private("the list ops and scatter have no form on any generation"),
+        cite_m4_study("scatter and scatter_along_axis are refused"),
+        cite_private_route("the list ops and scatter have no form on any generation"),
     )
 
     max_parts: int = 1024
     "The most rows of one list or tensor."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        if not any(op.op_type in WRITERS for op in block.operations):
+        if not any(op.op_type in WRITE_OPS for op in block.operations):
             return
-        reads = Reads(block, self.max_parts)
+        reads = RowReads(block, self.max_parts)
         found = reads.replaced()
-        yield from reads.missed
+        yield from reads.misses
         if found:
-            adds = any(op.op_type == "scatter" for op in reads.writers)
-            count = len(reads.writers)
-            yield Hit(reads.writers[0], note=f"{counted(count, 'op')} that write rows", covers=reads.writers,
+            adds = any(op.op_type == "scatter" for op in reads.write_ops)
+            count = len(reads.write_ops)
+            yield Hit(reads.write_ops[0], note=f"{format_count(count, 'op')} that write rows", covers=reads.write_ops,
                       exactness=None if adds else Exactness.BITWISE, found=found, needed=reads.needed(found))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         made, taken = dict[Var, Var](), set[Var]()
-        values = Values(mb, single(hit.found[var] for var in hit.found), made)
+        values = RowValueBuilder(mb, collect_single_rows(hit.found[var] for var in hit.found), made)
         for op in list(mb.block.operations):
             old = op.outputs[0] if op.outputs else None
             if old is not None and old in hit.needed:
                 rows = hit.found[old]
                 with mb.at(op):
-                    new = values.bare(rows.rows[0], rows.axis) if is_bare(op) else values.joined(rows.rows, rows.axis)
+                    new = (
+                        values.bare(rows.rows[0], rows.axis)
+                        if is_axis_dropped(op)
+                        else values.join_rows(rows.rows, rows.axis)
+                    )
                     made[old] = mb.identity(x=new) if old.consuming_blocks and new in taken else new
                     taken.add(new)
         return made
 
     def examples(self) -> Iterable[Example]:
-        yield Example("written and read back", examples.rows)
-        yield Example("a list", examples.listed)
-        yield Example("scattered and gathered list", examples.scattered)
-        yield Example("turned", lambda: examples.rows(lambda x: Builder.reverse(x=x, axes=[0])))
-        yield Example("by a computed place", examples.computed, reason="its indices are known only at run time")
-        yield Example("adds to values", lambda: program(lambda x: Builder.scatter(
+        yield Example("written and read back", examples.build_row_writes)
+        yield Example("a list", examples.build_list_writes)
+        yield Example("scattered and gathered list", examples.build_list_scatter)
+        yield Example("turned", lambda: examples.build_row_writes(lambda x: Builder.reverse(x=x, axes=[0])))
+        yield Example(
+            "by a computed place", examples.build_computed_scatter, reason="its indices are known only at run time"
+        )
+        yield Example("adds to values", lambda: build_program(lambda x: Builder.scatter(
             data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"), x=(2, 3)),
             reason="it adds to what may not be zero")
-        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import masks
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_mask_program
 from ..core.targets import Gate
 from ..rules.logical_ops import LogicalOps
 
-_M4 = Gate(first="m4", last="m4")
-_MOST_KNOWN = 32768
+_M4_ONLY = Gate(first="m4", last="m4")
+_MAX_CONST_ELEMENTS = 32768
 "Elements of a constant mask that is kept as numbers, in 65536 bytes; a larger one is cast where the model runs."
-_FORMS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
+_ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
 
 
 class LogicalAsArithmetic(Rewrite):
@@ -49,32 +49,36 @@ class LogicalAsArithmetic(Rewrite):
     fixes = (LogicalOps,)
     stage = "decompose"
     preset = "full"
-    roots = tuple(_FORMS)
+    roots = tuple(_ARITHMETIC_OPS)
     evidence = (
-        on_m4("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too"),
+        cite_m4_study("logical_and is accepted; mul, maximum, sub, not_equal and casts of bool are, too"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if op.op_type == "logical_and" and any(map(_M4.admits, self.generations)):
+        if op.op_type == "logical_and" and any(map(_M4_ONLY.includes, self.generations)):
             return Miss(op, "logical_and is accepted on M4; name another target")
-        return Hit(op, note=f"{op.op_type} as {_FORMS[op.op_type]} of 0 and 1")
+        return Hit(op, note=f"{op.op_type} as {_ARITHMETIC_OPS[op.op_type]} of 0 and 1")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
 
         def number(var: Var) -> Var:
-            known = var.val is not None and np.size(var.val) <= _MOST_KNOWN
+            known = var.val is not None and np.size(var.val) <= _MAX_CONST_ELEMENTS
             made: Var = mb.once(("number", var), lambda: (
                 mb.const(val=np.asarray(var.val, np.float16)) if known else mb.cast(x=var, dtype="fp16")))
             return made
 
-        result = getattr(mb, _FORMS[op.op_type])(x=number(op.x), y=number(op.y))
+        result = getattr(mb, _ARITHMETIC_OPS[op.op_type])(x=number(op.x), y=number(op.y))
         if op.op_type == "logical_xor":
             result = mb.mul(x=result, y=result)
         built: Var = mb.not_equal(x=result, y=np.float16(0))
         return built
 
     def examples(self) -> Iterable[Example]:
-        yield Example("or", lambda: masks("logical_or"))
-        yield Example("xor", lambda: masks("logical_xor"))
-        yield Example("and", lambda: masks("logical_and"), reason="logical_and is accepted on M4; name another target")
+        yield Example("or", lambda: build_mask_program("logical_or"))
+        yield Example("xor", lambda: build_mask_program("logical_xor"))
+        yield Example(
+            "and",
+            lambda: build_mask_program("logical_and"),
+            reason="logical_and is accepted on M4; name another target",
+        )

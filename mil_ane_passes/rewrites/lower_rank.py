@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
-from ..core.examples import program, weight
-from ..core.large import islands
-from ..core.limits import evidence_of, limit
+from ..core.examples import build_program, make_weight
+from ..core.large_values import group_ops_by_large_values
+from ..core.limits import collect_evidence, find_limit
 from ..rules.rank_above_5 import RankAbove5
-from ._lowered import MOVES, Bounds
-from ._rank_regions import in_few_axes, plans_of
+from ._high_rank_regions import build_region, plan_region
+from ._rank_lowering import BITWISE_OPS, RankBounds
 
 
 class LowerRank(BlockRewrite):
@@ -47,7 +47,7 @@ class LowerRank(BlockRewrite):
     preset = "full"
     confidence = "high"
     evidence = (
-        *evidence_of("rank"),
+        *collect_evidence("rank"),
         Vendor("Core ML does not support tensors with a rank greater than five (a maintainer)", date="2023-01-09",
                source="https://github.com/apple/coremltools/issues/1723"),
         Community("a log of Core ML's: ANE does not support blob with rank: 6", date="2023-08-09",
@@ -60,50 +60,53 @@ class LowerRank(BlockRewrite):
     "Merge axes beyond the longest that the ANE supports, too: a program of rank 6 runs nowhere, one on the CPU does."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        most = limit("rank", self.generations)
-        longest = limit("spatial", self.generations)
+        most = find_limit("rank", self.generations)
+        longest = find_limit("spatial", self.generations)
         if most is None or longest is None:
             return
-        bounds = Bounds(most.most, sys.maxsize if self.any_extent else longest.most, self.max_transposes)
-        for ops, var in islands(block, lambda shape: len(shape) > most.most):
-            plans = plans_of(block, ops, bounds)
+        bounds = RankBounds(most.most, sys.maxsize if self.any_extent else longest.most, self.max_transposes)
+        for ops, var in group_ops_by_large_values(block, lambda shape: len(shape) > most.most):
+            plans = plan_region(block, ops, bounds)
             if isinstance(plans, str):
                 yield Miss(ops[0], plans)
                 continue
-            exact = Exactness.BITWISE if all(op.op_type in MOVES for op in ops) else None
+            exact = Exactness.BITWISE if all(op.op_type in BITWISE_OPS for op in ops) else None
             yield Hit(ops[0], plans=plans, most=most.most, exactness=exact, covers=ops,
                       note=f"'{var.name}' of rank {var.rank} and {len(ops)} ops in {most.most} axes and fewer")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        return in_few_axes(mb, hit.plans, hit.most)
+        return build_region(mb, hit.plans, hit.most)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("windows", _windows)
-        yield Example("an op between", lambda: _windows(lambda v: Builder.relu(x=v)))
-        yield Example("a sum", lambda: _windows(
+        yield Example("windows", _build_windows)
+        yield Example("an op between", lambda: _build_windows(lambda v: Builder.relu(x=v)))
+        yield Example("a sum", lambda: _build_windows(
             lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4)))
-        yield Example("two transposes", lambda: _shuffled([5, 3, 1, 4, 2, 0]))
-        yield Example("a table is added", lambda: _windows(lambda v: Builder.add(x=v, y=weight(2, 1, 4))))
-        yield Example("sorted", lambda: _windows(lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2)),
+        yield Example("two transposes", lambda: _build_shuffle([5, 3, 1, 4, 2, 0]))
+        yield Example("a table is added", lambda: _build_windows(lambda v: Builder.add(x=v, y=make_weight(2, 1, 4))))
+        yield Example("sorted", lambda: _build_windows(lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2)),
                       reason="topk 'best_0': topk is not known to be the same in fewer axes")
-        yield Example("rank 5", lambda: program(lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), x=(1, 8, 8, 3)),
-                      reason="")
+        yield Example(
+            "rank 5",
+            lambda: build_program(lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), x=(1, 8, 8, 3)),
+            reason="",
+        )
 
 
-def _windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:
+def _build_windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:
     def body(x: Var) -> Var:
         value = Builder.reshape(x=x, shape=[-1, 2, 4, 2, 4, 4])
         value = Builder.transpose(x=between(value) if callable(between) else value, perm=[0, 1, 3, 2, 4, 5])
         result: Var = Builder.reshape(x=value, shape=list(last), name="y")
         return result
 
-    return program(body, x=(1, 8, 8, 4))
+    return build_program(body, x=(1, 8, 8, 4))
 
 
-def _shuffled(perm: list[int]) -> Program:
+def _build_shuffle(perm: list[int]) -> Program:
     def body(x: Var) -> Var:
         value = Builder.transpose(x=Builder.reshape(x=x, shape=[-1, 2, 4, 2, 2, 2]), perm=perm)
         result: Var = Builder.reshape(x=value, shape=[-1, 8], name="y")
         return result
 
-    return program(body, x=(8, 16))
+    return build_program(body, x=(8, 16))

@@ -10,15 +10,22 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
 from ..rules.modulo import Modulo
-from ._remainders import LEAST, MOST, by_fraction, by_whole, remainder, steps_for
+from ._remainders import (
+    MAX_DIVISOR,
+    MIN_DIVISOR,
+    build_remainder,
+    build_remainder_by_fraction,
+    build_remainder_by_integer,
+    plan_division_steps,
+)
 
-_WHOLE = tuple(2.0**exponent for exponent in range(6))
-_FRACTIONS = tuple(2.0**-exponent for exponent in range(1, 15))
+_WHOLE_DIVISORS = tuple(2.0**exponent for exponent in range(6))
+_FRACTION_DIVISORS = tuple(2.0**-exponent for exponent in range(1, 15))
 
 
 class ModuloByFloor(Rewrite):
@@ -50,7 +57,7 @@ class ModuloByFloor(Rewrite):
     preset = "full"
     roots = ("mod",)
     evidence = (
-        on_m4("mod is refused; floor, round, mul, sub, select and comparisons are accepted"),
+        cite_m4_study("mod is refused; floor, round, mul, sub, select and comparisons are accepted"),
     )
 
     periods: int = 0
@@ -62,7 +69,7 @@ class ModuloByFloor(Rewrite):
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "computes on integers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
         if op.y.val is None:
             return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
         held = np.asarray(op.y.val)
@@ -70,10 +77,10 @@ class ModuloByFloor(Rewrite):
             return Miss(op, "the divisor is not one number for all of x")
         divisor = float(held.flat[0])
         size = abs(divisor)
-        if not LEAST <= size <= MOST:
+        if not MIN_DIVISOR <= size <= MAX_DIVISOR:
             return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
-        steps = [] if size in (*_WHOLE, *_FRACTIONS) else steps_for(size, self.periods)
-        ops = (sum(step.ops for step in steps) + 4) if steps else _plain_ops(size)
+        steps = [] if size in (*_WHOLE_DIVISORS, *_FRACTION_DIVISORS) else plan_division_steps(size, self.periods)
+        ops = (sum(step.ops for step in steps) + 4) if steps else _count_direct_ops(size)
         if ops > self.max_steps:
             return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
         most = self.periods * size if self.periods else math.inf
@@ -83,38 +90,40 @@ class ModuloByFloor(Rewrite):
         x, size = hit.op.x, abs(hit.divisor)
         if hit.divisor < 0:  # x mod -d is -(-x mod d)
             x = mb.mul(x=x, y=np.float16(-1))
-        rest = (remainder(mb, x, hit.steps) if hit.steps else by_whole(mb, x, size) if size >= 1
-                else by_fraction(mb, x, size))
+        rest = (build_remainder(mb, x, hit.steps) if hit.steps else build_remainder_by_integer(mb, x, size) if size >= 1
+                else build_remainder_by_fraction(mb, x, size))
         return rest if hit.divisor > 0 else mb.mul(x=rest, y=np.float16(-1))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by 1", lambda: _mod(1))
-        yield Example("by 4, for iOS15", lambda: _mod(4, opset=ct.target.iOS15), scale=10.0)
-        yield Example("by a quarter", lambda: _mod(0.25))
-        yield Example("by a turn", lambda: _mod(2 * math.pi), scale=10.0)
-        yield Example("by 360", lambda: _mod(360), scale=1000.0)
-        yield Example("by a negative number", lambda: _mod(-3), scale=10.0)
-        yield Example("by a negative power of two", lambda: _mod(-2), scale=10.0)
-        yield Example("three periods", lambda: _mod(2 * math.pi), options={"periods": 3}, scale=5.0, within=18.8)
-        yield Example("a constant of many equal numbers", lambda: _mod(np.full((1, 8), 10)), scale=30.0)
-        yield Example("by 0", lambda: _mod(0), reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
-        yield Example("by several", lambda: _mod(np.arange(1, 9)), reason="the divisor is not one number for all of x")
-        yield Example("at run time", lambda: program(
+        yield Example("by 1", lambda: _build_mod(1))
+        yield Example("by 4, for iOS15", lambda: _build_mod(4, opset=ct.target.iOS15), scale=10.0)
+        yield Example("by a quarter", lambda: _build_mod(0.25))
+        yield Example("by a turn", lambda: _build_mod(2 * math.pi), scale=10.0)
+        yield Example("by 360", lambda: _build_mod(360), scale=1000.0)
+        yield Example("by a negative number", lambda: _build_mod(-3), scale=10.0)
+        yield Example("by a negative power of two", lambda: _build_mod(-2), scale=10.0)
+        yield Example("three periods", lambda: _build_mod(2 * math.pi), options={"periods": 3}, scale=5.0, within=18.8)
+        yield Example("a constant of many equal numbers", lambda: _build_mod(np.full((1, 8), 10)), scale=30.0)
+        yield Example("by 0", lambda: _build_mod(0), reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
+        yield Example(
+            "by several", lambda: _build_mod(np.arange(1, 9)), reason="the divisor is not one number for all of x"
+        )
+        yield Example("at run time", lambda: build_program(
             lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)),
             reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact")
-        yield Example("many steps", lambda: _mod(0.1), options={"max_steps": 24},
+        yield Example("many steps", lambda: _build_mod(0.1), options={"max_steps": 24},
                       reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
-        yield Example("a power of two in more ops than allowed", lambda: _mod(4), options={"max_steps": 4},
+        yield Example("a power of two in more ops than allowed", lambda: _build_mod(4), options={"max_steps": 4},
                       reason="a remainder by 4 takes 5 ops, max_steps=4")
-        yield Example("a power of two in as many", lambda: _mod(4), options={"max_steps": 5}, scale=10.0)
-        yield Example("integers", lambda: program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
-                                                  dtype=types.int32, x=(2, 3)), reason="computes on integers")
+        yield Example("a power of two in as many", lambda: _build_mod(4), options={"max_steps": 5}, scale=10.0)
+        yield Example("integers", lambda: build_program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
+                                                        dtype=types.int32, x=(2, 3)), reason="computes on integers")
 
 
-def _plain_ops(size: float) -> int:
+def _count_direct_ops(size: float) -> int:
     """Ops of a remainder by a power of two that needs no steps."""
     return 2 if size == 1 else 5 if size > 1 else 6
 
 
-def _mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:
-    return program(lambda x: Builder.mod(x=x, y=np.float16(divisor), name="y"), opset=opset, x=(2, 8))
+def _build_mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:
+    return build_program(lambda x: Builder.mod(x=x, y=np.float16(divisor), name="y"), opset=opset, x=(2, 8))

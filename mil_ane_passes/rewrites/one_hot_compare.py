@@ -9,15 +9,15 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import value
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_const_value
 from ..rules.masks_at_run_time import MasksAtRunTime
-from ._generated import constant, float_ends, replaced
+from ._generated_constants import build_shared_const, find_float_casts, replace_float_casts
 
-_DEEPEST = 2048
+_MAX_EXACT_INTEGER = 2048
 "Whole numbers up to here are all held by fp16; a larger one is never rounded to one below."
 
 
@@ -51,29 +51,29 @@ class OneHotCompare(BlockRewrite):
     preset = "full"
     roots = ("one_hot",)
     evidence = (
-        on_m4("one_hot is refused, as are casts from int32; equal, and casts of its result, are accepted"),
-        private("one_hot is supported nowhere, equal everywhere"),
+        cite_m4_study("one_hot is refused, as are casts from int32; equal, and casts of its result, are accepted"),
+        cite_private_route("one_hot is supported nowhere, equal everywhere"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
             if op.op_type == "one_hot":
-                yield self._one(op)
+                yield self._match_op(op)
 
-    def _one(self, op: Operation) -> Hit | Miss:
-        size = value(op.one_hot_vector_size)
+    def _match_op(self, op: Operation) -> Hit | Miss:
+        size = get_const_value(op.one_hot_vector_size)
         if size is None:
             return Miss(op, "the size of the vectors is known only at run time")
-        if not 0 < size <= _DEEPEST:
-            return Miss(op, f"{size} places: fp16 holds whole numbers up to {_DEEPEST}")
+        if not 0 < size <= _MAX_EXACT_INTEGER:
+            return Miss(op, f"{size} places: fp16 holds whole numbers up to {_MAX_EXACT_INTEGER}")
         if op.outputs[0].rank > 5:
             return Miss(op, f"its result has rank {op.outputs[0].rank}, and the ANE takes up to 5")
         whole = types.is_int(op.outputs[0].dtype)
-        ends = float_ends(op) if whole else None
+        ends = find_float_casts(op) if whole else None
         if whole and ends is None:
             return Miss(op, "its vectors are read as integers, which the ANE does not take")
         kind = ends.kind if ends else op.outputs[0].dtype
-        on, off = (np.asarray(value(op.inputs[name])).astype(types.nptype_from_builtin(kind))
+        on, off = (np.asarray(get_const_value(op.inputs[name])).astype(types.nptype_from_builtin(kind))
                    for name in ("on_value", "off_value"))
         if kind == types.bool and on == off:
             return Miss(op, "on_value and off_value are the same")
@@ -83,13 +83,13 @@ class OneHotCompare(BlockRewrite):
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         made = self._made(hit, mb)
-        return replaced(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
+        return replace_float_casts(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
 
     def _made(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, size = hit.op, hit.size
-        axis = int(value(op.axis)) % op.outputs[0].rank
+        axis = int(get_const_value(op.axis)) % op.outputs[0].rank
         shape = tuple(size if each == axis else 1 for each in range(op.outputs[0].rank))
-        places = constant(mb, ("places", *shape), lambda: np.arange(size, dtype=np.float16).reshape(shape))
+        places = build_shared_const(mb, ("places", *shape), lambda: np.arange(size, dtype=np.float16).reshape(shape))
         number = mb.cast(x=op.indices, dtype="fp16")
         hot: Var = mb.equal(x=mb.expand_dims(x=number, axes=[axis]), y=places)
         if hit.kind == types.bool:
@@ -100,18 +100,27 @@ class OneHotCompare(BlockRewrite):
         return made if hit.off == 0 else mb.add(x=made, y=hit.off)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as torch has it", lambda: _hot(cast=True, size=8))
-        yield Example("first axis", lambda: _hot(size=6, axis=0, on_value=np.float16(1), off_value=np.float16(0)))
-        yield Example("other values", lambda: _hot(size=6, axis=1, on_value=np.float16(-2), off_value=np.float16(3)))
-        yield Example("truth", lambda: _hot(size=3, on_value=False, off_value=True))
-        yield Example("any number of indices", lambda: _hot(cast=True, size=5, shape=(None, 4)))
-        yield Example("integers", lambda: _hot(size=8), reason=(
+        yield Example("as torch has it", lambda: _build_one_hot(cast=True, size=8))
+        yield Example(
+            "first axis", lambda: _build_one_hot(size=6, axis=0, on_value=np.float16(1), off_value=np.float16(0))
+        )
+        yield Example(
+            "other values", lambda: _build_one_hot(size=6, axis=1, on_value=np.float16(-2), off_value=np.float16(3))
+        )
+        yield Example("truth", lambda: _build_one_hot(size=3, on_value=False, off_value=True))
+        yield Example("any number of indices", lambda: _build_one_hot(cast=True, size=5, shape=(None, 4)))
+        yield Example("integers", lambda: _build_one_hot(size=8), reason=(
             "its vectors are read as integers, which the ANE does not take"))
-        yield Example("many places", lambda: _hot(cast=True, size=2049),
+        yield Example("many places", lambda: _build_one_hot(cast=True, size=2049),
                       reason="2049 places: fp16 holds whole numbers up to 2048")
-        yield Example("values apart", lambda: _hot(size=8, on_value=np.float16(0.001), off_value=np.float16(-100)),
-                      reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)")
-        yield Example("size at run time", _unknown, reason="the size of the vectors is known only at run time")
+        yield Example(
+            "values apart",
+            lambda: _build_one_hot(size=8, on_value=np.float16(0.001), off_value=np.float16(-100)),
+            reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)",
+        )
+        yield Example(
+            "size at run time", _build_dynamic_one_hot, reason="the size of the vectors is known only at run time"
+        )
 
 
 def _is_exact(on: Any, off: Any) -> bool:
@@ -122,21 +131,21 @@ def _is_exact(on: Any, off: Any) -> bool:
     return bool(np.float64(step) == np.float64(on) - np.float64(off) and np.isfinite(step) and step + off == on)
 
 
-def _hot(size: int, cast: bool = False, shape: tuple[int | None, ...] = (2, 4), **given: Any) -> Program:
+def _build_one_hot(size: int, cast: bool = False, shape: tuple[int | None, ...] = (2, 4), **given: Any) -> Program:
     def body(ids: Var) -> Var:
         name = {} if cast else {"name": "y"}
         hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, **given, **name)
         result: Var = Builder.cast(x=hot, dtype="fp16", name="y") if cast else hot
         return result
 
-    return program(body, dtype=types.int32, opset=ct.target.iOS17, ids=shape)
+    return build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=shape)
 
 
-def _unknown() -> Program:
+def _build_dynamic_one_hot() -> Program:
     def body(ids: Var) -> Var:
         size = Builder.reduce_max(x=ids, axes=[0], keep_dims=False)
         hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, on_value=np.float16(1), off_value=np.float16(0))
         result: Var = Builder.reduce_sum(x=hot, axes=[0], name="y")
         return result
 
-    return program(body, dtype=types.int32, ids=(3,))
+    return build_program(body, dtype=types.int32, ids=(3,))

@@ -10,13 +10,13 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program
-from ..core.query import consumers, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import build_program
+from ..core.query import get_const_value, get_consumers
 from ..rules.pad_constant_nonzero import PadConstantNonzero
-from . import _slabs as slabs
-from ._lift import same_op
+from . import _pad_constants as slabs
+from ._conv_1d_lifting import rebuild_op
 
 
 class PadByConstants(Rewrite):
@@ -55,22 +55,22 @@ class PadByConstants(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "max_pool":
-            answer = _pool(op)
-            alone = isinstance(answer, Miss) or _pools_only(op.x)
+            answer = _match_padded_pool(op)
+            alone = isinstance(answer, Miss) or _is_read_by_pools_only(op.x)
             return answer if alone else Miss(op, "the pad before it has other readers", near=False)
-        if value(op.mode, "constant") != "constant":
+        if get_const_value(op.mode, "constant") != "constant":
             return Miss(op, "repeats values", near=False)
-        fill = value(op.constant_val, 0.0)
+        fill = get_const_value(op.constant_val, 0.0)
         if fill == 0:
             return Miss(op, "pads with zero", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        padded = slabs.amounts(op)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        padded = slabs.read_pad_amounts(op)
         if padded is None:
             return Miss(op, "how much is padded is known only at run time")
-        if _pools_only(op.outputs[0]):
+        if _is_read_by_pools_only(op.outputs[0]):
             return Miss(op, "read by max_pools only, which pad with minus infinity themselves", near=False)
-        sizes = {"a border": slabs.border_bytes(op.x, padded), "blocks": slabs.slab_bytes(op.x, padded)}
+        sizes = {"a border": slabs.count_border_bytes(op.x, padded), "blocks": slabs.count_slab_bytes(op.x, padded)}
         fits = [form for form, size in sizes.items() if size is not None and size <= self.max_bytes]
         if not fits:
             known = [size for size in sizes.values() if size is not None]
@@ -82,67 +82,71 @@ class PadByConstants(Rewrite):
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
         if op.op_type == "max_pool":
-            return same_op(mb, op, x=op.x.op.x, pad_type="custom", pad=hit.pad)
+            return rebuild_op(mb, op, x=op.x.op.x, pad_type="custom", pad=hit.pad)
         if hit.form == "blocks" or not hit.padded:
-            return slabs.slabbed(mb, op.x, hit.padded, hit.fill)
-        zeros = mb.pad(x=op.x, pad=value(op.pad), mode="constant", constant_val=np.float16(0))
-        filled: Var = mb.add(x=zeros, y=slabs.border(mb, op.x, hit.padded, hit.fill))
+            return slabs.concat_slabs(mb, op.x, hit.padded, hit.fill)
+        zeros = mb.pad(x=op.x, pad=get_const_value(op.pad), mode="constant", constant_val=np.float16(0))
+        filled: Var = mb.add(x=zeros, y=slabs.build_border_const(mb, op.x, hit.padded, hit.fill))
         return filled
 
     def examples(self) -> Iterable[Example]:
-        yield Example("an image", lambda: _pad((1, 4, 8, 8), [1, 1, 1, 2], 1.0))
-        yield Example("a sequence", lambda: _pad((1, 3, 8), [0, 0, 0, 0, 2, 1], -1e4, ct.target.iOS15))
-        yield Example("on one side", lambda: _pad((2, 8), [3, 0], np.inf))
-        yield Example("three axes", lambda: _pad((2, 3, 4, 5), [1, 0, 0, 2, 1, 1], -0.5))
-        yield Example("flexible batch", lambda: _pad((None, 3, 4), [1, 1, 2, 0], 2.0))
-        yield Example("flexible length", lambda: _pad((1, 3, None), [1, 2], 2.0))
-        yield Example("nothing", lambda: _pad((2, 3), [0, 0, 0, 0], 2.0))
-        yield Example("before a max_pool", lambda: _pooled([1, 1, 1, 1]))
-        yield Example("more than its windows", lambda: _pooled([1, 3, 0, 0]))
-        yield Example("all flexible", lambda: _pad((None, 3, None), [1, 2], 2.0),
+        yield Example("an image", lambda: _build_pad((1, 4, 8, 8), [1, 1, 1, 2], 1.0))
+        yield Example("a sequence", lambda: _build_pad((1, 3, 8), [0, 0, 0, 0, 2, 1], -1e4, ct.target.iOS15))
+        yield Example("on one side", lambda: _build_pad((2, 8), [3, 0], np.inf))
+        yield Example("three axes", lambda: _build_pad((2, 3, 4, 5), [1, 0, 0, 2, 1, 1], -0.5))
+        yield Example("flexible batch", lambda: _build_pad((None, 3, 4), [1, 1, 2, 0], 2.0))
+        yield Example("flexible length", lambda: _build_pad((1, 3, None), [1, 2], 2.0))
+        yield Example("nothing", lambda: _build_pad((2, 3), [0, 0, 0, 0], 2.0))
+        yield Example("before a max_pool", lambda: _build_padded_pool([1, 1, 1, 1]))
+        yield Example("more than its windows", lambda: _build_padded_pool([1, 3, 0, 0]))
+        yield Example("all flexible", lambda: _build_pad((None, 3, None), [1, 2], 2.0),
                       reason="what is added has a size that is known only at run time")
-        yield Example("large", lambda: _pad((1, 2, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 64},
+        yield Example("large", lambda: _build_pad((1, 2, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 64},
                       reason="what is added takes 84 bytes, max_bytes=64")
-        yield Example("a border", lambda: _pad((4, 8, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 84})
-        yield Example("zeros", lambda: _pad((2, 3), [1, 1], 0), reason="pads with zero")
-        yield Example("fp32", lambda: _pad((2, 3), [1, 1], 1.0, dtype=types.fp32), reason=FP32)
+        yield Example("a border", lambda: _build_pad((4, 8, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 84})
+        yield Example("zeros", lambda: _build_pad((2, 3), [1, 1], 0), reason="pads with zero")
+        yield Example("fp32", lambda: _build_pad((2, 3), [1, 1], 1.0, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 
-def _pools_only(var: Var) -> bool:
+def _is_read_by_pools_only(var: Var) -> bool:
     """Whether max_pools are all that reads `var`, and pad themselves."""
-    readers = [] if var.consuming_blocks else consumers(var)
-    return bool(readers) and all(isinstance(_pool(each), Hit) for each in readers)
+    readers = [] if var.consuming_blocks else get_consumers(var)
+    return bool(readers) and all(isinstance(_match_padded_pool(each), Hit) for each in readers)
 
 
-def _pool(op: Operation) -> Hit | Miss:
+def _match_padded_pool(op: Operation) -> Hit | Miss:
     """Whether `op` is a max_pool that can pad itself as the pad before it does."""
     pad = op.x.op if op.op_type == "max_pool" else None
-    if pad is None or pad.op_type != "pad" or value(pad.mode, "constant") != "constant" \
-            or value(pad.constant_val, 0.0) != -math.inf:
+    if pad is None or pad.op_type != "pad" or get_const_value(pad.mode, "constant") != "constant" \
+            or get_const_value(pad.constant_val, 0.0) != -math.inf:
         return Miss(op, "pools nothing that was padded with minus infinity", near=False)
-    padded = slabs.amounts(pad)
-    if padded is None or min(padded, default=2) < 2 or value(op.pad_type) not in ("valid", "custom") \
-            or value(op.ceil_mode, False):
+    padded = slabs.read_pad_amounts(pad)
+    if padded is None or min(padded, default=2) < 2 or get_const_value(op.pad_type) not in ("valid", "custom") \
+            or get_const_value(op.ceil_mode, False):
         return Miss(op, "its own pads are not those of the pad before it and known numbers")
-    own = value(op.pad) if value(op.pad_type) == "custom" else [0] * 2 * (op.x.rank - 2)
-    sizes = value(op.kernel_sizes)
+    own = get_const_value(op.pad) if get_const_value(op.pad_type) == "custom" else [0] * 2 * (op.x.rank - 2)
+    sizes = get_const_value(op.kernel_sizes)
     whole = [own[2 * axis + side] + padded.get(axis + 2, (0, 0))[side] for axis in range(len(sizes)) for side in (0, 1)]
     if any(amount >= sizes[place // 2] for place, amount in enumerate(whole)):
         return Miss(op, f"padded by {max(whole)}, more than its windows of {max(sizes)} reach")
     return Hit(op, note="pads with minus infinity itself", pad=whole)
 
 
-def _pad(shape: tuple[int | None, ...], pad: list[int], fill: float, opset: Any = ct.target.iOS17,
-         dtype: Any = types.fp16) -> Program:
+def _build_pad(shape: tuple[int | None, ...], pad: list[int], fill: float, opset: Any = ct.target.iOS17,
+               dtype: Any = types.fp16) -> Program:
     number = np.float32(fill) if dtype == types.fp32 else np.float16(fill)
-    return program(lambda x: Builder.pad(x=x, pad=pad, mode="constant", constant_val=number, name="y"), opset=opset,
-                   dtype=dtype, x=shape)
+    return build_program(
+        lambda x: Builder.pad(x=x, pad=pad, mode="constant", constant_val=number, name="y"),
+        opset=opset,
+        dtype=dtype,
+        x=shape,
+    )
 
 
-def _pooled(pad: list[int]) -> Program:
+def _build_padded_pool(pad: list[int]) -> Program:
     def body(x: Var) -> Var:
         padded = Builder.pad(x=x, pad=pad, mode="constant", constant_val=np.float16(-np.inf))
         result: Var = Builder.max_pool(x=padded, kernel_sizes=[3, 3], strides=[2, 2], pad_type="valid", name="y")
         return result
 
-    return program(body, x=(1, 2, 7, 8))
+    return build_program(body, x=(1, 2, 7, 8))

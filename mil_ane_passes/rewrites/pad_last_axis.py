@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
-from ..core.evidence import for_authors
-from ..core.layout import size_text
-from ..core.words import counted
-from ._row_examples import examples
-from ._row_regions import RowRegion, row_regions
-from ._rows import Rows
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.layout import format_bytes
+from ..core.text_format import format_count
+from ._padded_regions import PaddedRegion, iterate_padded_regions
+from ._row_padding import RowPadding
+from ._row_padding_examples import iterate_row_padding_examples
 
 
 class PadLastAxis(BlockRewrite):
@@ -56,13 +56,21 @@ class PadLastAxis(BlockRewrite):
              "double precision was the same before and after (2.6e-4 for a perceptron, 1.7e-3 for attention)")
     preset = "named"
     evidence = (
-        Community("pad the last axis to a multiple of 64: not a requirement, worth a try on bigger nets",
-                  source="coreml102: Model Surgery Tips (an author of eiln/ane)", chip="M1"),
-        for_authors("the last axis of inputs and outputs is aligned to 64 bytes; values between may tolerate smaller "
-                    "widths (against it: 32 numbers of fp16, and the padding is there anyway)"),
-        Community("row and plane strides are multiples of 64 bytes (a driver for Linux)",
-                  source="eiln/ane libane/ane.c", chip="M1"),
-        for_authors("the ANE does not handle minus infinity in softmax correctly"),
+        Community(
+            "pad the last axis to a multiple of 64: not a requirement, worth a try on bigger nets",
+            source="coreml102: Model Surgery Tips (an author of eiln/ane)",
+            chip="M1",
+        ),
+        cite_apple_authoring_rules(
+            "the last axis of inputs and outputs is aligned to 64 bytes; values between may tolerate smaller "
+            "widths (against it: 32 numbers of fp16, and the padding is there anyway)"
+        ),
+        Community(
+            "row and plane strides are multiples of 64 bytes (a driver for Linux)",
+            source="eiln/ane libane/ane.c",
+            chip="M1",
+        ),
+        cite_apple_authoring_rules("the ANE does not handle minus infinity in softmax correctly"),
     )
 
     multiple: int = 64
@@ -77,26 +85,28 @@ class PadLastAxis(BlockRewrite):
     "Bytes of padded constants that one op may need."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        rows = Rows(self.multiple, self.unit, self.min_gain)
+        rows = RowPadding(self.multiple, self.unit, self.min_gain)
         heavy: dict[Operation, int] = {}
-        for region in row_regions(block, rows, self.max_bytes, heavy):
+        for region in iterate_padded_regions(block, rows, self.max_bytes, heavy):
             first, ops = next(iter(region.steps)), len(region.steps)
-            if not region.leaves and not any(not step.gives for step in region.steps.values()):
+            if not region.sliced_values and not any(not step.padded_outputs for step in region.steps.values()):
                 yield Miss(first, "nothing reads what the region makes", near=False)
             elif ops < self.min_ops * region.moves:
-                yield Miss(first, f"{counted(ops, 'op')} on padded rows for {len(region.enters)} pads and "
-                                  f"{len(region.leaves)} slices, fewer than min_ops {self.min_ops} for each")
+                yield Miss(first, f"{format_count(ops, 'op')} on padded rows for {len(region.padded_values)} pads and "
+                                  f"{len(region.sliced_values)} slices, fewer than min_ops {self.min_ops} for each")
             else:
                 exact = all(step.exact for step in region.steps.values())
                 yield Hit(first, region=region, rows=rows, exactness=Exactness.BITWISE if exact else None,
-                          note=_note(region, rows))
+                          note=_describe_region(region, rows))
         for op, count in heavy.items():
-            yield Miss(op, f"its constants would take {size_text(count)} padded, more than max_bytes {self.max_bytes}")
+            yield Miss(
+                op, f"its constants would take {format_bytes(count)} padded, more than max_bytes {self.max_bytes}"
+            )
         for width, op in rows.refused.items():
             yield Miss(op, rows.reason(width))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        region: RowRegion = hit.region
+        region: PaddedRegion = hit.region
         twins: dict[Var, Var] = {}
         replaced: dict[Var, Var] = {}
 
@@ -110,33 +120,37 @@ class PadLastAxis(BlockRewrite):
             with mb.at(op):
                 built = step.build(mb, wide)
                 made = list(built) if isinstance(built, (list, tuple)) else [built]
-                _read_slices(made[0].op, replaced)
-                if not step.gives:
+                _rebind_to_slices(made[0].op, replaced)
+                if not step.padded_outputs:
                     replaced.update(zip(op.outputs, made))
                     continue
                 twins.update(zip(op.outputs, made))
-                replaced.update((var, _narrow(mb, twins[var], var)) for var in step.gives if var in region.leaves)
+                replaced.update(
+                    (var, _remove_padding(mb, twins[var], var))
+                    for var in step.padded_outputs
+                    if var in region.sliced_values
+                )
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        return examples()
+        return iterate_row_padding_examples()
 
 
-def _read_slices(op: Operation, slices: dict[Var, Var]) -> None:
+def _rebind_to_slices(op: Operation, slices: dict[Var, Var]) -> None:
     """What a region's op reads as it is, although the region makes it, is the slice."""
     found = {name: slices[var] for name, var in op.inputs.items() if isinstance(var, Var) and var in slices}
     if found:
         op.set_inputs(**found)
 
 
-def _narrow(mb: RewriteBuilder, wide: Var, var: Var) -> Var:
+def _remove_padding(mb: RewriteBuilder, wide: Var, var: Var) -> Var:
     """Padded `wide` as `var` was: its last axis cut, all others whole."""
     cut: Var = mb.slice_by_size(x=wide, begin=[0] * var.rank, size=[-1] * (var.rank - 1) + [int(var.shape[-1])])
     return cut
 
 
-def _note(region: RowRegion, rows: Rows) -> str:
+def _describe_region(region: PaddedRegion, rows: RowPadding) -> str:
     widths = dict.fromkeys((int(var.shape[-1]), rows.extent(var)) for var in region.values)
     each = ", ".join(f"{width} -> {wide}" for width, wide in widths)
-    return (f"{len(region.steps)} ops with a last axis of {each}, by {len(region.enters)} pads and "
-            f"{len(region.leaves)} slices")
+    return (f"{len(region.steps)} ops with a last axis of {each}, by {len(region.padded_values)} pads and "
+            f"{len(region.sliced_values)} slices")

@@ -8,11 +8,11 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ._whole_ranges import bounds, holds
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ._integer_ranges import can_hold_bounds, find_integer_bounds
 
 
 class PlainIndices(Rewrite):
@@ -47,8 +47,8 @@ class PlainIndices(Rewrite):
     confidence = "high"
     roots = ("select", "cast")
     evidence = (
-        on_m4("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 "
-              "are accepted", rows=True),
+        cite_m4_study("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 "
+                      "are accepted", rows=True),
         Vendor("since iOS17 negative indices have to be converted by select(index >= 0, index, index + max_index)",
                source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
     )
@@ -61,7 +61,7 @@ class PlainIndices(Rewrite):
             return Miss(op, "wraps no indices", near=False)
         if list(op.a.shape) != list(op.outputs[0].shape):
             return Miss(op, "its result is larger than the indices")
-        least, most = bounds(op.a), bounds(asked.y)
+        least, most = find_integer_bounds(op.a), find_integer_bounds(asked.y)
         if least is None or most is None or least[0] < most[1]:
             return Miss(op, "its indices may be negative")
         return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a, kind="")
@@ -72,7 +72,7 @@ class PlainIndices(Rewrite):
                 types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
             return Miss(op, "is no second cast of integers", near=False)
         between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
-        if not holds(op.x.dtype, bounds(inner.x)):
+        if not can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
             return Miss(op, f"{between} may not hold what it is cast from")
         if inner.x.dtype == op.outputs[0].dtype:
             return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
@@ -83,44 +83,47 @@ class PlainIndices(Rewrite):
         return plain
 
     def examples(self) -> Iterable[Example]:
-        yield Example("topk", lambda: _best("uint16"))
-        yield Example("argmax", lambda: program(lambda x: _looked_up(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8)))
-        yield Example("count", lambda: program(lambda x: _looked_up(Builder.cumsum(x=Builder.cast(
+        yield Example("topk", lambda: _build_topk_lookup("uint16"))
+        yield Example(
+            "argmax",
+            lambda: build_program(lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8)),
+        )
+        yield Example("count", lambda: build_program(lambda x: _build_wrapped_lookup(Builder.cumsum(x=Builder.cast(
             x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)), opset=ct.target.iOS15,
             x=(4, 8)))
-        yield Example("wide and back", lambda: program(
+        yield Example("wide and back", lambda: build_program(
             lambda i: Builder.cast(x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"),
                                                      axes=[0]), dtype="fp16", name="y"), dtype=types.int16, i=(3,)))
-        yield Example("wide and on", lambda: program(
+        yield Example("wide and on", lambda: build_program(
             lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"), dtype=types.int16,
             i=(3,)))
-        yield Example("narrow and on", lambda: program(
+        yield Example("narrow and on", lambda: build_program(
             lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"), dtype=types.int32,
             i=(3,)), reason="int16 may not hold what it is cast from")
-        yield Example("narrow and back", lambda: program(
+        yield Example("narrow and back", lambda: build_program(
             lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"), dtype=types.int32,
             i=(3,)), reason="int16 may not hold what it is cast from")
-        yield Example("ids", lambda: program(lambda i: _looked_up(i), dtype=types.int32, i=(4,)),
+        yield Example("ids", lambda: build_program(lambda i: _build_wrapped_lookup(i), dtype=types.int32, i=(4,)),
                       reason="its indices may be negative")
-        yield Example("numbers", lambda: program(lambda x: Builder.select(
+        yield Example("numbers", lambda: build_program(lambda x: Builder.select(
             cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"), x=(4,)),
             reason="wraps no indices")
 
 
-def _looked_up(indices: Var) -> Var:
+def _build_wrapped_lookup(indices: Var) -> Var:
     wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
                              b=Builder.add(x=indices, y=np.int32(8)))
-    result: Var = Builder.gather(x=weight(8, 3), indices=wrapped, axis=0, name="y")
+    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
     return result
 
 
-def _best(narrow: str) -> Program:
+def _build_topk_lookup(narrow: str) -> Program:
     def body(x: Var) -> Var:
         wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
         wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
                                  b=Builder.add(x=wide, y=np.int32(8)))
         indices = Builder.cast(x=wrapped, dtype=narrow)
-        result: Var = Builder.gather(x=weight(8, 3), indices=indices, axis=0, name="y")
+        result: Var = Builder.gather(x=make_weight(8, 3), indices=indices, axis=0, name="y")
         return result
 
-    return program(body, x=(4, 8))
+    return build_program(body, x=(4, 8))

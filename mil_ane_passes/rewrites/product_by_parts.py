@@ -8,11 +8,11 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.query import is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.query import get_const_value, is_symbolic
 from ..rules.product import Product
 
 
@@ -48,7 +48,7 @@ class ProductByParts(Rewrite):
     preset = "full"
     roots = ("reduce_prod",)
     evidence = (
-        on_m4("reduce_prod is refused; split and mul are accepted"),
+        cite_m4_study("reduce_prod is refused; split and mul are accepted"),
     )
 
     max_parts: int = 8
@@ -58,8 +58,8 @@ class ProductByParts(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        axes = _axes(op)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        axes = _read_reduced_axes(op)
         lost = [axis for axis in axes if is_symbolic(op.x.shape[axis])]
         if lost:
             return Miss(op, f"the number of elements along axis {lost[0]} is known only at run time")
@@ -71,37 +71,37 @@ class ProductByParts(Rewrite):
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, total = hit.op, hit.op.x
         for axis in hit.axes:
-            total = _along(mb, total, axis)
-        if value(op.keep_dims, False) or not hit.axes:
+            total = _multiply_along_axis(mb, total, axis)
+        if get_const_value(op.keep_dims, False) or not hit.axes:
             return total
         narrow: Var = mb.squeeze(x=total, axes=hit.axes)
         return narrow
 
     def examples(self) -> Iterable[Example]:
-        yield Example("odd", lambda: _product((2, 5), axes=[-1]), within=8.0)
-        yield Example("even", lambda: _product((2, 8, 3), axes=[1], keep_dims=True), within=4.0)
-        yield Example("all", lambda: _product((2, 3)), within=6.0)
-        yield Example("all, kept", lambda: _product((2, 3), keep_dims=True), within=6.0)
-        yield Example("apart", lambda: _product((2, 5, 3), axes=[2, 0]), within=6.0)
-        yield Example("one element", lambda: _product((4, 1), axes=[1]))
-        yield Example("one element, kept", lambda: _product((4, 1), axes=[1], keep_dims=True))
-        yield Example("long", lambda: _product((3, 37), axes=[1]), options={"max_parts": 64}, within=1.0)
-        yield Example("too long", lambda: _product((2, 9), axes=[1]),
+        yield Example("odd", lambda: _build_product((2, 5), axes=[-1]), within=8.0)
+        yield Example("even", lambda: _build_product((2, 8, 3), axes=[1], keep_dims=True), within=4.0)
+        yield Example("all", lambda: _build_product((2, 3)), within=6.0)
+        yield Example("all, kept", lambda: _build_product((2, 3), keep_dims=True), within=6.0)
+        yield Example("apart", lambda: _build_product((2, 5, 3), axes=[2, 0]), within=6.0)
+        yield Example("one element", lambda: _build_product((4, 1), axes=[1]))
+        yield Example("one element, kept", lambda: _build_product((4, 1), axes=[1], keep_dims=True))
+        yield Example("long", lambda: _build_product((3, 37), axes=[1]), options={"max_parts": 64}, within=1.0)
+        yield Example("too long", lambda: _build_product((2, 9), axes=[1]),
                       reason="a product of 9 elements, rounded 8 times; max_parts=8")
-        yield Example("flexible", lambda: _product((2, None), axes=[1]),
+        yield Example("flexible", lambda: _build_product((2, None), axes=[1]),
                       reason="the number of elements along axis 1 is known only at run time")
-        yield Example("fp32", lambda: _product((2, 3), types.fp32), reason=FP32)
-        yield Example("integers", lambda: _product((2, 3), types.int32, axes=[0]), reason="computes on integers")
+        yield Example("fp32", lambda: _build_product((2, 3), types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("integers", lambda: _build_product((2, 3), types.int32, axes=[0]), reason="computes on integers")
 
 
-def _axes(op: Operation) -> list[int]:
+def _read_reduced_axes(op: Operation) -> list[int]:
     """The axes that `op` reduces, each once, counted from the front; an empty list of axes reduces none."""
     rank = op.x.rank
-    given = value(op.axes)
+    given = get_const_value(op.axes)
     return sorted({axis % rank for axis in (range(rank) if given is None else given)})
 
 
-def _along(mb: RewriteBuilder, x: Var, axis: int) -> Var:
+def _multiply_along_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     """The products along `axis`, which keeps one element: halves are multiplied, what is over waits for the end."""
     over: list[Var] = []
     while x.shape[axis] > 1:
@@ -114,5 +114,5 @@ def _along(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     return x
 
 
-def _product(shape: tuple[int | None, ...], dtype: Any = types.fp16, **options: Any) -> Program:
-    return program(lambda x: Builder.reduce_prod(x=x, name="y", **options), dtype=dtype, x=shape)
+def _build_product(shape: tuple[int | None, ...], dtype: Any = types.fp16, **options: Any) -> Program:
+    return build_program(lambda x: Builder.reduce_prod(x=x, name="y", **options), dtype=dtype, x=shape)

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from . import _norm_examples as shown
-from ._epsilons import depends, epsilon_of
-from ._lift import same_op
+from ._conv_1d_lifting import rebuild_op
+from ._epsilons import find_epsilon, find_epsilon_dependence
 
-_TINY = 2.0**-24
-_FLUSH = 2.0**-14
-_CAST = "https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/mil/passes/defs/quantization.py"
+_FP16_MIN_SUBNORMAL = 2.0**-24
+_FP16_MIN_NORMAL = 2.0**-14
+_FP16_CAST_SOURCE = "https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/mil/passes/defs/quantization.py"
 
 
 class RepresentableEpsilon(Rewrite):
@@ -59,7 +59,7 @@ class RepresentableEpsilon(Rewrite):
                source="https://github.com/apple/ml-ane-transformers ane_transformers/huggingface/distilbert.py",
                date="2022"),
         Vendor("the cast to fp16 raises constants that would become 0 to 2^-24, as 0 is \"not ideal for eps purposes\"",
-               source=_CAST),
+               source=_FP16_CAST_SOURCE),
         Community("sums and products of 2^-24 are kept; the same notes quote a paper by which M1 flushes subnormal "
                   "numbers in matrix products and M5 does not", chip="M4, M6", date="2026-10",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md"),
@@ -67,52 +67,57 @@ class RepresentableEpsilon(Rewrite):
                   source="https://github.com/pytorch/executorch/pull/19523"),
     )
 
-    smallest: float = _TINY
+    smallest: float = _FP16_MIN_SUBNORMAL
     "Epsilons below are raised to it; 6.1035e-05 suits machines that flush subnormal numbers, and is approximate."
 
     def match(self, op: Operation) -> Hit | Miss:
-        least = float(np.float16(max(self.smallest, _TINY)))
-        parameter, old = epsilon_of(op)
+        least = float(np.float16(max(self.smallest, _FP16_MIN_SUBNORMAL)))
+        parameter, old = find_epsilon(op)
         if old is None or not 0 <= old < least:
             return Miss(op, "no epsilon that is too small", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, f"computed in fp32, which holds {old:.3g}", near=op.op_type.endswith("_norm"))
-        reason, near = depends(op, parameter, old, least)
+        reason, near = find_epsilon_dependence(op, parameter, old, least)
         if reason:
             return Miss(op, reason, near=near)
-        return Hit(op, parameter=parameter, new=least, exactness=None if least == _TINY else Exactness.APPROXIMATE,
-                   note=f"epsilon {old:.3g} becomes {least:.3g}; results move by at most {(least - old) / 2:.3g} / "
-                        f"variance of themselves, less than half a unit of fp16 above a variance of {least * 1024:.3g}")
+        return Hit(
+            op,
+            parameter=parameter,
+            new=least,
+            exactness=None if least == _FP16_MIN_SUBNORMAL else Exactness.APPROXIMATE,
+            note=f"epsilon {old:.3g} becomes {least:.3g}; results move by at most {(least - old) / 2:.3g} / "
+            f"variance of themselves, less than half a unit of fp16 above a variance of {least * 1024:.3g}",
+        )
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         old = getattr(hit.op, hit.parameter)
         new = np.full(old.shape, hit.new, types.nptype_from_builtin(old.dtype))[()]
-        return same_op(mb, hit.op, **{hit.parameter: new})
+        return rebuild_op(mb, hit.op, **{hit.parameter: new})
 
     def examples(self) -> Iterable[Example]:
-        flush = {"smallest": _FLUSH}
-        yield Example("epsilon in fp32", lambda: shown.normalised("layer_norm", epsilon=np.float32(1e-12)))
-        yield Example("epsilon 0", lambda: shown.normalised("layer_norm", opset=15, epsilon=np.float16(0)))
-        yield Example("over the picture", lambda: shown.normalised("instance_norm", epsilon=np.float32(1e-12)))
-        yield Example("by its length", lambda: shown.normalised("l2_norm", epsilon=np.float32(1e-10)))
-        yield Example("spelt out", lambda: shown.rms(shown.unprotected, width=16))
-        yield Example("added", lambda: shown.rms(width=32), options=flush)
-        yield Example("bound", lambda: shown.rms(shown.bounded, width=32), options=flush)
-        yield Example("root read by others", lambda: shown.rms(shown.observed),
+        flush = {"smallest": _FP16_MIN_NORMAL}
+        yield Example("epsilon in fp32", lambda: shown.build_norm_op("layer_norm", epsilon=np.float32(1e-12)))
+        yield Example("epsilon 0", lambda: shown.build_norm_op("layer_norm", opset=15, epsilon=np.float16(0)))
+        yield Example("over the picture", lambda: shown.build_norm_op("instance_norm", epsilon=np.float32(1e-12)))
+        yield Example("by its length", lambda: shown.build_norm_op("l2_norm", epsilon=np.float32(1e-10)))
+        yield Example("spelt out", lambda: shown.build_norm_program(shown.build_rsqrt_epsilon_norm, width=16))
+        yield Example("added", lambda: shown.build_norm_program(width=32), options=flush)
+        yield Example("bound", lambda: shown.build_norm_program(shown.build_torch_normalize, width=32), options=flush)
+        yield Example("root read by others", lambda: shown.build_norm_program(shown.build_observed_norm),
                       reason="the root is read by others than products, and at 0 it is the epsilon's")
-        yield Example("of another value", lambda: shown.rms(shown.foreign),
+        yield Example("of another value", lambda: shown.build_norm_program(shown.build_unrelated_product),
                       reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
-        yield Example("large enough", lambda: shown.normalised("layer_norm", epsilon=np.float32(1e-5)),
+        yield Example("large enough", lambda: shown.build_norm_op("layer_norm", epsilon=np.float32(1e-5)),
                       reason="no epsilon that is too small")
-        yield Example("in fp32", lambda: shown.normalised("layer_norm", np.float32, epsilon=np.float32(1e-12)),
+        yield Example("in fp32", lambda: shown.build_norm_op("layer_norm", np.float32, epsilon=np.float32(1e-12)),
                       reason="computed in fp32, which holds 1e-12")
-        yield Example("variances known", lambda: shown.batch_normalised(0.5),
+        yield Example("variances known", lambda: shown.build_batch_norm(0.5),
                       reason="beside variances from 0.5 an epsilon of 1e-12 does not count")
-        yield Example("no variance", lambda: shown.batch_normalised(0.0),
+        yield Example("no variance", lambda: shown.build_batch_norm(0.0),
                       reason="beside a variance of 0 another epsilon than 1e-12 gives another result")
-        yield Example("logarithm", lambda: shown.rms(shown.logarithm),
+        yield Example("logarithm", lambda: shown.build_norm_program(shown.build_logarithm),
                       reason="at 0 the result of log is that of an epsilon of 1e-10")
-        yield Example("other root", lambda: shown.rms(shown.reciprocal_root),
+        yield Example("other root", lambda: shown.build_norm_program(shown.build_reciprocal_root),
                       reason="at 0 the result of rsqrt is that of an epsilon of 1e-12")
-        yield Example("fraction of a sum", lambda: shown.rms(shown.fraction), options=flush,
+        yield Example("fraction of a sum", lambda: shown.build_norm_program(shown.build_fraction), options=flush,
                       reason="at 0 the result of add is that of an epsilon of 5.96e-08")

@@ -8,14 +8,14 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ..core.bounds import largest as largest_by_the_program
-from ..core.bounds import seen
-from ..core.build import RewriteBuilder
+from ..core.bounds import bound_magnitude as largest_by_the_program
+from ..core.bounds import get_measured_range
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from . import _norm_examples as shown
-from ._norms import Norm, largest, norm_of, number, respelt
+from ._norms import Norm, build_largest_magnitude, match_norm, read_positive_scalar, rebuild_scaled_factor
 
-_END = 65504.0
+_FP16_MAX = 65504.0
 "The largest number of fp16."
 
 
@@ -99,29 +99,33 @@ class ScaledRmsNorm(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         pairs = [(op.x, op.y)] if op.op_type == "real_div" else [(op.x, op.y), (op.y, op.x)]
         for given, factor in pairs:
-            norm = None if number(given) is not None else norm_of(factor, 1 if op.op_type == "real_div" else -1)
+            norm = (
+                None
+                if read_positive_scalar(given) is not None
+                else match_norm(factor, 1 if op.op_type == "real_div" else -1)
+            )
             if norm is None:
                 continue
             if norm.x.dtype != types.fp16:
                 return Miss(op, "squared in fp32, which overflows above 1.8e19 only")
             if norm.refusal is not None:
                 return Miss(op, norm.refusal)
-            reason = None if self.always else self._stays_finite(norm)
+            reason = None if self.always else self._find_finite_reason(norm)
             if reason is not None:
                 return Miss(op, reason)
             return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", given=given,
                        factor=factor, norm=norm)
         return Miss(op, "no product with the root of a sum of squares", near=False)
 
-    def _stays_finite(self, norm: Norm) -> str | None:
+    def _find_finite_reason(self, norm: Norm) -> str | None:
         """Why no overflow is expected of the squares, or None where one can be."""
         reach, count = largest_by_the_program(norm.x), norm.count or 0
-        if reach is not None and reach**2 * count <= _END:
+        if reach is not None and reach**2 * count <= _FP16_MAX:
             return f"the program keeps x within {reach:.4g}: {count} squares together stay below 65504"
-        measured = seen(self.measured, norm.x)
+        measured = get_measured_range(self.measured, norm.x)
         if measured is not None:
-            total = self._measured_total(norm, measured.largest)
-            if not measured.finite or total * self.margin**2 > _END:
+            total = self._find_measured_total(norm, measured.largest)
+            if not measured.finite or total * self.margin**2 > _FP16_MAX:
                 return None
             return (f"x reaches {measured.largest:.4g} in the runs at hand and a sum of squares {total:.4g}: "
                     f"{self.margin:g} times the x would still fit fp16")
@@ -130,23 +134,23 @@ class ScaledRmsNorm(Rewrite):
                     "(calibrate shows it), or always=true")
         return None
 
-    def _measured_total(self, norm: Norm, reach: float) -> float:
+    def _find_measured_total(self, norm: Norm, reach: float) -> float:
         """The largest sum of squares that was measured; a mean is formed from a sum, too."""
         count = norm.count or 0
-        total = seen(self.measured, norm.reduce.outputs[0])
+        total = get_measured_range(self.measured, norm.reduce.outputs[0])
         if total is None or not total.finite:
             return reach**2 * count
         return max(reach**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         norm = hit.norm
-        most = largest(mb, norm)
+        most = build_largest_magnitude(mb, norm)
 
         def scaled(var: Var) -> Var:
             made: Var = mb.once(("scaled", var, most), lambda: mb.real_div(x=var, y=most))
             return made
 
-        factor = mb.once(("factor", hit.factor, most), lambda: respelt(mb, norm, scaled(norm.x), most))
+        factor = mb.once(("factor", hit.factor, most), lambda: rebuild_scaled_factor(mb, norm, scaled(norm.x), most))
         if hit.given is norm.x:
             given = scaled(hit.given)
         else:  # divided by a small m it may overflow where the result does not
@@ -156,37 +160,52 @@ class ScaledRmsNorm(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as Llama's", shown.rms, measured=False)
-        yield Example("large", shown.rms, scale=500.0)
-        yield Example("spelt with divisions", lambda: shown.rms(shown.divided), scale=500.0)
-        yield Example("an older opset", lambda: shown.rms(opset=ct.target.iOS15), scale=500.0)
-        yield Example("without epsilon", lambda: shown.rms(shown.plain_l2), scale=500.0)
-        yield Example("a reciprocal with an epsilon of its own", lambda: shown.rms(shown.reciprocal), scale=500.0)
-        yield Example("less its mean, read twice", shown.two_readers, scale=500.0)
-        yield Example("less its mean, always", shown.two_readers, measured=False, options={"always": True})
-        yield Example("less its mean, not measured", shown.two_readers, measured=False,
+        yield Example("as Llama's", shown.build_norm_program, measured=False)
+        yield Example("large", shown.build_norm_program, scale=500.0)
+        yield Example("spelt with divisions", lambda: shown.build_norm_program(shown.build_divided_norm), scale=500.0)
+        yield Example("an older opset", lambda: shown.build_norm_program(opset=ct.target.iOS15), scale=500.0)
+        yield Example("without epsilon", lambda: shown.build_norm_program(shown.build_plain_l2_norm), scale=500.0)
+        yield Example(
+            "a reciprocal with an epsilon of its own",
+            lambda: shown.build_norm_program(shown.build_reciprocal_norm),
+            scale=500.0,
+        )
+        yield Example("less its mean, read twice", shown.build_shared_factor_norm, scale=500.0)
+        yield Example("less its mean, always", shown.build_shared_factor_norm, measured=False, options={"always": True})
+        yield Example("less its mean, not measured", shown.build_shared_factor_norm, measured=False,
                       reason="the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
                              "(calibrate shows it), or always=true")
-        yield Example("measured to be small", shown.rms, reason="x reaches 2.324 in the runs at hand and a sum of "
-                      "squares 12.43: 2 times the x would still fit fp16")
-        yield Example("kept small", lambda: shown.rms(shown.kept_small), measured=False,
+        yield Example(
+            "measured to be small",
+            shown.build_norm_program,
+            reason="x reaches 2.324 in the runs at hand and a sum of squares 12.43: 2 times the x would still fit fp16",
+        )
+        yield Example("kept small", lambda: shown.build_norm_program(shown.build_tanh_norm), measured=False,
                       reason="the program keeps x within 1: 8 squares together stay below 65504")
-        yield Example("in fp32", lambda: shown.rms(dtype=np.float32),
+        yield Example("in fp32", lambda: shown.build_norm_program(dtype=np.float32),
                       reason="squared in fp32, which overflows above 1.8e19 only")
-        yield Example("scaled already", lambda: shown.rms(shown.hosts),
+        yield Example("scaled already", lambda: shown.build_norm_program(shown.build_prescaled_norm),
                       reason="x is divided by its largest magnitude already")
-        yield Example("another norm", lambda: shown.rms(shown.l2_norm),
+        yield Example("another norm", lambda: shown.build_norm_program(shown.build_l2_norm),
                       reason="reduce_l2_norm squares inside, which is reported to stay stable")
-        yield Example("axes dropped and put back", lambda: shown.rms(shown.put_back), scale=500.0)
-        yield Example("axes dropped", lambda: shown.rms(shown.dropped), reason="the root is brought to another shape "
-                      "than that of a sum that keeps its axes")
-        yield Example("epsilon computed", lambda: shown.rms(shown.computed),
+        yield Example(
+            "axes dropped and put back", lambda: shown.build_norm_program(shown.build_restored_axes_norm), scale=500.0
+        )
+        yield Example(
+            "axes dropped",
+            lambda: shown.build_norm_program(shown.build_dropped_axes_norm),
+            reason="the root is brought to another shape than that of a sum that keeps its axes",
+        )
+        yield Example("epsilon computed", lambda: shown.build_norm_program(shown.build_computed_sum_norm),
                       reason="add gives 'total', but not with a constant number above 0")
-        yield Example("long", lambda: shown.rms(width=16385),
+        yield Example("long", lambda: shown.build_norm_program(width=16385),
                       reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are too small "
                              "for fp16")
-        yield Example("no norm", lambda: shown.rms(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
-                      reason="no product with the root of a sum of squares")
+        yield Example(
+            "no norm",
+            lambda: shown.build_norm_program(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
+            reason="no product with the root of a sum of squares",
+        )
 
 
 def _is_centred(norm: Norm) -> bool:

@@ -9,15 +9,15 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
-from ..core.evidence import on_m1, on_m4
-from ..core.examples import program, weight
+from ..core.evidence import cite_m1_gpt_notes, cite_m4_study
+from ..core.examples import build_program, make_weight
 from ..core.query import is_const
 from ..rules.scatter import Scatter
-from ._put_plans import executed, planned
+from ._scatter_plans import build_scatter_plan, plan_scatter
 
-_SCATTERS = ("scatter", "scatter_nd", "scatter_along_axis")
+_SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
 
 
 class ScatterAsSlices(BlockRewrite):
@@ -53,12 +53,12 @@ class ScatterAsSlices(BlockRewrite):
     bound = "the same bits, but that max and min of two zeros may keep the sign of either"
     preset = "full"
     confidence = "high"
-    roots = (*_SCATTERS, "slice_update")
+    roots = (*_SCATTER_OPS, "slice_update")
     evidence = (
         Vendor("scatter falls off the ANE; an assignment to a window may reside there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        on_m4("scatter is refused; select, concat, pad and slices are accepted"),
-        on_m1("a scatter into a key and value cache is not supported; where with a mask runs on the ANE"),
+        cite_m4_study("scatter is refused; select, concat, pad and slices are accepted"),
+        cite_m1_gpt_notes("a scatter into a key and value cache is not supported; where with a mask runs on the ANE"),
     )
 
     max_parts: int = 32
@@ -70,13 +70,13 @@ class ScatterAsSlices(BlockRewrite):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
-            if op.op_type in _SCATTERS or (op.op_type == "slice_update" and self.windows):
+            if op.op_type in _SCATTER_OPS or (op.op_type == "slice_update" and self.windows):
                 yield self.match(op)
 
     def match(self, op: Operation) -> Hit | Miss:
-        if op.op_type in _SCATTERS and not is_const(op.indices):
+        if op.op_type in _SCATTER_OPS and not is_const(op.indices):
             return Miss(op, "its indices are computed", near=False)
-        plan = planned(op, self.max_parts, self.max_bytes)
+        plan = plan_scatter(op, self.max_parts, self.max_bytes)
         if isinstance(plan, str):
             return Miss(op, plan)
         exactness = None if plan.group.mode in ("max", "min") else Exactness.BITWISE
@@ -84,59 +84,82 @@ class ScatterAsSlices(BlockRewrite):
                    exactness=exactness, plan=plan)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        return executed(mb, hit.op, hit.plan)
+        return build_scatter_plan(mb, hit.op, hit.plan)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("the last of each row", lambda: _flat(np.arange(3, 24, 4), (2, 3, 4)))
-        yield Example("added to the last of each row", lambda: _flat(np.arange(3, 24, 4), (2, 3, 4), "add"))
-        yield Example("columns", lambda: _rows([1, 2], axis=1))
-        yield Example("rows, added", lambda: _rows([1, 2], mode="add"))
-        yield Example("every second column", lambda: _rows([0, 2, 4], axis=1, mode="max"))
-        yield Example("any rows", lambda: _rows([3, 0, 1], mode="min", opset=ct.target.iOS15))
-        yield Example("constants to several places", lambda: program(
-            lambda x: Builder.scatter(data=x, indices=np.array([4, 1, 2], np.int32), updates=weight(3, 8), axis=0,
+        yield Example("the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4)))
+        yield Example(
+            "added to the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4), "add")
+        )
+        yield Example("columns", lambda: _build_row_scatter([1, 2], axis=1))
+        yield Example("rows, added", lambda: _build_row_scatter([1, 2], mode="add"))
+        yield Example("every second column", lambda: _build_row_scatter([0, 2, 4], axis=1, mode="max"))
+        yield Example("any rows", lambda: _build_row_scatter([3, 0, 1], mode="min", opset=ct.target.iOS15))
+        yield Example("constants to several places", lambda: build_program(
+            lambda x: Builder.scatter(data=x, indices=np.array([4, 1, 2], np.int32), updates=make_weight(3, 8), axis=0,
                                       mode="update", name="y"), x=(5, 8)))
-        yield Example("a number", lambda: program(
+        yield Example("a number", lambda: build_program(
             lambda x: Builder.scatter(data=x, indices=np.array([1, -1], np.int32), updates=np.zeros(2, np.float16),
                                       axis=0, mode="update", name="y"), opset=ct.target.iOS15, x=(5,)))
-        yield Example("points", lambda: program(
+        yield Example("points", lambda: build_program(
             lambda x: Builder.scatter_nd(data=x, indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
-                                         updates=weight(4), mode="mul", name="y"), x=(4, 5)))
-        yield Example("constant points", lambda: program(
-            lambda x: Builder.scatter_nd(data=x, indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
-                                         updates=weight(3), mode="sub", name="y"), x=(4, 5)), options={"max_parts": 3})
-        yield Example("along an axis", lambda: program(
+                                         updates=make_weight(4), mode="mul", name="y"), x=(4, 5)))
+        yield Example(
+            "constant points",
+            lambda: build_program(
+                lambda x: Builder.scatter_nd(
+                    data=x,
+                    indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
+                    updates=make_weight(3),
+                    mode="sub",
+                    name="y",
+                ),
+                x=(4, 5),
+            ),
+            options={"max_parts": 3},
+        )
+        yield Example("along an axis", lambda: build_program(
             lambda x: Builder.scatter_along_axis(data=x, indices=np.array([[1], [1], [1], [1]], np.int32), axis=1,
-                                                 updates=weight(4, 1), mode="update", name="y"), x=(4, 5)))
-        yield Example("into zeros", lambda: program(
-            lambda x: Builder.scatter(data=np.zeros(5, np.float16), indices=np.array([1, 2], np.int32), mode="update",
-                                      updates=Builder.mul(x=Builder.reduce_max(x=x), y=weight(2)), name="y"), x=(3,)))
-        yield Example("slice_update", _updated, options={"windows": True})
-        yield Example("slice_update, as it is", _updated, reason="")
-        yield Example("twice", lambda: _rows([1, 1]),
+                                                 updates=make_weight(4, 1), mode="update", name="y"), x=(4, 5)))
+        yield Example(
+            "into zeros",
+            lambda: build_program(
+                lambda x: Builder.scatter(
+                    data=np.zeros(5, np.float16),
+                    indices=np.array([1, 2], np.int32),
+                    mode="update",
+                    updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)),
+                    name="y",
+                ),
+                x=(3,),
+            ),
+        )
+        yield Example("slice_update", _build_slice_update, options={"windows": True})
+        yield Example("slice_update, as it is", _build_slice_update, reason="")
+        yield Example("twice", lambda: _build_row_scatter([1, 1]),
                       reason="it writes to one place twice, and which one stays is not stated")
-        yield Example("many", lambda: _rows([0, 2, 3], mode="add"), options={"max_parts": 2},
+        yield Example("many", lambda: _build_row_scatter([0, 2, 3], mode="add"), options={"max_parts": 2},
                       reason="5 values to join, above 2")
-        yield Example("integers", lambda: program(
+        yield Example("integers", lambda: build_program(
             lambda x, v: Builder.scatter(data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
             dtype=types.int32, x=(3,), v=(1,)), reason="it computes on integers")
-        yield Example("computed", lambda: program(
-            lambda i: Builder.scatter(data=weight(4), indices=i, updates=weight(1), axis=0, name="y"),
+        yield Example("computed", lambda: build_program(
+            lambda i: Builder.scatter(data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
             dtype=types.int32, i=(1,)), reason="its indices are computed")
 
 
-def _flat(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:
+def _build_flat_scatter(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:
     def body(x: Var) -> Var:
-        updates = Builder.mul(x=Builder.reduce_max(x=x), y=weight(len(places)))
+        updates = Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(len(places)))
         line = Builder.reshape(x=x, shape=[-1])
         line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
         result: Var = Builder.reshape(x=line, shape=[-1, *shape[1:]], name="y")
         return result
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)
 
 
-def _rows(places: list[int], axis: int = 0, mode: str = "update", opset: Any = ct.target.iOS17) -> Program:
+def _build_row_scatter(places: list[int], axis: int = 0, mode: str = "update", opset: Any = ct.target.iOS17) -> Program:
     def body(x: Var) -> Var:
         size = [-1, -1]
         size[axis] = len(places)
@@ -145,10 +168,10 @@ def _rows(places: list[int], axis: int = 0, mode: str = "update", opset: Any = c
                                       name="y")
         return result
 
-    return program(body, opset=opset, x=(4, 5))
+    return build_program(body, opset=opset, x=(4, 5))
 
 
-def _updated() -> Program:
-    return program(lambda x: Builder.slice_update(
+def _build_slice_update() -> Program:
+    return build_program(lambda x: Builder.slice_update(
         x=x, update=Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1]), begin=[1, 0], end=[3, 0],
         end_mask=[False, True], name="y"), opset=ct.target.iOS18, x=(4, 5))

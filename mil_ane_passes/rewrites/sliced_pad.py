@@ -8,15 +8,15 @@ from typing import Any
 import coremltools as ct
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_const_value, is_symbolic
 from ..core.targets import Gate
 from ..rules.texture_ops import TextureOps
-from ._slabs import amounts
-from ._spared import taken, too_long
+from ._pad_constants import read_pad_amounts
+from ._target_gate import find_length_obstacle, skip_if_supported
 
 
 class SlicedPad(Rewrite):
@@ -45,28 +45,28 @@ class SlicedPad(Rewrite):
     roots = ("pad",)
     targets = Gate(last="m1")
     evidence = (
-        on_m4("at odds with it for M4: reflecting and replicating pads are accepted"),
-        private("reverse is native on M1", chip="M1"),
+        cite_m4_study("at odds with it for M4: reflecting and replicating pads are accepted"),
+        cite_private_route("reverse is native on M1", chip="M1"),
     )
 
     always: bool = False
     "Whether to fire although a chip that takes such pads is looked at beside one that does not."
 
     def match(self, op: Operation) -> Hit | Miss:
-        mode = value(op.mode, "constant")
+        mode = get_const_value(op.mode, "constant")
         if mode != "reflect":
             return Miss(op, f"pads with mode {mode}", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        back = taken(self, op, self.always)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        back = skip_if_supported(self, op, self.always)
         if back is not None:
             return back
-        padded = amounts(op)
+        padded = read_pad_amounts(op)
         if padded is None:
             return Miss(op, "how much is padded is known only at run time")
         if any(is_symbolic(op.x.shape[axis]) for axis in padded):
             return Miss(op, "the length of an axis is known only at run time")
-        reason = too_long(op.outputs[0].shape[-2:], self.generations)
+        reason = find_length_obstacle(op.outputs[0].shape[-2:], self.generations)
         if reason:
             return Miss(op, reason)
         return Hit(op, note=f"reflects along {len(padded)} axes: slices, reversed and joined", padded=padded)
@@ -75,28 +75,32 @@ class SlicedPad(Rewrite):
         x: Var = hit.op.x
         for axis, (before, behind) in hit.padded.items():
             end = int(x.shape[axis]) - 1
-            edges = _edge(mb, x, axis, 1, before), _edge(mb, x, axis, end - behind, behind)
+            edges = _reverse_edge(mb, x, axis, 1, before), _reverse_edge(mb, x, axis, end - behind, behind)
             x = mb.concat(values=[*edges[0], x, *edges[1]], axis=axis)
         return x
 
     def examples(self) -> Iterable[Example]:
         anyway = {"always": True}
-        yield Example("one row", lambda: _pad((1, 2, 4), [1, 1]), options=anyway)
-        yield Example("an image", lambda: _pad((1, 2, 5, 6), [2, 1, 3, 3]), options=anyway)
-        yield Example("one side, for iOS15", lambda: _pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway)
-        yield Example("nothing", lambda: _pad((2, 5), [0, 0]), options=anyway)
-        yield Example("taken", lambda: _pad((2, 5), [1, 1]),
+        yield Example("one row", lambda: _build_pad((1, 2, 4), [1, 1]), options=anyway)
+        yield Example("an image", lambda: _build_pad((1, 2, 5, 6), [2, 1, 3, 3]), options=anyway)
+        yield Example(
+            "one side, for iOS15", lambda: _build_pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway
+        )
+        yield Example("nothing", lambda: _build_pad((2, 5), [0, 0]), options=anyway)
+        yield Example("taken", lambda: _build_pad((2, 5), [1, 1]),
                       reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("flexible", lambda: _pad((2, None), [1, 1]), options=anyway,
+        yield Example("flexible", lambda: _build_pad((2, None), [1, 1]), options=anyway,
                       reason="the length of an axis is known only at run time")
-        yield Example("long", lambda: _pad((1, 16380), [4, 4]), options=anyway, reason=(
+        yield Example("long", lambda: _build_pad((1, 16380), [4, 4]), options=anyway, reason=(
             "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
-        yield Example("replicate", lambda: _pad((2, 5), [1, 1], mode="replicate"), options=anyway,
+        yield Example("replicate", lambda: _build_pad((2, 5), [1, 1], mode="replicate"), options=anyway,
                       reason="pads with mode replicate")
-        yield Example("fp32", lambda: _pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32)
+        yield Example(
+            "fp32", lambda: _build_pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32_UNSUPPORTED_REASON
+        )
 
 
-def _edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
+def _reverse_edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
     """`count` elements of `x` along `axis`, the last one first."""
     if not count:
         return []
@@ -106,6 +110,6 @@ def _edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list
     return [edge if count == 1 else mb.reverse(x=edge, axes=[axis])]
 
 
-def _pad(shape: tuple[int | None, ...], pad: list[int], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
-         mode: str = "reflect") -> Program:
-    return program(lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), opset=opset, dtype=dtype, x=shape)
+def _build_pad(shape: tuple[int | None, ...], pad: list[int], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
+               mode: str = "reflect") -> Program:
+    return build_program(lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), opset=opset, dtype=dtype, x=shape)

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ..core.layout import padded_bytes, size_text
-from ..core.limits import over
-from ..core.query import is_all_zero, is_const, itemsize, static_shape, value
-from ._lift import same_op
+from ..core.examples import build_program, make_weight
+from ..core.layout import compute_padded_bytes, format_bytes
+from ..core.limits import find_exceeded_limit
+from ..core.query import get_const_value, get_itemsize, get_static_shape, is_all_zero, is_const
+from ._conv_1d_lifting import rebuild_op
 
 
 class SplitConvTransposeBias(Rewrite):
@@ -72,18 +72,18 @@ class SplitConvTransposeBias(Rewrite):
         if covered:
             return Miss(op, f"kernel covers {covered} on the width, more than the target takes; "
                             "ane::lift_conv_transpose_1d lays it on the height (any_kernel=true splits it here)")
-        return Hit(op, note=_cost(op), drop=False)
+        return Hit(op, note=_describe_cost(op), drop=False)
 
     def _unsupported_width(self, op: Operation) -> int:
         """What the kernel of a 1-D op covers, where that is more than the target takes; else 0."""
         if self.any_kernel or op.x.rank != 3:
             return 0
-        covered = (int(op.weight.shape[2]) - 1) * int(value(op.dilations, [1])[0]) + 1
-        return covered if over("conv-kernel-width", covered, tuple(self.generations)) else 0
+        covered = (int(op.weight.shape[2]) - 1) * int(get_const_value(op.dilations, [1])[0]) + 1
+        return covered if find_exceeded_limit("conv-kernel-width", covered, tuple(self.generations)) else 0
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
-        unbiased = same_op(mb, op, bias=None)
+        unbiased = rebuild_op(mb, op, bias=None)
         if hit.drop:
             return unbiased
         channels = (1, int(op.bias.shape[0]), *[1] * (op.x.rank - 2))
@@ -91,39 +91,45 @@ class SplitConvTransposeBias(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("strided", lambda: _one(strides=[3]))
-        yield Example("output shape", lambda: _one(strides=[2], pad_type="custom", pad=[1, 1],
-                                                   output_shape=[1, 2, 18]))
-        yield Example("zero bias", lambda: _one(bias=(0.0, 0.0)))
-        yield Example("first bias 0", lambda: _one(bias=(0.0, 0.5)))
-        yield Example("rank 4", _two_dimensional, options={"any_rank": True})
-        yield Example("wide", lambda: _one(strides=[2], dilations=[4]), options={"any_kernel": True})
-        yield Example("wide left alone", lambda: _one(strides=[2], dilations=[4]),
+        yield Example("strided", lambda: _build_conv_transpose_1d(strides=[3]))
+        yield Example("output shape", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[1, 1],
+                                                                       output_shape=[1, 2, 18]))
+        yield Example("zero bias", lambda: _build_conv_transpose_1d(bias=(0.0, 0.0)))
+        yield Example("first bias 0", lambda: _build_conv_transpose_1d(bias=(0.0, 0.5)))
+        yield Example("rank 4", _build_conv_transpose_2d, options={"any_rank": True})
+        yield Example(
+            "wide", lambda: _build_conv_transpose_1d(strides=[2], dilations=[4]), options={"any_kernel": True}
+        )
+        yield Example("wide left alone", lambda: _build_conv_transpose_1d(strides=[2], dilations=[4]),
                       reason="kernel covers 17 on the width, more than the target takes; ane::lift_conv_transpose_1d "
                              "lays it on the height (any_kernel=true splits it here)")
-        yield Example("rank 4 left alone", _two_dimensional,
+        yield Example("rank 4 left alone", _build_conv_transpose_2d,
                       reason="x has rank 4, not 3; any_rank=true splits it too")
-        yield Example("no bias", lambda: _one(bias=None), reason="no bias to split off")
-        yield Example("bias of another dtype", lambda: _one(dtype=np.float32),
+        yield Example("no bias", lambda: _build_conv_transpose_1d(bias=None), reason="no bias to split off")
+        yield Example("bias of another dtype", lambda: _build_conv_transpose_1d(dtype=np.float32),
                       reason="bias has another dtype than the output, so an add would need a cast")
 
 
-def _cost(op: Operation) -> str:
+def _describe_cost(op: Operation) -> str:
     """What plan A costs, in the words of plan B's note: buffers as they are, one more pass over the output."""
-    shape = static_shape(op.outputs[0])
-    size = "of symbolic size" if shape is None else size_text(padded_bytes(shape, itemsize(op.outputs[0])))
+    shape = get_static_shape(op.outputs[0])
+    size = (
+        "of symbolic size" if shape is None else format_bytes(compute_padded_bytes(shape, get_itemsize(op.outputs[0])))
+    )
     return f"layout kept; one add more over the output (buffer {size}, computed, 64-byte rows)"
 
 
-def _one(bias: tuple[float, ...] | None = (0.5, -1.0), dtype: type = np.float16, **parameters: object) -> Program:
+def _build_conv_transpose_1d(
+    bias: tuple[float, ...] | None = (0.5, -1.0), dtype: type = np.float16, **parameters: object
+) -> Program:
     if bias is not None:
         parameters["bias"] = np.array(bias, dtype=dtype)
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5, dtype=dtype), name="y", **parameters),
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, dtype=dtype), name="y", **parameters),
         x=(1, 4, 8))
 
 
-def _two_dimensional() -> Program:
+def _build_conv_transpose_2d() -> Program:
     bias = np.array([0.5, -1.0], dtype=np.float16)
-    return program(lambda x: Builder.conv_transpose(x=x, weight=weight(4, 2, 5, 1), bias=bias, name="y"),
-                   x=(1, 4, 8, 3))
+    return build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, 1), bias=bias, name="y"),
+                         x=(1, 4, 8, 3))

@@ -9,13 +9,13 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ..core.query import consumers, is_compressed, is_const, value
-from ._lift import same_op
-from ._parts import cannot_part, part, table_blocks
-from ._readers import read_alike
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, get_consumers, is_compressed, is_const
+from ._compressed_weight_parts import count_table_blocks, find_split_obstacle, slice_weight_part
+from ._conv_1d_lifting import rebuild_op
+from ._weight_readers import has_uniform_readers
 
 
 class SplitGroupedPalettizedConv(Rewrite):
@@ -67,13 +67,13 @@ class SplitGroupedPalettizedConv(Rewrite):
             return Miss(op, "weight is not palettized", near=False)
         if "shape" in table.op.inputs:
             return Miss(op, "one lookup table for the whole weight", near=False)
-        groups, blocks = value(op.groups, 1), table_blocks(op.weight, 1)
-        if blocks == 1 and (groups == 1 or table_blocks(op.weight, 0) == 1):
+        groups, blocks = get_const_value(op.groups, 1), count_table_blocks(op.weight, 1)
+        if blocks == 1 and (groups == 1 or count_table_blocks(op.weight, 0) == 1):
             return Miss(op, "no table or scale of its own for any group of input channels", near=False)
         axis, count = (1, blocks) if groups == 1 else (0, groups)
         if count > self.max_groups:
             return Miss(op, f"{count} parts, above max_groups={self.max_groups}")
-        reason = cannot_part(op.weight, axis, count) or _shared(op, table)
+        reason = find_split_obstacle(op.weight, axis, count) or _find_sharing_obstacle(op, table)
         if reason:
             return Miss(op, reason)
         if axis == 0 and op.bias is not None and not is_const(op.bias):
@@ -85,11 +85,15 @@ class SplitGroupedPalettizedConv(Rewrite):
         op, axis, count = hit.op, hit.axis, hit.count
         sums: list[Var] = []
         for number, x in enumerate(mb.split(x=op.x, num_splits=count, axis=1)):
-            changes: dict[str, Any] = {"x": x, "weight": part(mb, op.weight, axis, number, count), "groups": 1}
+            changes: dict[str, Any] = {
+                "x": x,
+                "weight": slice_weight_part(mb, op.weight, axis, number, count),
+                "groups": 1,
+            }
             if op.bias is not None:  # a group has its own part of the bias; of a sum, the first term has it
-                own = part(mb, op.bias, 0, number, count) if axis == 0 else op.bias
+                own = slice_weight_part(mb, op.bias, 0, number, count) if axis == 0 else op.bias
                 changes["bias"] = own if axis == 0 or number == 0 else None
-            sums.append(same_op(mb, op, **changes))
+            sums.append(rebuild_op(mb, op, **changes))
         if axis == 0:
             joined: Var = mb.concat(values=sums, axis=1)
             return joined
@@ -99,38 +103,48 @@ class SplitGroupedPalettizedConv(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two tables", lambda: _conv((4, 8, 1, 1), lut=(1, 2)), within=1000)
-        yield Example("scales", lambda: _conv((4, 8, 3, 1), scale=(4, 2), bias=True), within=1000)
-        yield Example("groups", lambda: _conv((4, 2, 3, 1), lut=(2, 1), groups=2, bias=True))
-        yield Example("fewer tables than groups", lambda: _conv((8, 2, 1, 1), lut=(2, 1), groups=4))
-        yield Example("groups and blocks", lambda: _conv((4, 4, 1, 1), lut=(2, 2), groups=2), within=1000)
-        yield Example("too many", lambda: _conv((4, 4, 1, 1), lut=(1, 4)), options={"max_groups": 3},
+        yield Example("two tables", lambda: _build_palettized_conv((4, 8, 1, 1), lut=(1, 2)), within=1000)
+        yield Example("scales", lambda: _build_palettized_conv((4, 8, 3, 1), scale=(4, 2), bias=True), within=1000)
+        yield Example("groups", lambda: _build_palettized_conv((4, 2, 3, 1), lut=(2, 1), groups=2, bias=True))
+        yield Example("fewer tables than groups", lambda: _build_palettized_conv((8, 2, 1, 1), lut=(2, 1), groups=4))
+        yield Example(
+            "groups and blocks", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(2, 2), groups=2), within=1000
+        )
+        yield Example("too many", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(1, 4)), options={"max_groups": 3},
                       reason="4 parts, above max_groups=3")
-        yield Example("by output channel", lambda: _conv((4, 4, 1, 1), lut=(4, 1)),
+        yield Example("by output channel", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(4, 1)),
                       reason="no table or scale of its own for any group of input channels")
-        yield Example("tables across groups", lambda: _conv((6, 2, 1, 1), lut=(2, 1), groups=3),
+        yield Example("tables across groups", lambda: _build_palettized_conv((6, 2, 1, 1), lut=(2, 1), groups=3),
                       reason="2 tables and 3 parts do not fall together")
-        yield Example("plain", lambda: program(lambda x: Builder.conv(x=x, weight=weight(4, 4, 1, 1)), x=(1, 4, 5, 6)),
-                      reason="weight is not palettized")
+        yield Example(
+            "plain",
+            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)), x=(1, 4, 5, 6)),
+            reason="weight is not palettized",
+        )
 
 
-def _shared(op: Operation, table: Var) -> str | None:
+def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
     """Why the parts would be stored beside the whole weight, or None: all its readers have to be split alike."""
-    alike = read_alike(op, op.enclosing_block, lambda other: value(other.groups, 1))
-    if alike and not op.weight.consuming_blocks and (table is op.weight or len(consumers(table)) == 1):
+    alike = has_uniform_readers(op, op.enclosing_block, lambda other: get_const_value(other.groups, 1))
+    if alike and not op.weight.consuming_blocks and (table is op.weight or len(get_consumers(table)) == 1):
         return None
     return "weight is read in another way as well, so its parts would be stored beside it"
 
 
-def _conv(shape: tuple[int, ...], lut: tuple[int, int] = (1, 1), scale: tuple[int, int] | None = None, groups: int = 1,
-          bias: bool = False) -> Program:
+def _build_palettized_conv(
+    shape: tuple[int, ...],
+    lut: tuple[int, int] = (1, 1),
+    scale: tuple[int, int] | None = None,
+    groups: int = 1,
+    bias: bool = False,
+) -> Program:
     indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
 
     def body(x: Var) -> Var:
-        dense = Builder.constexpr_lut_to_dense(indices=indices, lut=weight(*lut, 1, 1, 16, 1))
+        dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
         if scale is not None:
-            dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=weight(*scale, 1, 1) + np.float16(2))
-        given = {"bias": weight(shape[0])} if bias else {}
+            dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
+        given = {"bias": make_weight(shape[0])} if bias else {}
         return Builder.conv(x=x, weight=dense, groups=groups, name="y", **given)
 
-    return program(body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6))
+    return build_program(body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6))

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ..core.limits import evidence_of, limit
-from ..core.query import is_compressed, is_const, is_symbolic, value
-from ..core.targets import listed
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence, find_limit
+from ..core.query import get_const_value, is_compressed, is_const, is_symbolic
+from ..core.targets import format_generations
 from ..rules.matmul_inner_dimension import MatmulInnerDimension
-from ._cut import piece, spans, too_large
-from ._lift import same_op
-from ._spared import refusing, taken_by
+from ._conv_1d_lifting import rebuild_op
+from ._target_gate import describe_supporting_targets, find_limiting_generations
+from ._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
 
 
 class SplitInnerProduct(Rewrite):
@@ -50,7 +50,7 @@ class SplitInnerProduct(Rewrite):
              "a part that leaves fp16, where the whole does not, is infinite")
     preset = "full"
     roots = ("matmul", "linear")
-    evidence = evidence_of("matmul-inner")
+    evidence = collect_evidence("matmul-inner")
 
     max_parts: int = 8
     "Most parts one product is split into."
@@ -60,34 +60,39 @@ class SplitInnerProduct(Rewrite):
     "Also where a generation that is looked at takes the product as it is."
 
     def match(self, op: Operation) -> Hit | Miss:
-        axis_x, axis_y = _axes(op)
+        axis_x, axis_y = _find_inner_axes(op)
         inner = op.x.shape[axis_x] if op.x.rank else 1
         if is_symbolic(inner):
             return Miss(op, "the inner dimension is symbolic", near=False)
-        refused = refusing("matmul-inner", int(inner), self.generations)
+        refused = find_limiting_generations("matmul-inner", int(inner), self.generations)
         if not refused:
             return Miss(op, "fits", near=False)
-        helped = [each for each in refused if not refusing("spatial", int(inner), [each])]
+        helped = [each for each in refused if not find_limiting_generations("spatial", int(inner), [each])]
         if not helped:
-            return Miss(op, f"an operand that is {inner} long is refused on {listed(refused)}, and so are slices of it")
+            return Miss(
+                op,
+                f"an operand that is {inner} long is refused on {format_generations(refused)}, and so are slices of it",
+            )
         if len(refused) < len(self.generations) and not self.always:
-            return Miss(op, taken_by(self.generations, refused))
-        most = min(bound.most for each in helped if (bound := limit("matmul-inner", [each])))
-        parts = spans(int(inner), most)
-        reason = self._unfit(op, len(parts))
+            return Miss(op, describe_supporting_targets(self.generations, refused))
+        most = min(bound.most for each in helped if (bound := find_limit("matmul-inner", [each])))
+        parts = split_evenly(int(inner), most)
+        reason = self._find_operand_obstacle(op, len(parts))
         return Miss(op, reason) if reason else Hit(
             op, parts=parts, axes=(axis_x, axis_y),
             note=f"inner dimension {inner} in {len(parts)} parts of {most} at most")
 
-    def _unfit(self, op: Operation, count: int) -> str:
+    def _find_operand_obstacle(self, op: Operation, count: int) -> str:
         if op.x.dtype != types.fp16:
-            return FP32
+            return FP32_UNSUPPORTED_REASON
         if count > self.max_parts:
             return f"{count} parts, above max_parts={self.max_parts}"
-        for name, var in _operands(op).items():
+        for name, var in _get_operands(op).items():
             if is_compressed(var):
                 return f"operand {name} is compressed: its parts would have to be unpacked"
-            if is_const(var) and (reason := too_large(var, op, lambda other: _alike(op, other), self.max_bytes)):
+            if is_const(var) and (
+                reason := find_slicing_obstacle(var, op, lambda other: _is_summed_alike(op, other), self.max_bytes)
+            ):
                 return reason
         return ""
 
@@ -95,57 +100,59 @@ class SplitInnerProduct(Rewrite):
         op, parts = hit.op, hit.parts
         total: Any = None
         cut: dict[str, list[Var]] = {}
-        for (name, var), axis in zip(_operands(op).items(), hit.axes):
-            cut[name] = [piece(mb, var, axis, *part) for part in parts] if is_const(var) else list(mb.split(
+        for (name, var), axis in zip(_get_operands(op).items(), hit.axes):
+            cut[name] = [slice_weight(mb, var, axis, *part) for part in parts] if is_const(var) else list(mb.split(
                 x=var, split_sizes=[stop - start for start, stop in parts], axis=axis))
         for number in range(len(parts)):
             changes: dict[str, Any] = {name: pieces[number] for name, pieces in cut.items()}
             if number and op.op_type == "linear":
                 changes["bias"] = mb.once(("no bias", op.outputs[0].shape[-1]), lambda: mb.const(
                     val=np.zeros(op.weight.shape[0], np.float16), name="no_bias"))
-            term = same_op(mb, op, **changes)
+            term = rebuild_op(mb, op, **changes)
             total = term if total is None else mb.add(x=total, y=term)
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two computed", lambda: _product((1, 40000, 2), (1, 40000, 3), transpose_x=True), within=1.0)
-        yield Example("linear", lambda: program(lambda x: Builder.linear(x=Builder.add(
-            x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=weight(33000)), weight=weight(2, 33000),
-            bias=weight(2), name="y"), x=(3, 4)), within=1.0)
-        yield Example("taken on M4", lambda: _product((2, 20000), (20000, 2)),
+        yield Example("two computed", lambda: _build_matmul((1, 40000, 2), (1, 40000, 3), transpose_x=True), within=1.0)
+        yield Example("linear", lambda: build_program(lambda x: Builder.linear(x=Builder.add(
+            x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(33000)), weight=make_weight(2, 33000),
+            bias=make_weight(2), name="y"), x=(3, 4)), within=1.0)
+        yield Example("taken on M4", lambda: _build_matmul((2, 20000), (20000, 2)),
                       reason="an operand that is 20000 long is refused on A12, A13, M1, M2 and M3, and so are slices "
                              "of it")
-        yield Example("fits", lambda: _product((2, 16384), (16384, 2)), reason="fits")
-        yield Example("read whole", _twice, options={"max_bytes": 0},
+        yield Example("fits", lambda: _build_matmul((2, 16384), (16384, 2)), reason="fits")
+        yield Example("read whole", _build_shared_weight, options={"max_bytes": 0},
                       reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")
 
 
-def _operands(op: Operation) -> dict[str, Var]:
+def _get_operands(op: Operation) -> dict[str, Var]:
     """The two operands of a product, the constant one of a linear second."""
     return {"x": op.x, "weight": op.weight} if op.op_type == "linear" else {"x": op.x, "y": op.y}
 
 
-def _alike(op: Operation, other: Operation) -> bool:
+def _is_summed_alike(op: Operation, other: Operation) -> bool:
     """Whether `other` sums over the same axes, and its constant operand stands where that of `op` does."""
-    own, its = (_operands(each) for each in (op, other))
-    return _axes(op) == _axes(other) and all(its[name] is var for name, var in own.items() if is_const(var))
+    own, its = (_get_operands(each) for each in (op, other))
+    return _find_inner_axes(op) == _find_inner_axes(other) and all(
+        its[name] is var for name, var in own.items() if is_const(var)
+    )
 
 
-def _axes(op: Operation) -> tuple[int, int]:
+def _find_inner_axes(op: Operation) -> tuple[int, int]:
     """The axes that are summed over, counted from the end so that a split takes them as they are."""
     if op.op_type == "linear":
         return -1, -1
-    rows, columns = (value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))
+    rows, columns = (get_const_value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))
     return -2 if rows and op.x.rank > 1 else -1, -1 if columns or op.y.rank < 2 else -2
 
 
-def _product(one: tuple[int, ...], other: tuple[int, ...], **given: bool) -> Program:
-    return program(lambda x, z: Builder.matmul(x=x, y=z, name="y", **given), x=one, z=other)
+def _build_matmul(one: tuple[int, ...], other: tuple[int, ...], **given: bool) -> Program:
+    return build_program(lambda x, z: Builder.matmul(x=x, y=z, name="y", **given), x=one, z=other)
 
 
-def _twice() -> Program:
+def _build_shared_weight() -> Program:
     def body(x: Var) -> list[Var]:
-        held = Builder.const(val=weight(2, 33000), name="w")
+        held = Builder.const(val=make_weight(2, 33000), name="w")
         return [Builder.linear(x=x, weight=held), Builder.mul(x=x, y=held)]
 
-    return program(body, x=(2, 33000))
+    return build_program(body, x=(2, 33000))

@@ -9,18 +9,18 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import in_2020, on_m4
-from ..core.examples import program
-from ..core.limits import evidence_of, limit
-from ..core.query import is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_2020_layer_list, cite_m4_study
+from ..core.examples import build_program
+from ..core.limits import collect_evidence, find_limit
+from ..core.query import get_const_value, is_symbolic
 from ..core.targets import Gate
 from ..rules.old_upsampling import OldUpsampling
-from ._spared import taken
+from ._target_gate import skip_if_supported
 
-_NEAREST = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
-_LINEAR = ("upsample_bilinear", "resize_bilinear")
+_NEAREST_OPS = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
+_LINEAR_OPS = ("upsample_bilinear", "resize_bilinear")
 
 
 class SplitUpsampling(Rewrite):
@@ -48,12 +48,12 @@ class SplitUpsampling(Rewrite):
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
-    roots = (*_NEAREST, *_LINEAR, "resize")
+    roots = (*_NEAREST_OPS, *_LINEAR_OPS, "resize")
     targets = Gate(last="a13")
     evidence = (
-        *evidence_of("upsampling"),
-        in_2020("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed"),
-        on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
+        *collect_evidence("upsampling"),
+        cite_2020_layer_list("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed"),
+        cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 
     always: bool = False
@@ -62,22 +62,24 @@ class SplitUpsampling(Rewrite):
     "Copies of the image that an odd factor may stack."
 
     def match(self, op: Operation) -> Hit | Miss:
-        factors = _factors(op)
+        factors = _compute_factors(op)
         if factors is None:
             return Miss(op, "not an image whose size is known", near=False)
         shown = " x ".join(f"{factor:g}" for factor in factors)
-        bound = limit("upsampling", self.generations)
+        bound = find_limit("upsampling", self.generations)
         most = bound.most if bound else 2
         if all(factor in (1, most) for factor in factors) or max(factors) < 1:
             return Miss(op, f"by {shown}", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        back = taken(self, op, self.always)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        back = skip_if_supported(self, op, self.always)
         if back is not None:
             return back
-        if op.op_type in _LINEAR or (op.op_type == "resize" and value(op.interpolation_mode) != "NEAREST_NEIGHBOR"):
+        if op.op_type in _LINEAR_OPS or (
+            op.op_type == "resize" and get_const_value(op.interpolation_mode) != "NEAREST_NEIGHBOR"
+        ):
             return Miss(op, f"linear interpolation by {shown}: twice by 2 is not once by 4")
-        if any(factor != int(factor) for factor in factors) or not _plain(op, factors):
+        if any(factor != int(factor) for factor in factors) or not _is_plain_upsampling(op, factors):
             return Miss(op, f"by {shown}, and which elements are repeated how often is not the same for all")
         whole = [int(factor) for factor in factors]
         odd = [factor // (factor & -factor) for factor in whole]
@@ -91,7 +93,7 @@ class SplitUpsampling(Rewrite):
         x = hit.op.x
         for axis, copies in zip((x.rank - 2, x.rank - 1), hit.odd):
             if copies > 1:
-                x = _repeated(mb, x, axis, copies)
+                x = _repeat_elements(mb, x, axis, copies)
         height, width = hit.twos
         while max(height, width) > 1:
             x = mb.upsample_nearest_neighbor(x=x, scale_factor_height=min(height, 2), scale_factor_width=min(width, 2))
@@ -100,22 +102,24 @@ class SplitUpsampling(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         anyway = {"always": True}
-        yield Example("by 4", lambda: _up(4, 4), options=anyway)
-        yield Example("by 8 and 1", lambda: _up(8, 1), options=anyway)
-        yield Example("by 3 and 6, for iOS15", lambda: _up(3.0, 6.0, opset=ct.target.iOS15), options=anyway)
-        yield Example("to a size", lambda: program(lambda x: Builder.resize_nearest_neighbor(
+        yield Example("by 4", lambda: _build_upsampling(4, 4), options=anyway)
+        yield Example("by 8 and 1", lambda: _build_upsampling(8, 1), options=anyway)
+        yield Example(
+            "by 3 and 6, for iOS15", lambda: _build_upsampling(3.0, 6.0, opset=ct.target.iOS15), options=anyway
+        )
+        yield Example("to a size", lambda: build_program(lambda x: Builder.resize_nearest_neighbor(
             x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4)), options=anyway)
-        yield Example("resize", lambda: _resize("NEAREST_NEIGHBOR"), options=anyway)
-        yield Example("linear", lambda: _resize("LINEAR"), options=anyway,
+        yield Example("resize", lambda: _build_resize("NEAREST_NEIGHBOR"), options=anyway)
+        yield Example("linear", lambda: _build_resize("LINEAR"), options=anyway,
                       reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
-        yield Example("taken", lambda: _up(4, 4), reason=(
+        yield Example("taken", lambda: _build_upsampling(4, 4), reason=(
             "taken on M1, M2, M3, M4, A18, M5 and M6; name an older target, or always=true"))
-        yield Example("by 1.5", lambda: _up(1.5, 4.0), options=anyway,
+        yield Example("by 1.5", lambda: _build_upsampling(1.5, 4.0), options=anyway,
                       reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
-        yield Example("by 2", lambda: _up(2, 2), options=anyway, reason="by 2 x 2")
+        yield Example("by 2", lambda: _build_upsampling(2, 2), options=anyway, reason="by 2 x 2")
 
 
-def _factors(op: Operation) -> list[float] | None:
+def _compute_factors(op: Operation) -> list[float] | None:
     """Return by how much height and width grow; None for less than an image, and for a size known only at run time."""
     if op.x.rank < 2:  # resize takes a line, too
         return None
@@ -125,16 +129,19 @@ def _factors(op: Operation) -> list[float] | None:
     return [int(extents[axis + 2]) / int(extents[axis]) for axis in range(2)]
 
 
-def _plain(op: Operation, factors: list[float]) -> bool:
+def _is_plain_upsampling(op: Operation, factors: list[float]) -> bool:
     """Whether the factors are what the op says, not what is left of a fraction, and nothing else is resized."""
     if op.op_type == "upsample_nearest_neighbor":
-        return [float(value(op.scale_factor_height, 1)), float(value(op.scale_factor_width, 1))] == factors
+        return [
+            float(get_const_value(op.scale_factor_height, 1)),
+            float(get_const_value(op.scale_factor_width, 1)),
+        ] == factors
     if op.op_type == "resize":
-        return bool(value(op.sampling_mode) == "DEFAULT" and op.x.shape[:-2] == op.outputs[0].shape[:-2])
+        return bool(get_const_value(op.sampling_mode) == "DEFAULT" and op.x.shape[:-2] == op.outputs[0].shape[:-2])
     return True
 
 
-def _repeated(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
+def _repeat_elements(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
     """`x` with each element of `axis` `times` times in a row."""
     stacked = mb.stack(values=[x] * times, axis=axis + 1)
     shape = [-1 if is_symbolic(extent) else int(extent) * (times if number == axis else 1)
@@ -143,11 +150,13 @@ def _repeated(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
     return merged
 
 
-def _up(height: float, width: float, opset: Any = ct.target.iOS17) -> Program:
-    return program(lambda x: Builder.upsample_nearest_neighbor(
+def _build_upsampling(height: float, width: float, opset: Any = ct.target.iOS17) -> Program:
+    return build_program(lambda x: Builder.upsample_nearest_neighbor(
         x=x, scale_factor_height=height, scale_factor_width=width, name="y"), opset=opset, x=(1, 2, 4, 4))
 
 
-def _resize(mode: str) -> Program:
-    return program(lambda x: Builder.resize(x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode,
-                                            name="y"), x=(1, 2, 2, 4))
+def _build_resize(mode: str) -> Program:
+    return build_program(
+        lambda x: Builder.resize(x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode, name="y"),
+        x=(1, 2, 2, 4),
+    )

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.limits import evidence_of, over
-from ..core.query import is_compressed, is_symbolic, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence, find_exceeded_limit
+from ..core.query import get_const_value, is_compressed, is_symbolic
 from ..core.targets import parse_target
 from ..rules.conv_kernel_size import ConvKernelSize
-from ._phases import explicit_pads
-from ._readers import read_alike
-from ._shown import cannot_show
-from ._wide_convs import SLOW, Plan, plan_of, sizes_of
+from ._conv_phases import resolve_conv_pads
+from ._large_kernel_convs import SLOW_KERNEL_SIZES, ConvPlan, plan_conv, read_conv_sizes
+from ._reshaped_weights import find_reshape_obstacle
+from ._weight_readers import has_uniform_readers
 
-_TAKE_16 = (*parse_target("m4"), *parse_target("m6"))
+_KERNEL_16_CHIPS = (*parse_target("m4"), *parse_target("m6"))
 "A square of 16 is taken there, though 16 is wider than what is taken beside."
 
 
@@ -59,8 +59,8 @@ class SplitWideConv(Rewrite):
     preset = "full"
     roots = ("conv",)
     evidence = (
-        *evidence_of("conv-kernel-width", "conv-kernel-height"),
-        on_m4("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
+        *collect_evidence("conv-kernel-width", "conv-kernel-height"),
+        cite_m4_study("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
     )
 
     slow: bool = True
@@ -71,77 +71,91 @@ class SplitWideConv(Rewrite):
     "The most convs that one may become."
 
     def match(self, op: Operation) -> Hit | Miss:
-        large = self._too_large(op)
+        large = self._find_large_axes(op)
         if not large:
             return Miss(op, "fits, or a 1-D kernel below 32", near=False)
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, FP32)
-        reason = cannot_show(op.weight)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        reason = find_reshape_obstacle(op.weight)
         if reason:
             return Miss(op, reason)
-        pads = explicit_pads(op)
+        pads = resolve_conv_pads(op)
         if isinstance(pads, str):
             return Miss(op, pads)
-        sizes = sizes_of(op, pads)
-        plan = plan_of(sizes, large, sum(map(is_symbolic, op.x.shape)), self.max_copies, self.max_parts)
+        sizes = read_conv_sizes(op, pads)
+        plan = plan_conv(sizes, large, sum(map(is_symbolic, op.x.shape)), self.max_copies, self.max_parts)
         if isinstance(plan, str):
             return Miss(op, plan)
         if plan.copies and is_compressed(op.weight):
             return Miss(op, f"weight is compressed, and {plan.form} would have to be packed anew")
-        if plan.copies and not read_alike(op, op.weight.op.enclosing_block, _settings):
+        if plan.copies and not has_uniform_readers(op, op.weight.op.enclosing_block, _read_conv_settings):
             return Miss(op, "weight is read in another way as well, so it would be stored twice")
         if plan.copies and op.weight.consuming_blocks:
             return Miss(op, "weight is returned by a block")
         return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes)
 
-    def _too_large(self, op: Operation) -> list[int]:
+    def _find_large_axes(self, op: Operation) -> list[int]:
         """The spatial axes on which the kernel of `op` is too large."""
         kernel = op.weight.shape[2:]
         if any(map(is_symbolic, kernel)):
             return []
         if len(kernel) == 1:
             return [0] if kernel[0] > 31 else []
-        last, square = len(kernel) - 1, len(kernel) == 2 and all(int(size) in SLOW for size in kernel)
-        taken = _TAKE_16 if tuple(kernel) == (16, 16) else ()
+        last, square = len(kernel) - 1, len(kernel) == 2 and all(int(size) in SLOW_KERNEL_SIZES for size in kernel)
+        taken = _KERNEL_16_CHIPS if tuple(kernel) == (16, 16) else ()
         looked_at = [one for one in self.generations if one not in taken]
         found = [axis for axis, name in ((last - 1, "conv-kernel-height"), (last, "conv-kernel-width"))
-                 if over(name, int(kernel[axis]), looked_at)]
+                 if find_exceeded_limit(name, int(kernel[axis]), looked_at)]
         return [0, 1] if square and (self.slow or found) else found
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        plan: Plan = hit.plan
+        plan: ConvPlan = hit.plan
         return plan.build(mb, hit.op, hit.sizes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("patches", lambda: _conv((1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same"))
-        yield Example("overlapping windows", lambda: _conv((1, 2, 40, 44), (2, 16, 16), strides=[10, 12],
-                                                           pad_type="same"))
-        yield Example("a spectrum", lambda: _conv((1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20]))
-        yield Example("one strided axis", lambda: _conv((1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same"))
-        yield Example("gaps", lambda: _conv((1, 1, 203), (1, 40), strides=[50], pad_type="same"))
-        yield Example("upright", lambda: _conv((1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=weight(4)))
-        yield Example("folded", lambda: _conv((1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31]),
+        yield Example("patches", lambda: _build_conv((1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same"))
+        yield Example("overlapping windows", lambda: _build_conv((1, 2, 40, 44), (2, 16, 16), strides=[10, 12],
+                                                                 pad_type="same"))
+        yield Example(
+            "a spectrum", lambda: _build_conv((1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
+        )
+        yield Example(
+            "one strided axis", lambda: _build_conv((1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
+        )
+        yield Example("gaps", lambda: _build_conv((1, 1, 203), (1, 40), strides=[50], pad_type="same"))
+        yield Example("upright", lambda: _build_conv((1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=make_weight(4)))
+        yield Example("folded", lambda: _build_conv((1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31]),
                       within=200)
-        yield Example("parts", lambda: _conv((2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=weight(4)),
-                      within=200)
-        yield Example("dilated parts", lambda: _conv((1, 2, 90), (2, 37), dilations=[2], pad_type="same"),
+        yield Example(
+            "parts",
+            lambda: _build_conv((2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=make_weight(4)),
+            within=200,
+        )
+        yield Example("dilated parts", lambda: _build_conv((1, 2, 90), (2, 37), dilations=[2], pad_type="same"),
                       within=500)
-        yield Example("tall", lambda: _conv((1, 2, 40, 3), (2, 35, 1), pad_type="same_lower"), within=500)
-        yield Example("3-D", lambda: _conv((1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same"), within=200)
-        yield Example("fits", lambda: _conv((1, 2, 9, 30), (2, 3, 13)), reason="fits, or a 1-D kernel below 32")
-        yield Example("fp32", lambda: _conv((1, 2, 9, 30), (2, 1, 20), np.float32), reason=FP32)
-        yield Example("symbolic, same", lambda: _conv((1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same"),
-                      reason="pad_type same pads by the input's size, which is symbolic")
-        yield Example("too many parts", lambda: _conv((1, 2, 4, 90), (2, 1, 40)), options={"max_parts": 3},
+        yield Example("tall", lambda: _build_conv((1, 2, 40, 3), (2, 35, 1), pad_type="same_lower"), within=500)
+        yield Example("3-D", lambda: _build_conv((1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same"), within=200)
+        yield Example("fits", lambda: _build_conv((1, 2, 9, 30), (2, 3, 13)), reason="fits, or a 1-D kernel below 32")
+        yield Example(
+            "fp32", lambda: _build_conv((1, 2, 9, 30), (2, 1, 20), np.float32), reason=FP32_UNSUPPORTED_REASON
+        )
+        yield Example(
+            "symbolic, same",
+            lambda: _build_conv((1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same"),
+            reason="pad_type same pads by the input's size, which is symbolic",
+        )
+        yield Example("too many parts", lambda: _build_conv((1, 2, 4, 90), (2, 1, 40)), options={"max_parts": 3},
                       reason="kernel 1x40 would take 4 parts, max_parts is 3")
 
 
-def _settings(op: Operation) -> tuple[Any, ...]:
+def _read_conv_settings(op: Operation) -> tuple[Any, ...]:
     """What of a conv decides its form and pieces."""
-    return (op.x.dtype, value(op.strides), value(op.dilations), value(op.groups),
+    return (op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups),
             [is_symbolic(extent) for extent in op.x.shape])
 
 
-def _conv(shape: tuple[int | None, ...], kernel: tuple[int, ...], dtype: type = np.float16, **how: Any) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(4, *kernel, dtype=dtype), name="y", **how),
-                   dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)
+def _build_conv(
+    shape: tuple[int | None, ...], kernel: tuple[int, ...], dtype: type = np.float16, **how: Any
+) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, *kernel, dtype=dtype), name="y", **how),
+                         dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)

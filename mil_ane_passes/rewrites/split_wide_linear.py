@@ -7,16 +7,16 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m1
-from ..core.examples import program, weight
-from ..core.limits import evidence_of, limit
-from ..core.query import is_compressed, is_const, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m1_gpt_notes
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence, find_limit
+from ..core.query import get_const_value, is_compressed, is_const
 from ..rules.dimension_limit import DimensionLimit
-from ._cut import piece, spans, too_large
-from ._lift import same_op
-from ._spared import refusing, taken_by
+from ._conv_1d_lifting import rebuild_op
+from ._target_gate import describe_supporting_targets, find_limiting_generations
+from ._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
 
 
 class SplitWideLinear(Rewrite):
@@ -53,7 +53,10 @@ class SplitWideLinear(Rewrite):
     bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"
     preset = "full"
     roots = ("linear", "matmul", "conv")
-    evidence = (*evidence_of("spatial", "channels"), on_m1("products with 50257 columns exceed a limit of the ANE"))
+    evidence = (
+        *collect_evidence("spatial", "channels"),
+        cite_m1_gpt_notes("products with 50257 columns exceed a limit of the ANE"),
+    )
 
     max_parts: int = 32
     "Most parts one layer is split into."
@@ -63,88 +66,102 @@ class SplitWideLinear(Rewrite):
     "Also where a generation that is looked at takes the output as it is."
 
     def match(self, op: Operation) -> Hit | Miss:
-        name, axis = _weight_of(op)
+        name, axis = _find_weight_axis(op)
         held = op.inputs[name]
         if not held.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
             return Miss(op, "no product at single places", near=False)
         if op.op_type == "matmul" and (held.rank != 2 or op.x.rank < 2 or not (is_const(held) or is_compressed(held))):
             return Miss(op, "no constant matrix", near=False)
         wide, kind = held.shape[axis], "channels" if op.op_type == "conv" else "spatial"
-        refused = refusing(kind, int(wide), self.generations)
+        refused = find_limiting_generations(kind, int(wide), self.generations)
         if not refused:
             return Miss(op, "fits", near=False)
         if len(refused) < len(self.generations) and not self.always:
-            return Miss(op, taken_by(self.generations, refused))
-        reason = self._unfit(op, name, axis)
+            return Miss(op, describe_supporting_targets(self.generations, refused))
+        reason = self._find_operand_obstacle(op, name, axis)
         if reason:
             return Miss(op, reason)
-        most = limit(kind, refused)
+        most = find_limit(kind, refused)
         assert most is not None
-        parts = spans(int(wide), most.most)
+        parts = split_evenly(int(wide), most.most)
         if len(parts) > self.max_parts:
             return Miss(op, f"{len(parts)} parts, above max_parts={self.max_parts}")
         return Hit(op, parts=parts, weight=name, axis=axis,
                    note=f"{wide} outputs in {len(parts)} parts of {most.most} at most; the concat stays off the ANE")
 
-    def _unfit(self, op: Operation, name: str, axis: int) -> str:
+    def _find_operand_obstacle(self, op: Operation, name: str, axis: int) -> str:
         held, bias = op.inputs[name], op.inputs.get("bias")
         if op.x.dtype != types.fp16:
-            return FP32
+            return FP32_UNSUPPORTED_REASON
         if is_compressed(held):
             return f"the weight is compressed by {held.op.op_type}: its parts would have to be unpacked"
         if not is_const(held) or (bias is not None and not is_const(bias)):
             return "the weight or the bias is computed, or the bias compressed"
-        if op.op_type == "conv" and value(op.groups, 1) != 1:
+        if op.op_type == "conv" and get_const_value(op.groups, 1) != 1:
             return "the conv has groups"
-        return too_large(held, op, lambda other: other.inputs.get(name) is held and _weight_of(other) == (name, axis),
-                         self.max_bytes)
+        return find_slicing_obstacle(
+            held,
+            op,
+            lambda other: other.inputs.get(name) is held and _find_weight_axis(other) == (name, axis),
+            self.max_bytes,
+        )
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, made = hit.op, []
         for part in hit.parts:
-            changes: dict[str, Any] = {hit.weight: piece(mb, op.inputs[hit.weight], hit.axis, *part)}
+            changes: dict[str, Any] = {hit.weight: slice_weight(mb, op.inputs[hit.weight], hit.axis, *part)}
             if op.inputs.get("bias") is not None:
-                changes["bias"] = piece(mb, op.bias, 0, *part)
-            made.append(same_op(mb, op, **changes))
+                changes["bias"] = slice_weight(mb, op.bias, 0, *part)
+            made.append(rebuild_op(mb, op, **changes))
         joined: Var = mb.concat(values=made, axis=1 if op.op_type == "conv" else -1)
         return joined
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a head", lambda: program(lambda x: Builder.linear(
-            x=_four(x), weight=weight(65540, 4), bias=weight(65540), name="y"), x=(2, 3)), options={"max_parts": 9})
-        yield Example("matmul", lambda: program(lambda x: Builder.matmul(
-            x=_four(x), y=weight(4, 65540), name="y"), x=(2, 3)))
-        yield Example("conv", lambda: program(lambda x: Builder.conv(
-            x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=weight(65540, 2, 1, 1), name="y"),
+        yield Example(
+            "a head",
+            lambda: build_program(
+                lambda x: Builder.linear(
+                    x=_reduce_to_four(x), weight=make_weight(65540, 4), bias=make_weight(65540), name="y"
+                ),
+                x=(2, 3),
+            ),
+            options={"max_parts": 9},
+        )
+        yield Example("matmul", lambda: build_program(lambda x: Builder.matmul(
+            x=_reduce_to_four(x), y=make_weight(4, 65540), name="y"), x=(2, 3)))
+        yield Example("conv", lambda: build_program(lambda x: Builder.conv(
+            x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=make_weight(65540, 2, 1, 1), name="y"),
             x=(1, 2, 3, 1)))
-        yield Example("taken on M4", lambda: _head(20000),
+        yield Example("taken on M4", lambda: _build_head(20000),
                       reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("fits", lambda: _head(16384), reason="fits")
-        yield Example("tied", _tied, options={"max_bytes": 0},
+        yield Example("fits", lambda: _build_head(16384), reason="fits")
+        yield Example("tied", _build_tied_weight, options={"max_bytes": 0},
                       reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
 
 
-def _weight_of(op: Operation) -> tuple[str, int]:
+def _find_weight_axis(op: Operation) -> tuple[str, int]:
     """The input that holds the weight, and the axis of it that is the output's."""
     if op.op_type == "matmul":
-        return "y", 0 if value(op.inputs.get("transpose_y"), False) else 1
+        return "y", 0 if get_const_value(op.inputs.get("transpose_y"), False) else 1
     return "weight", 0
 
 
-def _four(x: Var) -> Var:
-    result: Var = Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=weight(4))
+def _reduce_to_four(x: Var) -> Var:
+    result: Var = Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(4))
     return result
 
 
-def _head(width: int) -> Program:
-    return program(lambda x: Builder.linear(x=_four(x), weight=weight(width, 4), name="y"), x=(2, 3))
+def _build_head(width: int) -> Program:
+    return build_program(
+        lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(width, 4), name="y"), x=(2, 3)
+    )
 
 
-def _tied() -> Program:
+def _build_tied_weight() -> Program:
     def body(x: Var) -> Var:
-        held = Builder.const(val=weight(65540, 4), name="w")
+        held = Builder.const(val=make_weight(65540, 4), name="w")
         rows = Builder.gather(x=held, indices=Builder.cast(x=x, dtype="int32"), axis=0)
         result: Var = Builder.linear(x=rows, weight=held, name="y")
         return result
 
-    return program(body, x=(2,))
+    return build_program(body, x=(2,))

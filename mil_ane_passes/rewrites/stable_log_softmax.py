@@ -9,13 +9,19 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program
-from ..core.query import value
-from ._log_exp import adds_nothing, below, made_by, not_half, reduced_axes
+from ..core.examples import build_program
+from ..core.query import get_const_value
+from ._log_exp_patterns import (
+    find_precision_obstacle,
+    has_negligible_epsilon,
+    is_made_by,
+    is_maximum_subtracted,
+    read_reduced_axes,
+)
 
-_WITHIN = 40.0
+_MAX_INPUT = 40.0
 
 
 class StableLogSoftmax(Rewrite):
@@ -53,7 +59,7 @@ class StableLogSoftmax(Rewrite):
             "is above -83, which is 20 above log's floor"
     preset = "safe"
     fixes_nonfinite = True
-    within = (0.0, _WITHIN)  # the logarithm of what is left of a softmax at full precision is right above its floor
+    within = (0.0, _MAX_INPUT)  # the logarithm of what is left of a softmax at full precision is right above its floor
     roots = ("log", "sub")
     evidence = (
         Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
@@ -67,20 +73,22 @@ class StableLogSoftmax(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        whole = op.op_type == "log" and made_by(op.x, "softmax")
-        if not whole and not (op.op_type == "sub" and _less_its_sum(op)):
+        whole = op.op_type == "log" and is_made_by(op.x, "softmax")
+        if not whole and not (op.op_type == "sub" and _is_log_softmax_subtraction(op)):
             return Miss(op, "not the logarithm of a softmax", near=False)
-        reason = not_half(op)
+        reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        if whole and not adds_nothing(op):
-            return Miss(op, f"log adds {value(op.epsilon):g} to the probabilities, which is meant to bound it below")
+        if whole and not has_negligible_epsilon(op):
+            return Miss(
+                op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, which is meant to bound it below"
+            )
         x = op.x.op.x if whole else op.x
-        axis = value(op.x.op.axis) if whole else None
-        axes = reduced_axes(op.y.op) if not whole else None if axis is None else (axis,)
+        axis = get_const_value(op.x.op.axis) if whole else None
+        axes = read_reduced_axes(op.y.op) if not whole else None if axis is None else (axis,)
         if axes is None or x.rank == 0:
             return Miss(op, "the axis of the softmax is not known")
-        floor = op.epsilon if whole and value(op.epsilon) > 0 else None
+        floor = op.epsilon if whole and get_const_value(op.epsilon) > 0 else None
         fault = "small probabilities are 0" if whole else "the sum of exponentials overflows"
         return Hit(op, x=x, axes=list(axes), epsilon=floor, keeps_nonfinite=whole,
                    note=f"{fault} in fp16: x - max - log-sum-exp")
@@ -95,45 +103,58 @@ class StableLogSoftmax(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         # log(softmax(x)) is minus infinity at full precision where it should be x - max, so x stays within 40
-        yield Example("as converted", lambda: _log(lambda x: Builder.softmax(x=x, axis=1)), within=_WITHIN)
-        yield Example("last axis", lambda: _log(lambda x: Builder.softmax(x=x)), within=_WITHIN, scale=10.0)
-        yield Example("for iOS15", lambda: _log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
-                      within=_WITHIN)
-        yield Example("epsilon in fp32", lambda: _log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
-        yield Example("probabilities are returned too", _both, within=_WITHIN)
-        yield Example("less its log-sum-exp", lambda: program(lambda x: _less(x, axes=[1, 2], keep_dims=True),
-                                                              x=(2, 4, 8)), within=3e4, scale=10.0)
-        yield Example("maximum off already", lambda: program(lambda x: _less(
+        yield Example("as converted", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1)), within=_MAX_INPUT)
+        yield Example("last axis", lambda: _build_log(lambda x: Builder.softmax(x=x)), within=_MAX_INPUT, scale=10.0)
+        yield Example("for iOS15", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
+                      within=_MAX_INPUT)
+        yield Example("epsilon in fp32", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
+        yield Example("probabilities are returned too", _build_shared_softmax, within=_MAX_INPUT)
+        yield Example(
+            "less its log-sum-exp",
+            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True), x=(2, 4, 8)),
+            within=3e4,
+            scale=10.0,
+        )
+        yield Example("maximum off already", lambda: build_program(lambda x: _subtract_log_sum_exp(
             Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[1], keep_dims=True),
             x=(2, 4, 8)), reason="not the logarithm of a softmax")
-        yield Example("axis dropped", lambda: program(lambda x: _less(x, axes=[0], keep_dims=False), x=(4, 4)),
-                      reason="not the logarithm of a softmax")
-        yield Example("sigmoid", lambda: _log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax")
-        yield Example("epsilon that counts", lambda: _log(lambda x: Builder.softmax(x=x), np.float16(1e-4)),
+        yield Example(
+            "axis dropped",
+            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False), x=(4, 4)),
+            reason="not the logarithm of a softmax",
+        )
+        yield Example(
+            "sigmoid", lambda: _build_log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax"
+        )
+        yield Example("epsilon that counts", lambda: _build_log(lambda x: Builder.softmax(x=x), np.float16(1e-4)),
                       reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
-        yield Example("fp32", lambda: _log(lambda x: Builder.softmax(x=x), dtype=types.fp32),
+        yield Example("fp32", lambda: _build_log(lambda x: Builder.softmax(x=x), dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
 
 
-def _less_its_sum(sub: Operation) -> bool:
+def _is_log_softmax_subtraction(sub: Operation) -> bool:
     """Whether `sub` takes from x the log-sum-exp of x, and that is the op's own work: no maximum was taken off."""
-    if not made_by(sub.y, "reduce_log_sum_exp") or sub.y.op.x is not sub.x or not value(sub.y.op.keep_dims, False):
+    if (
+        not is_made_by(sub.y, "reduce_log_sum_exp")
+        or sub.y.op.x is not sub.x
+        or not get_const_value(sub.y.op.keep_dims, False)
+    ):
         return False
-    return not (made_by(sub.x, "sub") and below(sub.x.op, reduced_axes(sub.y.op)))
+    return not (is_made_by(sub.x, "sub") and is_maximum_subtracted(sub.x.op, read_reduced_axes(sub.y.op)))
 
 
-def _log(inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Program:
+def _build_log(inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Program:
     given = {} if epsilon is None else {"epsilon": epsilon}
-    return program(lambda x: Builder.log(x=inner(x), name="y", **given), x=(2, 4, 8), **settings)
+    return build_program(lambda x: Builder.log(x=inner(x), name="y", **given), x=(2, 4, 8), **settings)
 
 
-def _less(x: Var, **given: Any) -> Any:
+def _subtract_log_sum_exp(x: Var, **given: Any) -> Any:
     return Builder.sub(x=x, y=Builder.reduce_log_sum_exp(x=x, **given), name="y")
 
 
-def _both() -> Program:
+def _build_shared_softmax() -> Program:
     def body(x: Var) -> list[Var]:
         probabilities = Builder.softmax(x=x, axis=1, name="p")
         return [probabilities, Builder.log(x=probabilities, name="y")]
 
-    return program(body, x=(2, 4, 8))
+    return build_program(body, x=(2, 4, 8))

@@ -9,12 +9,20 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ..core.examples import program
-from ..core.query import value
-from ._log_exp import LARGEST, adds_nothing, below, made_by, not_half, reduced_axes, summed_exponentials
-from ._running import cannot_run, log_running_sum, steps
+from ..core.examples import build_program
+from ..core.query import get_const_value
+from ._log_cumsum_exp import build_log_cumsum_exp, count_doubling_steps, find_cumsum_obstacle
+from ._log_exp_patterns import (
+    FP16_MAX,
+    find_precision_obstacle,
+    has_negligible_epsilon,
+    is_made_by,
+    is_maximum_subtracted,
+    match_log_sum_exp,
+    read_reduced_axes,
+)
 
 
 class StableLogSumExp(Rewrite):
@@ -72,73 +80,77 @@ class StableLogSumExp(Rewrite):
     "Elements up to which a running sum is written out in steps."
 
     def match(self, op: Operation) -> Hit | Miss:
-        parts = summed_exponentials(op)
+        parts = match_log_sum_exp(op)
         if parts is None:
             return Miss(op, "not the logarithm of a sum of exponentials", near=False)
         x, reduction = parts
         running = reduction.op_type == "cumsum"
-        axes = None if running else reduced_axes(reduction)
-        if made_by(x, "sub") and axes is not None and below(x.op, axes):
+        axes = None if running else read_reduced_axes(reduction)
+        if is_made_by(x, "sub") and axes is not None and is_maximum_subtracted(x.op, axes):
             return Miss(op, "the maximum is taken off already", near=False)
-        reason = not_half(op) or (cannot_run(reduction, self.longest) if running else None)
+        reason = find_precision_obstacle(op) or (find_cumsum_obstacle(reduction, self.longest) if running else None)
         if reason:
             return Miss(op, reason)
         if not running and axes is None:
             return Miss(op, "the axes are not known")
-        if op.op_type == "log" and not adds_nothing(op):
-            return Miss(op, f"log adds {value(op.epsilon):g} to the sum, which is meant to bound it below")
+        if op.op_type == "log" and not has_negligible_epsilon(op):
+            return Miss(op, f"log adds {get_const_value(op.epsilon):g} to the sum, which is meant to bound it below")
         if running:
-            axis = int(value(reduction.axis))
+            axis = int(get_const_value(reduction.axis))
             return Hit(op, x=x, axis=axis, note=f"the running sum of exponentials overflows fp16: joined pairwise in "
-                                                f"{steps(int(x.shape[axis]))} steps")
-        return Hit(op, x=x, axis=None, axes=axes, keep=bool(value(reduction.keep_dims, False)),
+                                                f"{count_doubling_steps(int(x.shape[axis]))} steps")
+        return Hit(op, x=x, axis=None, axes=axes, keep=bool(get_const_value(reduction.keep_dims, False)),
                    note="the sum of exponentials overflows fp16: the maximum is taken off first")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         if hit.axis is not None:
-            return log_running_sum(mb, hit.x, hit.axis)
+            return build_log_cumsum_exp(mb, hit.x, hit.axis)
         axes = list(hit.axes)
-        top = mb.clip(x=mb.reduce_max(x=hit.x, axes=axes, keep_dims=True), alpha=-LARGEST, beta=LARGEST)
+        top = mb.clip(x=mb.reduce_max(x=hit.x, axes=axes, keep_dims=True), alpha=-FP16_MAX, beta=FP16_MAX)
         rest = mb.reduce_log_sum_exp(x=mb.sub(x=hit.x, y=top), axes=axes, keep_dims=True)
         total: Var = mb.add(x=top, y=rest)
         return total if hit.keep else mb.squeeze(x=total, axes=axes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: _op(axes=[1], keep_dims=True))
-        yield Example("dropped axis, large", lambda: _op(axes=[-1], keep_dims=False), scale=30.0)
-        yield Example("two axes, for iOS15", lambda: _op(axes=[1, 2], keep_dims=False, opset=ct.target.iOS15))
-        yield Example("all axes", lambda: _op())
+        yield Example("op", lambda: _build_reduction(axes=[1], keep_dims=True))
+        yield Example("dropped axis, large", lambda: _build_reduction(axes=[-1], keep_dims=False), scale=30.0)
+        yield Example(
+            "two axes, for iOS15", lambda: _build_reduction(axes=[1, 2], keep_dims=False, opset=ct.target.iOS15)
+        )
+        yield Example("all axes", lambda: _build_reduction())
         # log(sum + 1e-45) bottoms out at -103.3, or at fp16 at minus infinity, so x stays within 40
-        yield Example("by hand", lambda: _hand(lambda e: Builder.log(
+        yield Example("by hand", lambda: _build_of_exp(lambda e: Builder.log(
             x=Builder.reduce_sum(x=e, axes=[1]), name="y")), within=40.0)
-        yield Example("reduce_log_sum", lambda: _hand(lambda e: Builder.reduce_log_sum(
+        yield Example("reduce_log_sum", lambda: _build_of_exp(lambda e: Builder.reduce_log_sum(
             x=e, axes=[-1], keep_dims=True, name="y")), within=40.0)
-        yield Example("running", lambda: _running(axis=2), within=40.0)
-        yield Example("too long", lambda: _running(axis=2), options={"longest": 4},
+        yield Example("running", lambda: _build_log_cumsum(axis=2), within=40.0)
+        yield Example("too long", lambda: _build_log_cumsum(axis=2), options={"longest": 4},
                       reason="the running sum is over 8 elements, above 4: it would take 3 steps of ten ops; longest=8 "
                              "allows that")
-        yield Example("reversed", lambda: _running(axis=2, reverse=True),
+        yield Example("reversed", lambda: _build_log_cumsum(axis=2, reverse=True),
                       reason="the running sum is exclusive or reversed")
-        yield Example("maximum off already", lambda: program(lambda x: Builder.reduce_log_sum_exp(
+        yield Example("maximum off already", lambda: build_program(lambda x: Builder.reduce_log_sum_exp(
             x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"), x=(2, 4, 8)),
             reason="the maximum is taken off already")
-        yield Example("fp32", lambda: _op(axes=[1], dtype=types.fp32),
+        yield Example("fp32", lambda: _build_reduction(axes=[1], dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
-        yield Example("no exponential", lambda: program(lambda x: Builder.log(
+        yield Example("no exponential", lambda: build_program(lambda x: Builder.log(
             x=Builder.reduce_sum(x=x, axes=[1]), name="y"), x=(2, 4, 8)),
             reason="not the logarithm of a sum of exponentials")
-        yield Example("epsilon that counts", lambda: _hand(lambda e: Builder.log(
+        yield Example("epsilon that counts", lambda: _build_of_exp(lambda e: Builder.log(
             x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y")),
             reason="log adds 0.5 to the sum, which is meant to bound it below")
 
 
-def _op(opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **given: Any) -> Program:
-    return program(lambda x: Builder.reduce_log_sum_exp(x=x, name="y", **given), opset=opset, dtype=dtype, x=(2, 4, 8))
+def _build_reduction(opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **given: Any) -> Program:
+    return build_program(
+        lambda x: Builder.reduce_log_sum_exp(x=x, name="y", **given), opset=opset, dtype=dtype, x=(2, 4, 8)
+    )
 
 
-def _hand(outer: Callable[[Var], Any]) -> Program:
-    return program(lambda x: outer(Builder.exp(x=x)), x=(2, 4, 8))
+def _build_of_exp(outer: Callable[[Var], Any]) -> Program:
+    return build_program(lambda x: outer(Builder.exp(x=x)), x=(2, 4, 8))
 
 
-def _running(**given: Any) -> Program:
-    return _hand(lambda e: Builder.log(x=Builder.cumsum(x=e, **given), name="y"))
+def _build_log_cumsum(**given: Any) -> Program:
+    return _build_of_exp(lambda e: Builder.log(x=Builder.cumsum(x=e, **given), name="y"))

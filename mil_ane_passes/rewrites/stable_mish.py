@@ -9,10 +9,16 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ..core.examples import program
-from ._log_exp import RIGHT, highest, made_by, not_half, softplus_operand
+from ..core.examples import build_program
+from ._log_exp_patterns import (
+    SOFTPLUS_SAFE_LIMIT,
+    find_precision_obstacle,
+    find_softplus_operand,
+    find_upper_bound,
+    is_made_by,
+)
 
 
 class StableMish(Rewrite):
@@ -66,17 +72,21 @@ class StableMish(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        soft = next((var.op.x for var in (op.y, op.x) if made_by(var, "tanh")), None)
-        x = None if soft is None else softplus_operand(soft)
+        soft = next((var.op.x for var in (op.y, op.x) if is_made_by(var, "tanh")), None)
+        x = None if soft is None else find_softplus_operand(soft)
         if soft is None or x is None:
             return Miss(op, "no product with tanh(softplus(x))", near=False)
         if x is not op.x and x is not op.y:
             return Miss(op, "tanh(softplus(x)) is multiplied by another value than x")
-        reason = not_half(op)
+        reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        if highest(x) <= RIGHT:
-            return Miss(op, f"x never exceeds {highest(x):g}, and softplus is right up to {RIGHT:g}", near=False)
+        if find_upper_bound(x) <= SOFTPLUS_SAFE_LIMIT:
+            return Miss(
+                op,
+                f"x never exceeds {find_upper_bound(x):g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}",
+                near=False,
+            )
         return Hit(op, x=x, note="mish has its cliff in fp16: exponentials of -|x| in place of softplus")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -90,41 +100,41 @@ class StableMish(Rewrite):
         return product
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as converted", lambda: _mish(lambda x: Builder.softplus(x=x)))
-        yield Example("large", lambda: _mish(lambda x: Builder.softplus(x=x)), scale=30.0)
-        yield Example("x last", lambda: _mish(lambda x: Builder.softplus(x=x), last=True))
-        yield Example("by hand", lambda: _mish(lambda x: Builder.log(
+        yield Example("as converted", lambda: _build_mish(lambda x: Builder.softplus(x=x)))
+        yield Example("large", lambda: _build_mish(lambda x: Builder.softplus(x=x)), scale=30.0)
+        yield Example("x last", lambda: _build_mish(lambda x: Builder.softplus(x=x), last=True))
+        yield Example("by hand", lambda: _build_mish(lambda x: Builder.log(
             x=Builder.add(x=Builder.exp(x=x), y=np.float16(1)))), scale=6.0)
-        yield Example("log1p, for iOS15", lambda: _mish(lambda x: Builder.log(
+        yield Example("log1p, for iOS15", lambda: _build_mish(lambda x: Builder.log(
             x=Builder.exp(x=x), epsilon=np.float16(1)), opset=ct.target.iOS15))
-        yield Example("with a threshold", lambda: _mish(lambda x: _above(x, 20.0)), scale=6.0)
-        yield Example("low threshold", lambda: _mish(lambda x: _above(x, 1.0)),
+        yield Example("with a threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 20.0)), scale=6.0)
+        yield Example("low threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 1.0)),
                       reason="no product with tanh(softplus(x))")
-        yield Example("another factor", lambda: program(lambda x: Builder.mul(
+        yield Example("another factor", lambda: build_program(lambda x: Builder.mul(
             x=Builder.relu(x=x), y=Builder.tanh(x=Builder.softplus(x=x)), name="y"), x=(1, 4, 8)),
             reason="tanh(softplus(x)) is multiplied by another value than x")
-        yield Example("fp32", lambda: _mish(lambda x: Builder.softplus(x=x), dtype=types.fp32),
+        yield Example("fp32", lambda: _build_mish(lambda x: Builder.softplus(x=x), dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
-        yield Example("bounded", lambda: program(lambda x: _product(Builder.relu6(x=x)), x=(1, 4, 8)),
+        yield Example("bounded", lambda: build_program(lambda x: _build_mish_product(Builder.relu6(x=x)), x=(1, 4, 8)),
                       reason="x never exceeds 6, and softplus is right up to 10")
-        yield Example("no tanh", lambda: program(lambda x: Builder.mul(x=x, y=x, name="y"), x=(1, 4, 8)),
+        yield Example("no tanh", lambda: build_program(lambda x: Builder.mul(x=x, y=x, name="y"), x=(1, 4, 8)),
                       reason="no product with tanh(softplus(x))")
 
 
-def _mish(softplus: Callable[[Var], Any], last: bool = False, **settings: Any) -> Program:
+def _build_mish(softplus: Callable[[Var], Any], last: bool = False, **settings: Any) -> Program:
     def body(x: Var) -> Var:
         factor = Builder.tanh(x=softplus(x))
         product: Var = Builder.mul(x=factor, y=x, name="y") if last else Builder.mul(x=x, y=factor, name="y")
         return product
 
-    return program(body, x=(1, 4, 8), **settings)
+    return build_program(body, x=(1, 4, 8), **settings)
 
 
-def _product(x: Var) -> Any:
+def _build_mish_product(x: Var) -> Any:
     return Builder.mul(x=x, y=Builder.tanh(x=Builder.softplus(x=x)), name="y")
 
 
-def _above(x: Var, threshold: float) -> Any:
+def _build_threshold_softplus(x: Var, threshold: float) -> Any:
     """softplus with x itself above `threshold`, as torch spells it out."""
     return Builder.select(cond=Builder.greater(x=x, y=np.float16(threshold)), a=x,
                           b=Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1)))

@@ -9,10 +9,16 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ..core.examples import program
-from ._log_exp import RIGHT, highest, not_half, one_more_than_exp, stable_softplus
+from ..core.examples import build_program
+from ._log_exp_patterns import (
+    SOFTPLUS_SAFE_LIMIT,
+    build_stable_softplus,
+    find_log1p_exp_operand,
+    find_precision_obstacle,
+    find_upper_bound,
+)
 
 
 class StableSoftplus(Rewrite):
@@ -58,46 +64,46 @@ class StableSoftplus(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        x = op.x if op.op_type == "softplus" else one_more_than_exp(op)
+        x = op.x if op.op_type == "softplus" else find_log1p_exp_operand(op)
         if x is None:
             return Miss(op, "not the logarithm of 1 + exp(x)", near=False)
-        reason = not_half(op)
+        reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        top = highest(x)
-        if top <= RIGHT:
-            return Miss(op, f"x never exceeds {top:g}, and softplus is right up to {RIGHT:g}", near=False)
+        top = find_upper_bound(x)
+        if top <= SOFTPLUS_SAFE_LIMIT:
+            return Miss(op, f"x never exceeds {top:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
         form = "softplus" if op.op_type == "softplus" else "log(1 + exp(x))"
         return Hit(op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return stable_softplus(mb, hit.x)
+        return build_stable_softplus(mb, hit.x)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: _one(lambda x: Builder.softplus(x=x, name="y")))
-        yield Example("large", lambda: _one(lambda x: Builder.softplus(x=x, name="y")), scale=30.0)
-        yield Example("with beta", lambda: _one(lambda x: Builder.mul(
+        yield Example("op", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")))
+        yield Example("large", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")), scale=30.0)
+        yield Example("with beta", lambda: _build_from_body(lambda x: Builder.mul(
             x=Builder.softplus(x=Builder.mul(x=np.float16(2), y=x)), y=np.float16(0.5), name="y")))
-        yield Example("with a threshold", lambda: _one(lambda x: Builder.select(
+        yield Example("with a threshold", lambda: _build_from_body(lambda x: Builder.select(
             cond=Builder.greater(x=x, y=np.float16(5)), a=x, b=Builder.softplus(x=x), name="y")))
-        yield Example("by hand", lambda: _one(lambda x: Builder.log(
+        yield Example("by hand", lambda: _build_from_body(lambda x: Builder.log(
             x=Builder.add(x=Builder.exp(x=x), y=np.float16(1)), name="y")))
-        yield Example("1 first, for iOS15", lambda: _one(lambda x: Builder.log(
+        yield Example("1 first, for iOS15", lambda: _build_from_body(lambda x: Builder.log(
             x=Builder.add(x=np.float16(1), y=Builder.exp(x=x)), name="y"), opset=ct.target.iOS15))
-        yield Example("log1p", lambda: _one(lambda x: Builder.log(
+        yield Example("log1p", lambda: _build_from_body(lambda x: Builder.log(
             x=Builder.exp(x=x), epsilon=np.float16(1), name="y")), scale=30.0)
-        yield Example("fp32", lambda: _one(lambda x: Builder.softplus(x=x, name="y"), dtype=types.fp32),
+        yield Example("fp32", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y"), dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
-        yield Example("bounded", lambda: _one(lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y")),
+        yield Example("bounded", lambda: _build_from_body(lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y")),
                       reason="x never exceeds 6, and softplus is right up to 10")
-        yield Example("other logarithm", lambda: _one(lambda x: Builder.log(x=Builder.exp(x=x), name="y")),
+        yield Example("other logarithm", lambda: _build_from_body(lambda x: Builder.log(x=Builder.exp(x=x), name="y")),
                       reason="not the logarithm of 1 + exp(x)")
-        yield Example("2 + exp", lambda: _one(lambda x: Builder.log(
+        yield Example("2 + exp", lambda: _build_from_body(lambda x: Builder.log(
             x=Builder.add(x=Builder.exp(x=x), y=np.float16(2)), name="y")), reason="not the logarithm of 1 + exp(x)")
-        yield Example("1 that widens", lambda: _one(lambda x: Builder.log(
+        yield Example("1 that widens", lambda: _build_from_body(lambda x: Builder.log(
             x=Builder.add(x=Builder.exp(x=x), y=np.ones((3, 4, 8), np.float16)), name="y")),
             reason="not the logarithm of 1 + exp(x)")
 
 
-def _one(body: Callable[[Var], Any], **settings: Any) -> Program:
-    return program(body, x=(1, 4, 8), **settings)
+def _build_from_body(body: Callable[[Var], Any], **settings: Any) -> Program:
+    return build_program(body, x=(1, 4, 8), **settings)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import private
-from ..core.examples import program
+from ..core.evidence import cite_private_route
+from ..core.examples import build_program
 from ..rules.data_dependent_shape import DataDependentShape
-from ._generated import constant, too_large
+from ._generated_constants import build_shared_const, describe_size_excess
 
 
 class StaticNonZero(Rewrite):
@@ -42,7 +42,7 @@ class StaticNonZero(Rewrite):
     preset = "full"
     roots = ("non_zero",)
     evidence = (
-        private("non_zero has no form on any generation: shapes are static"),
+        cite_private_route("non_zero has no form on any generation: shapes are static"),
     )
 
     max_bytes: int = 1 << 20
@@ -55,25 +55,28 @@ class StaticNonZero(Rewrite):
         if not rows.size:
             return Miss(op, "no element is other than 0: a constant of no rows cannot be stored")
         if rows.nbytes > self.max_bytes:
-            return Miss(op, too_large(rows.nbytes, self.max_bytes))
+            return Miss(op, describe_size_excess(rows.nbytes, self.max_bytes))
         return Hit(op, note=f"{len(rows)} rows are known", rows=rows)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return constant(mb, ("rows", hit.rows.shape, hit.rows.tobytes()), lambda: hit.rows)
+        return build_shared_const(mb, ("rows", hit.rows.shape, hit.rows.tobytes()), lambda: hit.rows)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("known", lambda: _rows(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
-        yield Example("truth", lambda: _rows(np.array([True, False, True])))
-        yield Example("known at run time only", lambda: program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)),
-                      reason="the number of rows depends on values that only a run knows: select with a mask instead")
-        yield Example("none", lambda: _rows(np.zeros(3, np.float16)),
+        yield Example("known", lambda: _build_non_zero(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
+        yield Example("truth", lambda: _build_non_zero(np.array([True, False, True])))
+        yield Example(
+            "known at run time only",
+            lambda: build_program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)),
+            reason="the number of rows depends on values that only a run knows: select with a mask instead",
+        )
+        yield Example("none", lambda: _build_non_zero(np.zeros(3, np.float16)),
                       reason="no element is other than 0: a constant of no rows cannot be stored")
 
 
-def _rows(known: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Program:
+def _build_non_zero(known: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Program:
     def body(x: Var) -> Var:
         total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=known), dtype="fp16"))
         result: Var = Builder.add(x=x, y=total, name="y")
         return result
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))

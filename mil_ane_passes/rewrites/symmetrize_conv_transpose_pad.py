@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.examples import program, weight
-from ..core.query import value
-from ._transposed import agrees, crop_note, cropped, pads_of
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value
+from ._conv_transpose_windows import build_symmetric_crop, describe_crop, has_explicit_window, read_pads
 
 
 class SymmetrizeConvTransposePad(Rewrite):
@@ -52,9 +52,9 @@ class SymmetrizeConvTransposePad(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if value(op.pad_type, "valid") != "custom":
+        if get_const_value(op.pad_type, "valid") != "custom":
             return Miss(op, "pad_type is not custom, so there are no pads to differ", near=False)
-        pads = pads_of(op)
+        pads = read_pads(op)
         if all(before == after for before, after in pads):
             return Miss(op, "pads are equal on both sides", near=False)
         if op.outputs[0].dtype != types.fp16:
@@ -63,53 +63,73 @@ class SymmetrizeConvTransposePad(Rewrite):
             return Miss(op, "a pad is negative, so the output reaches beyond the full transposed convolution")
         if 0 in op.outputs[0].shape:
             return Miss(op, "the output is empty")
-        if not agrees(op):
+        if not has_explicit_window(op):
             return Miss(op, "output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
-        return Hit(op, note=crop_note(pads), window=pads)
+        return Hit(op, note=describe_crop(pads), window=pads)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return cropped(mb, hit.op, hit.window)
+        return build_symmetric_crop(mb, hit.op, hit.window)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("longer in front", lambda: _one([1, 0], bias=None))
-        yield Example("with bias", lambda: _one([2, 0]))
-        yield Example("longer behind", lambda: _one([0, 2]))
-        yield Example("with output_shape", lambda: _one([1, 0], output_shape=[1, 2, 18]))
-        yield Example("dilated, grouped", lambda: _one([3, 1], groups=2, dilations=[3]))
-        yield Example("two axes", lambda: _plane([2, 1, 0, 3]))
-        yield Example("one axis of two", lambda: _plane([1, 1, 0, 1], groups=4))
-        yield Example("three axes", lambda: _volume([0, 1, 1, 1, 1, 0]))
-        yield Example("equal pads", lambda: _one([1, 1]), reason="pads are equal on both sides")
-        yield Example("no pads", lambda: _one(None), reason="pad_type is not custom, so there are no pads to differ")
-        yield Example("fp32", lambda: _one([1, 0], dtype=np.float32),
+        yield Example("longer in front", lambda: _build_conv_transpose_1d([1, 0], bias=None))
+        yield Example("with bias", lambda: _build_conv_transpose_1d([2, 0]))
+        yield Example("longer behind", lambda: _build_conv_transpose_1d([0, 2]))
+        yield Example("with output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 18]))
+        yield Example("dilated, grouped", lambda: _build_conv_transpose_1d([3, 1], groups=2, dilations=[3]))
+        yield Example("two axes", lambda: _build_conv_transpose_2d([2, 1, 0, 3]))
+        yield Example("one axis of two", lambda: _build_conv_transpose_2d([1, 1, 0, 1], groups=4))
+        yield Example("three axes", lambda: _build_conv_transpose_3d([0, 1, 1, 1, 1, 0]))
+        yield Example("equal pads", lambda: _build_conv_transpose_1d([1, 1]), reason="pads are equal on both sides")
+        yield Example(
+            "no pads",
+            lambda: _build_conv_transpose_1d(None),
+            reason="pad_type is not custom, so there are no pads to differ",
+        )
+        yield Example("fp32", lambda: _build_conv_transpose_1d([1, 0], dtype=np.float32),
                       reason="computed in fp32, where the report found it right")
-        yield Example("negative pad", lambda: _one([1, -1]),
+        yield Example("negative pad", lambda: _build_conv_transpose_1d([1, -1]),
                       reason="a pad is negative, so the output reaches beyond the full transposed convolution")
-        yield Example("another output_shape", lambda: _one([1, 0], output_shape=[1, 2, 17]),
+        yield Example("another output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 17]),
                       reason="output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
 
 
-def _one(pad: list[int] | None, groups: int = 1, dtype: type = np.float16, bias: tuple[float, ...] | None = (0.5, -1.0),
-         **parameters: object) -> Program:
+def _build_conv_transpose_1d(
+    pad: list[int] | None,
+    groups: int = 1,
+    dtype: type = np.float16,
+    bias: tuple[float, ...] | None = (0.5, -1.0),
+    **parameters: object,
+) -> Program:
     if bias is not None:
         parameters["bias"] = np.array(bias, dtype)
     if pad is not None:
         parameters |= {"pad_type": "custom", "pad": pad}
-    return program(
+    return build_program(
         lambda x: Builder.conv_transpose(
-            x=x, weight=weight(4, 2 // groups, 5, dtype=dtype), strides=[2], groups=groups, name="y", **parameters),
-        dtype=types.fp16 if dtype is np.float16 else types.fp32, x=(1, 4, 8))
+            x=x, weight=make_weight(4, 2 // groups, 5, dtype=dtype), strides=[2], groups=groups, name="y", **parameters
+        ),
+        dtype=types.fp16 if dtype is np.float16 else types.fp32,
+        x=(1, 4, 8),
+    )
 
 
-def _plane(pad: list[int], groups: int = 1) -> Program:
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(4, 8 // groups, 3, 4), strides=[2, 3], pad_type="custom",
-                                         pad=pad, groups=groups, name="y"),
-        x=(2, 4, 5, 6))
+def _build_conv_transpose_2d(pad: list[int], groups: int = 1) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(
+            x=x,
+            weight=make_weight(4, 8 // groups, 3, 4),
+            strides=[2, 3],
+            pad_type="custom",
+            pad=pad,
+            groups=groups,
+            name="y",
+        ),
+        x=(2, 4, 5, 6),
+    )
 
 
-def _volume(pad: list[int]) -> Program:
-    return program(
-        lambda x: Builder.conv_transpose(x=x, weight=weight(2, 3, 3, 2, 2), strides=[2, 1, 2], pad_type="custom",
+def _build_conv_transpose_3d(pad: list[int]) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 3, 3, 2, 2), strides=[2, 1, 2], pad_type="custom",
                                          pad=pad, name="y"),
         x=(1, 2, 3, 4, 3))

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import coremltools as ct
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import private
-from ..core.targets import Gate, listed
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_private_route
+from ..core.targets import Gate, format_generations
 from ..rules.elementary_functions import ElementaryFunctions
-from ._elementary import EVIDENCE, TABLES, one, stands_back
+from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
 
 
 class Tangent(Rewrite):
@@ -44,8 +44,8 @@ class Tangent(Rewrite):
     roots = ("tan",)
     targets = Gate(first="m3")
     evidence = (
-        *EVIDENCE, TABLES,
-        private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+        *EVIDENCE, LOOKUP_TABLE_EVIDENCE,
+        cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
     )
 
     always: bool = False
@@ -54,10 +54,13 @@ class Tangent(Rewrite):
     "Units in the last place by which the result may be off; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
-        back = stands_back(op, 1.64, self.max_error)
-        older = [each for each in self.generations if not self.targets.admits(each)]
+        back = reject_if_inaccurate(op, 1.64, self.max_error)
+        older = [each for each in self.generations if not self.targets.includes(each)]
         if back is None and older and not self.always:
-            return Miss(op, f"sin and cos are not taken on {listed(older)} either; name a newer target, or always=true")
+            return Miss(
+                op,
+                f"sin and cos are not taken on {format_generations(older)} either; name a newer target, or always=true",
+            )
         return back or Hit(op, note="sin(x) / cos(x)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -66,11 +69,13 @@ class Tangent(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         anyway = {"always": True}
-        yield Example("op", lambda: one("tan"), options=anyway)
-        yield Example("large angles", lambda: one("tan"), options=anyway, scale=1000.0)
-        yield Example("flexible, for iOS15", lambda: one("tan", None, 3, opset=ct.target.iOS15), options=anyway)
-        yield Example("older chips, too", lambda: one("tan"), reason=(
+        yield Example("op", lambda: build_single_op("tan"), options=anyway)
+        yield Example("large angles", lambda: build_single_op("tan"), options=anyway, scale=1000.0)
+        yield Example(
+            "flexible, for iOS15", lambda: build_single_op("tan", None, 3, opset=ct.target.iOS15), options=anyway
+        )
+        yield Example("older chips, too", lambda: build_single_op("tan"), reason=(
             "sin and cos are not taken on A12, A13, M1 and M2 either; name a newer target, or always=true"))
-        yield Example("fp32", lambda: one("tan", dtype=types.fp32), reason=FP32)
-        yield Example("not good enough", lambda: one("tan"), options={"max_error": 1.0},
+        yield Example("fp32", lambda: build_single_op("tan", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("not good enough", lambda: build_single_op("tan"), options={"max_error": 1.0},
                       reason="off by up to 1.64 units in the last place, max_error=1")

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
 from ..core.query import is_compressed, is_const, is_symbolic
-from ..core.targets import between
+from ..core.targets import get_generations_between
 from ..rules.old_broadcast import OldBroadcast
-from ._broadcasts import placed
-from ._lift import same_op
+from ._broadcasts import pad_shape_to_rank
+from ._conv_1d_lifting import rebuild_op
 
-_TAKEN = "taken on M4 and later; name an older target, or always=true"
+_SUPPORTED_REASON = "taken on M4 and later; name an older target, or always=true"
 
 
 class TileBroadcast(Rewrite):
@@ -49,7 +49,7 @@ class TileBroadcast(Rewrite):
     level, confidence = "note", "low"
     roots = ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div")
     evidence = (
-        on_m4("contradicts it for ML Programs: every broadcast is accepted"),
+        cite_m4_study("contradicts it for ML Programs: every broadcast is accepted"),
         Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
                   "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
@@ -64,11 +64,11 @@ class TileBroadcast(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "no floating-point numbers", near=False)
         shape = tuple(op.outputs[0].shape)
-        wanted = {name: _repeats(op.inputs[name], other, shape) for name, other in (("x", op.y), ("y", op.x))}
+        wanted = {name: _compute_repeats(op.inputs[name], other, shape) for name, other in (("x", op.y), ("y", op.x))}
         if not any(repeats is None or any(times != 1 for times in repeats) for repeats in wanted.values()):
             return Miss(op, "both operands have the shape of the result", near=False)
-        if not self.always and set(self.generations).intersection(between("m4")):
-            return Miss(op, _TAKEN)
+        if not self.always and set(self.generations).intersection(get_generations_between("m4")):
+            return Miss(op, _SUPPORTED_REASON)
         if any(repeats is None for repeats in wanted.values()):
             return Miss(op, "how often to repeat is not known before the model runs")
         changes = {name: repeats for name, repeats in wanted.items() if any(times != 1 for times in repeats or ())}
@@ -76,26 +76,28 @@ class TileBroadcast(Rewrite):
             f"operand {name} repeated {'x'.join(map(str, repeats or ()))}" for name, repeats in changes.items()))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return same_op(mb, hit.op, **{name: _tiled(mb, hit.op.inputs[name], repeats)
-                                      for name, repeats in hit.changes.items()})
+        return rebuild_op(mb, hit.op, **{name: _tile_operand(mb, hit.op.inputs[name], repeats)
+                                         for name, repeats in hit.changes.items()})
 
     def examples(self) -> Iterable[Example]:
-        yield Example("channels", lambda: _product((2, 3, 4), (2, 1, 4)), options={"always": True})
-        yield Example("of lower rank", lambda: _product((2, 8, 4), (8, 4)), options={"always": True})
-        yield Example("each way", lambda: _product((2, 3, 1, 4), (2, 1, 3, 4)), options={"always": True})
-        yield Example("on any chip", lambda: _product((2, 3, 4), (2, 1, 4)), reason=_TAKEN)
-        yield Example("one shape", lambda: _product((2, 3), (2, 3)),
+        yield Example("channels", lambda: _build_product((2, 3, 4), (2, 1, 4)), options={"always": True})
+        yield Example("of lower rank", lambda: _build_product((2, 8, 4), (8, 4)), options={"always": True})
+        yield Example("each way", lambda: _build_product((2, 3, 1, 4), (2, 1, 3, 4)), options={"always": True})
+        yield Example("on any chip", lambda: _build_product((2, 3, 4), (2, 1, 4)), reason=_SUPPORTED_REASON)
+        yield Example("one shape", lambda: _build_product((2, 3), (2, 3)),
                       reason="both operands have the shape of the result")
-        yield Example("constant", lambda: program(lambda x: Builder.mul(x=x, y=weight(3, 1)), x=(2, 3, 4)),
+        yield Example("constant", lambda: build_program(lambda x: Builder.mul(x=x, y=make_weight(3, 1)), x=(2, 3, 4)),
                       reason="an operand is constant")
-        yield Example("open", lambda: _product((2, None, 4), (2, 1, 4)), options={"always": True},
+        yield Example("open", lambda: _build_product((2, None, 4), (2, 1, 4)), options={"always": True},
                       reason="how often to repeat is not known before the model runs")
 
 
-def _repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
+def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
     """How often `var` stands in `shape` along each axis; None where that is not known."""
     repeats: list[int] = []
-    for mine, its, whole in zip(placed(var.shape, len(shape)), placed(other.shape, len(shape)), shape):
+    for mine, its, whole in zip(
+        pad_shape_to_rank(var.shape, len(shape)), pad_shape_to_rank(other.shape, len(shape)), shape
+    ):
         if mine == 1 and is_symbolic(its):
             return None
         if is_symbolic(mine) or is_symbolic(its):  # a symbol beside an extent stands for the same
@@ -105,9 +107,9 @@ def _repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
     return repeats
 
 
-def _tiled(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
+def _tile_operand(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
     def make() -> Any:
-        with mb.at(mb.early(var), var.name):
+        with mb.at(mb.find_insertion_point(var), var.name):
             front = len(repeats) - var.rank
             wide = mb.expand_dims(x=var, axes=list(range(front))) if front else var
             return mb.tile(x=wide, reps=np.array(repeats, dtype=np.int32))
@@ -116,5 +118,5 @@ def _tiled(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
     return tiled
 
 
-def _product(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> Program:
-    return program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)
+def _build_product(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> Program:
+    return build_program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)

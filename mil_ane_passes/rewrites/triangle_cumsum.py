@@ -8,14 +8,23 @@ from typing import Literal
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.limits import limit
-from ..core.query import is_symbolic, itemsize, static_shape
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.limits import find_limit
+from ..core.query import get_itemsize, get_static_shape, is_symbolic
 from ..rules.cumsum import Cumsum
-from ._cumsum_examples import cumsum_examples
-from ._running_sums import as_matrix, grown, is_mask, layout, radices, running, triangle, windows
+from ._cumsum_examples import iterate_cumsum_examples
+from ._cumulative_sums import (
+    build_doubling_windows,
+    build_triangle_matmul,
+    build_window_convs,
+    choose_window_sizes,
+    is_bool_mask,
+    plan_conv_layout,
+    read_cumsum_settings,
+    split_shape_at_axis,
+)
 
 
 class TriangleCumsum(Rewrite):
@@ -57,7 +66,7 @@ class TriangleCumsum(Rewrite):
     preset = "full"
     roots = ("cumsum",)
     evidence = (
-        on_m4("cumsum is refused; conv, matmul, add, pad and reshape are accepted"),
+        cite_m4_study("cumsum is refused; conv, matmul, add, pad and reshape are accepted"),
         Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),
@@ -76,51 +85,53 @@ class TriangleCumsum(Rewrite):
         if op.x.rank == 0 or op.axis.val is None:
             return Miss(op, "has no axis to sum along")
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        asked = running(op)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        asked = read_cumsum_settings(op)
         extent = op.x.shape[asked.axis]
         if is_symbolic(extent):
-            return self._unknown(op, asked.axis)
-        return self._triangle(op, int(extent)) if self._is_triangle(op) else self._windows(op, int(extent))
+            return self._match_symbolic_axis(op, asked.axis)
+        return self._match_triangle(op, int(extent)) if self._is_triangle(op) else self._match_windows(op, int(extent))
 
     def _is_triangle(self, op: Operation) -> bool:
         """Whether x is a mask with as many elements as the triangle, so that reading that costs no more than x."""
-        shape = static_shape(op.x)
-        mask = is_mask(op.x)
+        shape = get_static_shape(op.x)
+        mask = is_bool_mask(op.x)
         return self.form == "triangle" or (
             self.form == "auto" and mask and shape is not None
-            and shape[running(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2))
+            and shape[read_cumsum_settings(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2))
 
-    def _triangle(self, op: Operation, count: int) -> Hit | Miss:
-        axis, rank = running(op).axis, op.x.rank
-        needed = count * count * itemsize(op.x)
+    def _match_triangle(self, op: Operation, count: int) -> Hit | Miss:
+        axis, rank = read_cumsum_settings(op).axis, op.x.rank
+        needed = count * count * get_itemsize(op.x)
         if needed > self.max_bytes:
             return Miss(op, f"a triangle of {count} x {count} is {needed} bytes, above max_bytes={self.max_bytes}; "
                             "form=windows needs none")
         if axis < rank - 2 and sum(map(is_symbolic, op.x.shape)) > 1:
             return Miss(op, "several axes are of symbolic size: no reshape can say which is which")
         return Hit(op, note=f"{count} elements by a triangle of ones", taps=None,
-                   keeps_nonfinite=is_mask(op.x))
+                   keeps_nonfinite=is_bool_mask(op.x))
 
-    def _windows(self, op: Operation, count: int) -> Hit | Miss:
-        asked, (widest, *most) = running(op), self._limits()
-        inner = max(as_matrix(op, asked.axis)[2], 1)
-        chosen = radices(count, inner, widest, most[1], int(asked.exclusive))
+    def _match_windows(self, op: Operation, count: int) -> Hit | Miss:
+        asked, (widest, *most) = read_cumsum_settings(op), self._limits()
+        inner = max(split_shape_at_axis(op, asked.axis)[2], 1)
+        chosen = choose_window_sizes(count, inner, widest, most[1], int(asked.exclusive))
         if chosen is None:
             return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most[1]}")
         taps, extent = chosen
-        laid = layout(op.x.shape, itemsize(op.x), asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1)
+        laid = plan_conv_layout(
+            op.x.shape, get_itemsize(op.x), asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1
+        )
         if isinstance(laid, str):
             return Miss(op, laid)
         return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, taps))}", laid=laid, taps=taps,
                    extent=extent)
 
-    def _unknown(self, op: Operation, axis: int) -> Hit | Miss:
+    def _match_symbolic_axis(self, op: Operation, axis: int) -> Hit | Miss:
         if self.longest < 1 or self.form == "triangle":
             return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
         widest, *most = self._limits()
         tap = min(widest, self.longest)
-        laid = layout(op.x.shape, itemsize(op.x), axis, tap, self.max_bytes, most, reshaped=False)
+        laid = plan_conv_layout(op.x.shape, get_itemsize(op.x), axis, tap, self.max_bytes, most, reshaped=False)
         if isinstance(laid, str):
             return Miss(op, laid)
         return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0,
@@ -128,15 +139,15 @@ class TriangleCumsum(Rewrite):
 
     def _limits(self) -> list[int]:
         """The widest kernel that every generation takes, the most channels, and the largest extent."""
-        bounds = [limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
+        bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
         return [bound.most for bound in bounds if bound is not None]
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         if hit.taps is None:
-            return triangle(mb, hit.op)
+            return build_triangle_matmul(mb, hit.op)
         if not hit.extent:
-            return grown(mb, hit.op, hit.laid, hit.taps[0], self.longest)
-        return windows(mb, hit.op, hit.laid, hit.taps, hit.extent)
+            return build_doubling_windows(mb, hit.op, hit.laid, hit.taps[0], self.longest)
+        return build_window_convs(mb, hit.op, hit.laid, hit.taps, hit.extent)
 
     def examples(self) -> Iterable[Example]:
-        return cumsum_examples()
+        return iterate_cumsum_examples()

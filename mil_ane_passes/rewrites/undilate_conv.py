@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import in_2020
-from ..core.examples import program, weight
-from ..core.limits import evidence_of
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_2020_layer_list
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence
 from ..core.query import is_symbolic
-from ..core.targets import between
+from ..core.targets import get_generations_between
 from ..rules.dilated_conv import DilatedConv
-from ._lift import same_op
-from ._phases import batch_of_phases, explicit_pads, phases_of_batch
-from ._wide_convs import Sizes, fitted_to, neutral, sizes_of
+from ._conv_1d_lifting import rebuild_op
+from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
+from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
 
-_OLD = between(last="a13")
+_UP_TO_A13 = get_generations_between(last="a13")
 
 
 class UndilateConv(Rewrite):
@@ -56,10 +56,16 @@ class UndilateConv(Rewrite):
     confidence = "low"
     roots = ("conv",)
     evidence = (
-        in_2020("dilated convolutions are among the layers known not to work; some of the list is guessed"),
-        *evidence_of("pool-kernel"),
-        Community("contradicts it: dilated convs leave the ANE from a width of 16384 on only", chip="M2",
-                  source="https://github.com/FluidInference/mobius/pull/53", date="2026-05-05"),
+        cite_2020_layer_list(
+            "dilated convolutions are among the layers known not to work; some of the list is guessed"
+        ),
+        *collect_evidence("pool-kernel"),
+        Community(
+            "contradicts it: dilated convs leave the ANE from a width of 16384 on only",
+            chip="M2",
+            source="https://github.com/FluidInference/mobius/pull/53",
+            date="2026-05-05",
+        ),
     )
 
     always: bool = False
@@ -68,15 +74,15 @@ class UndilateConv(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         if any(map(is_symbolic, op.weight.shape[2:])):
             return Miss(op, "the weight is of symbolic shape")
-        sizes = sizes_of(op, [])
+        sizes = read_conv_sizes(op, [])
         axes = [axis for axis, step in enumerate(sizes.dilations) if step > 1 and sizes.kernel[axis] > 1]
         if not axes:
             return Miss(op, "is not dilated", near=False)
-        if not self.always and any(one not in _OLD for one in self.generations):
+        if not self.always and any(one not in _UP_TO_A13 for one in self.generations):
             return Miss(op, "taken by an M4; name A13 or older as the target, or always=true")
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, FP32)
-        pads = explicit_pads(op)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        pads = resolve_conv_pads(op)
         if isinstance(pads, str):
             return Miss(op, pads)
         single = [axis for axis in axes if sizes.strides[axis] % sizes.dilations[axis] == 0]
@@ -90,25 +96,25 @@ class UndilateConv(Rewrite):
             return Miss(op, "the dilated axis, or more than one axis, is of symbolic size")
         steps = ", ".join(str(sizes.dilations[axis]) for axis in axes)
         return Hit(op, note=f"dilation {steps}: {'phases as a batch' if phased else 'one phase is read'}",
-                   single=single, phased=phased, sizes=sizes_of(op, pads))
+                   single=single, phased=phased, sizes=read_conv_sizes(op, pads))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, sizes, phased = hit.op, hit.sizes, hit.phased
         lengths = {axis: -(-sizes.counts[axis] // sizes.dilations[axis]) for axis in phased}
-        x = fitted_to(mb, op.x, {axis: (sizes.pads[axis][0],
-                                        (lengths[axis] + sizes.kernel[axis] - 1) * sizes.dilations[axis])
-                                 for axis in phased})
-        settings = neutral(sizes, tuple(phased))
+        x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0],
+                                          (lengths[axis] + sizes.kernel[axis] - 1) * sizes.dilations[axis])
+                                   for axis in phased})
+        settings = make_neutral_settings(sizes, tuple(phased))
         if hit.single:
-            x = _thinned(mb, x, sizes, hit.single)
-            settings = neutral(sizes, (*phased, *hit.single))
+            x = _subsample_input(mb, x, sizes, hit.single)
+            settings = make_neutral_settings(sizes, (*phased, *hit.single))
             settings["strides"] = [step // sizes.dilations[axis] if axis in hit.single else step
                                    for axis, step in enumerate(sizes.strides)]
         for axis in phased:
-            x = batch_of_phases(mb, x, 2 + axis, sizes.dilations[axis])
-        y = same_op(mb, op, x=x, **settings)
+            x = move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
+        y = rebuild_op(mb, op, x=x, **settings)
         for axis in reversed(phased):
-            y = phases_of_batch(mb, y, 2 + axis, sizes.dilations[axis])
+            y = restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
         ends = [0, 0, *(sizes.counts[axis] if axis in phased and sizes.counts[axis] % sizes.dilations[axis] else 0
                         for axis in range(op.x.rank - 2))]
         if any(ends):
@@ -117,22 +123,31 @@ class UndilateConv(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         old = {"always": True}
-        yield Example("1-D", lambda: _conv((1, 4, 20), [3], [2], pad_type="same"), options=old)
-        yield Example("2-D", lambda: _conv((2, 2, 9, 11), [3, 3], [2, 3], pad_type="same", bias=weight(4)), options=old)
-        yield Example("one axis", lambda: _conv((1, 4, 6, 15), [3, 2], [1, 4], groups=2, strides=[2, 1],
-                                                pad_type="custom", pad=[1, 0, 2, 1]), options=old)
-        yield Example("strided as dilated", lambda: _conv((1, 2, 20), [3], [2], strides=[4], pad_type="custom",
-                                                          pad=[3, 2]), options=old)
-        yield Example("newer chips", lambda: _conv((1, 2, 20), [3], [2]),
+        yield Example("1-D", lambda: _build_dilated_conv((1, 4, 20), [3], [2], pad_type="same"), options=old)
+        yield Example(
+            "2-D",
+            lambda: _build_dilated_conv((2, 2, 9, 11), [3, 3], [2, 3], pad_type="same", bias=make_weight(4)),
+            options=old,
+        )
+        yield Example("one axis", lambda: _build_dilated_conv((1, 4, 6, 15), [3, 2], [1, 4], groups=2, strides=[2, 1],
+                                                              pad_type="custom", pad=[1, 0, 2, 1]), options=old)
+        yield Example(
+            "strided as dilated",
+            lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[4], pad_type="custom", pad=[3, 2]),
+            options=old,
+        )
+        yield Example("newer chips", lambda: _build_dilated_conv((1, 2, 20), [3], [2]),
                       reason="taken by an M4; name A13 or older as the target, or always=true")
-        yield Example("strided", lambda: _conv((1, 2, 20), [3], [2], strides=[3]), options=old,
+        yield Example("strided", lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[3]), options=old,
                       reason="a stride that is no multiple of the dilation")
-        yield Example("symbolic", lambda: _conv((1, 2, None), [3], [2]), options=old,
+        yield Example("symbolic", lambda: _build_dilated_conv((1, 2, None), [3], [2]), options=old,
                       reason="the dilated axis, or more than one axis, is of symbolic size")
-        yield Example("undilated", lambda: _conv((1, 2, 20), [3], [1]), options=old, reason="is not dilated")
+        yield Example(
+            "undilated", lambda: _build_dilated_conv((1, 2, 20), [3], [1]), options=old, reason="is not dilated"
+        )
 
 
-def _thinned(mb: RewriteBuilder, x: Var, sizes: Sizes, axes: list[int]) -> Var:
+def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
     """Every d-th element of the padded input, the only ones that are read."""
     flat = [0, 0, 0, 0, *(amount for axis, pair in enumerate(sizes.pads)
                           for amount in (pair if axis in axes else (0, 0)))]
@@ -143,8 +158,8 @@ def _thinned(mb: RewriteBuilder, x: Var, sizes: Sizes, axes: list[int]) -> Var:
     return thin
 
 
-def _conv(shape: tuple[int | None, ...], kernel: list[int], dilations: list[int], groups: int = 1,
-          **how: Any) -> Program:
-    held = weight(4 * groups, (shape[1] or 1) // groups, *kernel, dtype=np.float16)
-    return program(lambda x: Builder.conv(x=x, weight=held, dilations=dilations, groups=groups, name="y", **how),
-                   x=shape)
+def _build_dilated_conv(shape: tuple[int | None, ...], kernel: list[int], dilations: list[int], groups: int = 1,
+                        **how: Any) -> Program:
+    held = make_weight(4 * groups, (shape[1] or 1) // groups, *kernel, dtype=np.float16)
+    return build_program(lambda x: Builder.conv(x=x, weight=held, dilations=dilations, groups=groups, name="y", **how),
+                         x=shape)

@@ -9,12 +9,21 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Example, Vendor
-from ..core.examples import program, weight
-from ..core.query import is_const, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Example, Vendor
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, is_const
 from ..rules.recurrent import Recurrent
-from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, linear, plus, product, split
+from ._recurrent_unrolling import (
+    EVIDENCE,
+    Direction,
+    UnrollRecurrent,
+    add_if_present,
+    apply_activation,
+    build_linear,
+    build_state_product,
+    split_equally,
+)
 
 
 class UnrollGru(UnrollRecurrent):
@@ -72,92 +81,109 @@ class UnrollGru(UnrollRecurrent):
     bound = "each step rounds to fp16: over 128 steps of 64 units, 8e-4 for results of up to 0.8"
     ulps = 1.7  # what `bound` measured
 
-    def products_per_step(self, op: Operation) -> int:
+    def count_products_per_step(self, op: Operation) -> int:
         """The output's product waits for the reset gate, unless the gate is applied after it."""
-        return 1 if _resets_after(op) else 2
+        return 1 if _is_reset_after(op) else 2
 
-    def inputs(self, mb: RewriteBuilder, op: Operation, way: Way) -> Sequence[Any]:
+    def inputs(self, mb: RewriteBuilder, op: Operation, way: Direction) -> Sequence[Any]:
         """Each gate's, so that no step has to cut them."""
-        after, bias = _resets_after(op), op.inputs.get("bias")
+        after, bias = _is_reset_after(op), op.inputs.get("bias")
         first = op.inputs.get("input_bias") or (None if after else bias)
-        made = linear(mb, op.x, op.weight_ih, first)
+        made = build_linear(mb, op.x, op.weight_ih, first)
         if bias is not None and not after and first is not bias:
             made = mb.add(x=made, y=bias)
-        steps = [split(mb, gate, int(op.x.shape[0])) for gate in split(mb, made, 3, -1)]
+        steps = [split_equally(mb, gate, int(op.x.shape[0])) for gate in split_equally(mb, made, 3, -1)]
         return list(zip(*steps, strict=True))
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
+    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Var]) -> Sequence[Var]:
         (hidden,), (in_r, in_o, in_z) = states, now
-        from_r, from_o, from_z = _gates(mb, op, hidden)
-        r, z = (activated(mb, op, "recurrent_activation", plus(mb, gate, more))
+        from_r, from_o, from_z = _build_state_gates(mb, op, hidden)
+        r, z = (apply_activation(mb, op, "recurrent_activation", add_if_present(mb, gate, more))
                 for gate, more in ((in_r, from_r), (in_z, from_z)))
-        from_o = (from_o and mb.mul(x=r, y=from_o)) if _resets_after(op) else _output(mb, op, mb.mul(x=r, y=hidden))
-        o = activated(mb, op, "activation", plus(mb, in_o, from_o))
+        from_o = (
+            (from_o and mb.mul(x=r, y=from_o))
+            if _is_reset_after(op)
+            else _build_output_product(mb, op, mb.mul(x=r, y=hidden))
+        )
+        o = apply_activation(mb, op, "activation", add_if_present(mb, in_o, from_o))
         rest = mb.sub(x=types.nptype_from_builtin(z.dtype)(1), y=z)
         return [mb.add(x=mb.mul(x=rest, y=o), y=mb.mul(x=z, y=hidden))]
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one step, its state kept outside", lambda: _gru(1))
-        yield Example("two steps", lambda: _gru(2, output_sequence=True))
-        yield Example("the last step", lambda: _gru(3, bias=weight(24)))
-        yield Example("reverse", lambda: _gru(3, direction="reverse", output_sequence=True, bias=weight(24)))
-        yield Example("reset after", lambda: _gru(
-            3, opset=ct.target.iOS18, reset_after=True, bias=weight(24), input_bias=weight(24)[::-1]), within=100.0)
-        yield Example("two biases", lambda: _gru(2, opset=ct.target.iOS18, bias=weight(24), input_bias=weight(24)),
-                      within=100.0)
-        yield Example("reset after, no bias", lambda: _from(0.0, opset=ct.target.iOS18, reset_after=True))
-        yield Example("from zeros", lambda: _from(0.0, bias=weight(24)))
-        yield Example("other activations", lambda: _gru(
+        yield Example("one step, its state kept outside", lambda: _build_gru(1))
+        yield Example("two steps", lambda: _build_gru(2, output_sequence=True))
+        yield Example("the last step", lambda: _build_gru(3, bias=make_weight(24)))
+        yield Example("reverse", lambda: _build_gru(3, direction="reverse", output_sequence=True, bias=make_weight(24)))
+        yield Example(
+            "reset after",
+            lambda: _build_gru(
+                3, opset=ct.target.iOS18, reset_after=True, bias=make_weight(24), input_bias=make_weight(24)[::-1]
+            ),
+            within=100.0,
+        )
+        yield Example(
+            "two biases",
+            lambda: _build_gru(2, opset=ct.target.iOS18, bias=make_weight(24), input_bias=make_weight(24)),
+            within=100.0,
+        )
+        yield Example("reset after, no bias", lambda: _build_from_state(0.0, opset=ct.target.iOS18, reset_after=True))
+        yield Example("from zeros", lambda: _build_from_state(0.0, bias=make_weight(24)))
+        yield Example("other activations", lambda: _build_gru(
             2, recurrent_activation="tanh", activation="sigmoid", output_sequence=True))
-        yield Example("flexible batch", lambda: _gru(2, batch=None), within=100.0)
-        yield Example("flexible length", lambda: _gru(None), reason="the number of steps is known only at run time; "
-                                                                    "fix the length of the sequence")
-        yield Example("long", lambda: _gru(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("too long a chain", lambda: _gru(4), options={"max_chain": 4},
+        yield Example("flexible batch", lambda: _build_gru(2, batch=None), within=100.0)
+        yield Example(
+            "flexible length",
+            lambda: _build_gru(None),
+            reason="the number of steps is known only at run time; fix the length of the sequence",
+        )
+        yield Example("long", lambda: _build_gru(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _build_gru(4), options={"max_chain": 4},
                       reason="4 steps would make 9 products that depend on each other in the function, more than 4 "
                              "(max_chain)")
-        yield Example("too many ops", lambda: _gru(4), options={"max_ops": 9},
+        yield Example("too many ops", lambda: _build_gru(4), options={"max_ops": 9},
                       reason="4 steps would make a program of 57 ops, more than 9 (max_ops)")
-        yield Example("fp32", lambda: _gru(2, dtype=types.fp32), reason=FP32)
-        yield Example("hard_sigmoid", lambda: _gru(2, recurrent_activation="hard_sigmoid"),
+        yield Example("fp32", lambda: _build_gru(2, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("hard_sigmoid", lambda: _build_gru(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
 
 
-def _resets_after(op: Operation) -> bool:
-    return bool(value(op.inputs.get("reset_after"), False))
+def _is_reset_after(op: Operation) -> bool:
+    return bool(get_const_value(op.inputs.get("reset_after"), False))
 
 
-def _gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequence[Var | None]:
+def _build_state_gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequence[Var | None]:
     """What the state adds to the gates r, o and z: None is nothing; o has none where it is reset before the product."""
     held = op.weight_hh
-    if _resets_after(op):
-        made = product(mb, hidden, held, op.inputs.get("bias"))
-        return [None] * 3 if made is None else split(mb, made, 3, -1)
+    if _is_reset_after(op):
+        made = build_state_product(mb, hidden, held, op.inputs.get("bias"))
+        return [None] * 3 if made is None else split_equally(mb, made, 3, -1)
     if is_const(held):
-        made = product(mb, hidden, mb.weight(held, "reset_update", lambda: np.concatenate(np.split(held.val, 3)[::2])))
-        r, z = (None, None) if made is None else split(mb, made, 2, -1)
+        made = build_state_product(
+            mb, hidden, mb.weight(held, "reset_update", lambda: np.concatenate(np.split(held.val, 3)[::2]))
+        )
+        r, z = (None, None) if made is None else split_equally(mb, made, 2, -1)
     else:
-        r, _, z = split(mb, linear(mb, hidden, held, None), 3, -1)
+        r, _, z = split_equally(mb, build_linear(mb, hidden, held, None), 3, -1)
     return r, None, z
 
 
-def _output(mb: RewriteBuilder, op: Operation, kept: Var) -> Var:
+def _build_output_product(mb: RewriteBuilder, op: Operation, kept: Var) -> Var:
     """What is kept of the state, times the weights of o."""
     held = op.weight_hh
     if is_const(held):
-        return linear(mb, kept, mb.weight(held, "output", lambda: np.split(held.val, 3)[1]), None)
-    return split(mb, linear(mb, kept, held, None), 3, -1)[1]
+        return build_linear(mb, kept, mb.weight(held, "output", lambda: np.split(held.val, 3)[1]), None)
+    return split_equally(mb, build_linear(mb, kept, held, None), 3, -1)[1]
 
 
-def _gru(steps: int | None, batch: int | None = 1, dtype: Any = types.fp16, opset: Any = ct.target.iOS17,
-         **parameters: Any) -> Program:
-    held = weight(24, 8, dtype=types.nptype_from_builtin(dtype))
+def _build_gru(steps: int | None, batch: int | None = 1, dtype: Any = types.fp16, opset: Any = ct.target.iOS17,
+               **parameters: Any) -> Program:
+    held = make_weight(24, 8, dtype=types.nptype_from_builtin(dtype))
     given = {"weight_ih": held, "weight_hh": held[::-1], "name": "y", **parameters}
-    return program(lambda x, h: Builder.gru(x=x, initial_h=h, **given), dtype=dtype, opset=opset,
-                   x=(steps, batch, 8), h=(batch, 8))
+    return build_program(lambda x, h: Builder.gru(x=x, initial_h=h, **given), dtype=dtype, opset=opset,
+                         x=(steps, batch, 8), h=(batch, 8))
 
 
-def _from(first: float, opset: Any = ct.target.iOS17, **parameters: Any) -> Program:
-    return program(lambda x: Builder.gru(
-        x=x, initial_h=np.full((2, 8), first, np.float16), weight_ih=weight(24, 8), weight_hh=weight(24, 8),
+def _build_from_state(first: float, opset: Any = ct.target.iOS17, **parameters: Any) -> Program:
+    return build_program(lambda x: Builder.gru(
+        x=x, initial_h=np.full((2, 8), first, np.float16), weight_ih=make_weight(24, 8), weight_hh=make_weight(24, 8),
         output_sequence=True, name="y", **parameters)[0], opset=opset, x=(3, 2, 8))

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Example, Hit, Miss
-from ..core.examples import program, weight
-from ..core.query import is_const, value
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, is_const
 from ..rules.recurrent import Recurrent
-from ._lstm import carried, gates, output_gate, seeing_gates
-from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
+from ._lstm_gates import add_with_compensation, build_gates, build_peephole_gates, build_peephole_output_gate
+from ._recurrent_unrolling import (
+    EVIDENCE,
+    Direction,
+    UnrollRecurrent,
+    add_if_present,
+    apply_activation,
+    build_state_product,
+)
 
 
 class UnrollLstm(UnrollRecurrent):
@@ -78,85 +85,132 @@ class UnrollLstm(UnrollRecurrent):
             return Miss(op, "its peephole is compressed")
         return answer
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Any]) -> Sequence[Any]:
+    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Any]) -> Sequence[Any]:
         hidden, cell, *rounded = states
-        kept = self.exact_cell and value(op.recurrent_activation).lower() == "sigmoid"
-        before = plus(mb, now, product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
+        kept = self.exact_cell and get_const_value(op.recurrent_activation).lower() == "sigmoid"
+        before = add_if_present(mb, now, build_state_product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
         peephole = op.inputs.get(f"peephole{way.suffix}")
-        i, f, o, z = gates(mb, op, before, kept) if peephole is None else \
-            seeing_gates(mb, op, before, kept, cell, peephole)
+        i, f, o, z = build_gates(mb, op, before, kept) if peephole is None else \
+            build_peephole_gates(mb, op, before, kept, cell, peephole)
         if kept:  # f is the part that is lost
             change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
-            new, rounded = carried(mb, cell, change, *rounded)
+            new, rounded = add_with_compensation(mb, cell, change, *rounded)
         else:
             new = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
         if op.inputs.get("clip") is not None:
             most = op.clip.val
             new, rounded = mb.clip(x=new, alpha=-most, beta=most), []
         if peephole is not None:
-            o = output_gate(mb, op, o, new, peephole)
-        return [mb.mul(x=o, y=activated(mb, op, "activation", new)), new, *rounded]
+            o = build_peephole_output_gate(mb, op, o, new, peephole)
+        return [mb.mul(x=o, y=apply_activation(mb, op, "activation", new)), new, *rounded]
 
     def examples(self) -> Iterable[Example]:
         plain = {"exact_cell": False}
-        yield Example("one step, its states kept outside", lambda: _lstm(1), within=2.0)
-        yield Example("two steps", lambda: _lstm(2, output_sequence=True), options=plain)
-        yield Example("the last step", lambda: _lstm(3, bias=weight(32)), within=2.0)
-        yield Example("reverse", lambda: _lstm(3, direction="reverse", output_sequence=True, bias=weight(32)),
-                      options=plain)
-        yield Example("bidirectional", lambda: _bidirectional(output_sequence=True, bias=weight(32)), within=2.0)
-        yield Example("bidirectional, the last step", lambda: _bidirectional(bias_back=weight(32)), options=plain)
-        yield Example("bidirectional, from other constants each way", _from_two, options=plain)
-        yield Example("from zeros", lambda: _from(0.0))
-        yield Example("peepholes, clipped", lambda: _from(0.0, peephole=weight(24), clip=np.float16(0.25)))
-        yield Example("from constants", lambda: _from(0.5))
-        yield Example("other activations", lambda: _lstm(
-            2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=weight(32)), within=100.0)
-        yield Example("flexible batch", lambda: _lstm(2, batch=None), within=2.0)
-        yield Example("flexible length", lambda: _lstm(None), reason="the number of steps is known only at run time; "
-                                                                     "fix the length of the sequence")
-        yield Example("long", lambda: _lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("too long a chain", lambda: _lstm(4), options={"max_chain": 4},
+        yield Example("one step, its states kept outside", lambda: _build_lstm(1), within=2.0)
+        yield Example("two steps", lambda: _build_lstm(2, output_sequence=True), options=plain)
+        yield Example("the last step", lambda: _build_lstm(3, bias=make_weight(32)), within=2.0)
+        yield Example(
+            "reverse",
+            lambda: _build_lstm(3, direction="reverse", output_sequence=True, bias=make_weight(32)),
+            options=plain,
+        )
+        yield Example(
+            "bidirectional", lambda: _build_bidirectional(output_sequence=True, bias=make_weight(32)), within=2.0
+        )
+        yield Example(
+            "bidirectional, the last step", lambda: _build_bidirectional(bias_back=make_weight(32)), options=plain
+        )
+        yield Example("bidirectional, from other constants each way", _build_from_two_states, options=plain)
+        yield Example("from zeros", lambda: _build_from_state(0.0))
+        yield Example(
+            "peepholes, clipped", lambda: _build_from_state(0.0, peephole=make_weight(24), clip=np.float16(0.25))
+        )
+        yield Example("from constants", lambda: _build_from_state(0.5))
+        yield Example(
+            "other activations",
+            lambda: _build_lstm(
+                2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=make_weight(32)
+            ),
+            within=100.0,
+        )
+        yield Example("flexible batch", lambda: _build_lstm(2, batch=None), within=2.0)
+        yield Example(
+            "flexible length",
+            lambda: _build_lstm(None),
+            reason="the number of steps is known only at run time; fix the length of the sequence",
+        )
+        yield Example("long", lambda: _build_lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _build_lstm(4), options={"max_chain": 4},
                       reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
                              "(max_chain)")
-        yield Example("too many ops", lambda: _lstm(4), options={"max_ops": 9},
+        yield Example("too many ops", lambda: _build_lstm(4), options={"max_ops": 9},
                       reason="4 steps would make a program of 65 ops, more than 9 (max_ops)")
-        yield Example("fp32", lambda: _lstm(2, dtype=types.fp32), reason=FP32)
-        yield Example("hard_sigmoid", lambda: _lstm(2, recurrent_activation="hard_sigmoid"),
+        yield Example("fp32", lambda: _build_lstm(2, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("hard_sigmoid", lambda: _build_lstm(2, recurrent_activation="hard_sigmoid"),
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
-        yield Example("scaled_tanh", lambda: _lstm(2, activation="scaled_tanh"),
+        yield Example("scaled_tanh", lambda: _build_lstm(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")
 
 
-def _lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
-    held = weight(32, 8, dtype=types.nptype_from_builtin(dtype))
+def _build_lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
+    held = make_weight(32, 8, dtype=types.nptype_from_builtin(dtype))
 
     def body(x: Var, h: Var, c: Var) -> Any:
         return Builder.lstm(x=x, initial_h=h, initial_c=c, weight_ih=held, weight_hh=held[::-1], name="y", **parameters)
 
-    return program(body, dtype=dtype, x=(steps, batch, 8), h=(batch, 8), c=(batch, 8))
+    return build_program(body, dtype=dtype, x=(steps, batch, 8), h=(batch, 8), c=(batch, 8))
 
 
-def _bidirectional(**parameters: Any) -> Program:
+def _build_bidirectional(**parameters: Any) -> Program:
     def body(x: Var, h: Var) -> Any:
         both = Builder.concat(values=[h, Builder.relu(x=h)], axis=-1)
-        return Builder.lstm(x=x, initial_h=both, initial_c=both, weight_ih=weight(32, 8), weight_hh=weight(32, 8),
-                            weight_ih_back=weight(32, 8), weight_hh_back=weight(32, 8)[::-1],
-                            direction="bidirectional", name="y", **parameters)
+        return Builder.lstm(
+            x=x,
+            initial_h=both,
+            initial_c=both,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            weight_ih_back=make_weight(32, 8),
+            weight_hh_back=make_weight(32, 8)[::-1],
+            direction="bidirectional",
+            name="y",
+            **parameters,
+        )
 
-    return program(body, x=(3, 1, 8), h=(1, 8))
+    return build_program(body, x=(3, 1, 8), h=(1, 8))
 
 
-def _from_two() -> Program:
+def _build_from_two_states() -> Program:
     states = {name: np.concatenate([np.full((2, 8), first), np.full((2, 8), second)], -1).astype(np.float16)
               for name, first, second in (("initial_h", 0.5, -0.25), ("initial_c", 0.75, -1.0))}
-    return program(lambda x: Builder.lstm(
-        x=x, **states, weight_ih=weight(32, 8), weight_hh=weight(32, 8), weight_ih_back=weight(32, 8)[::-1],
-        weight_hh_back=weight(32, 8)[::-1], direction="bidirectional", output_sequence=True, name="y")[0], x=(3, 2, 8))
+    return build_program(
+        lambda x: Builder.lstm(
+            x=x,
+            **states,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            weight_ih_back=make_weight(32, 8)[::-1],
+            weight_hh_back=make_weight(32, 8)[::-1],
+            direction="bidirectional",
+            output_sequence=True,
+            name="y",
+        )[0],
+        x=(3, 2, 8),
+    )
 
 
-def _from(first: float, **parameters: Any) -> Program:
+def _build_from_state(first: float, **parameters: Any) -> Program:
     state = np.full((2, 8), first, np.float16)
-    return program(lambda x: Builder.lstm(
-        x=x, initial_h=state, initial_c=state, weight_ih=weight(32, 8), weight_hh=weight(32, 8), output_sequence=True,
-        name="y", **parameters)[0], x=(3, 2, 8))
+    return build_program(
+        lambda x: Builder.lstm(
+            x=x,
+            initial_h=state,
+            initial_c=state,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            output_sequence=True,
+            name="y",
+            **parameters,
+        )[0],
+        x=(3, 2, 8),
+    )

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Example
-from ..core.examples import program, weight
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Example
+from ..core.examples import build_program, make_weight
 from ..rules.recurrent import Recurrent
-from ._recurrent import EVIDENCE, UnrollRecurrent, Way, activated, plus, product
+from ._recurrent_unrolling import (
+    EVIDENCE,
+    Direction,
+    UnrollRecurrent,
+    add_if_present,
+    apply_activation,
+    build_state_product,
+)
 
 
 class UnrollRnn(UnrollRecurrent):
@@ -52,39 +59,48 @@ class UnrollRnn(UnrollRecurrent):
     bound = "each step rounds to fp16: over 128 steps of 64 units, 7e-4 for results of up to 1"
     ulps = 1.5  # what `bound` measured
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Way, now: Any, states: Sequence[Var]) -> Sequence[Var]:
-        return [activated(mb, op, "activation", plus(mb, now, product(mb, states[0], op.weight_hh)))]
+    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Var]) -> Sequence[Var]:
+        return [
+            apply_activation(
+                mb, op, "activation", add_if_present(mb, now, build_state_product(mb, states[0], op.weight_hh))
+            )
+        ]
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two steps", lambda: _rnn(2, output_sequence=True))
-        yield Example("one step, its state kept outside", lambda: _rnn(1))
-        yield Example("the last step", lambda: _rnn(3, bias=weight(8)))
-        yield Example("reverse", lambda: _rnn(3, direction="reverse", output_sequence=True, bias=weight(8)))
-        yield Example("from zeros", lambda: _from(0.0, activation="sigmoid"))
-        yield Example("from constants", lambda: _from(0.5))
-        yield Example("relu", lambda: _rnn(3, activation="relu", output_sequence=True), within=100.0)
-        yield Example("linear", lambda: _rnn(2, activation="linear"), within=100.0)
-        yield Example("flexible batch", lambda: _rnn(2, batch=None))
-        yield Example("flexible length", lambda: _rnn(None), reason="the number of steps is known only at run time; "
-                                                                    "fix the length of the sequence")
-        yield Example("long", lambda: _rnn(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("too long a chain", lambda: _rnn(4), options={"max_chain": 4},
+        yield Example("two steps", lambda: _build_rnn(2, output_sequence=True))
+        yield Example("one step, its state kept outside", lambda: _build_rnn(1))
+        yield Example("the last step", lambda: _build_rnn(3, bias=make_weight(8)))
+        yield Example("reverse", lambda: _build_rnn(3, direction="reverse", output_sequence=True, bias=make_weight(8)))
+        yield Example("from zeros", lambda: _build_from_state(0.0, activation="sigmoid"))
+        yield Example("from constants", lambda: _build_from_state(0.5))
+        yield Example("relu", lambda: _build_rnn(3, activation="relu", output_sequence=True), within=100.0)
+        yield Example("linear", lambda: _build_rnn(2, activation="linear"), within=100.0)
+        yield Example("flexible batch", lambda: _build_rnn(2, batch=None))
+        yield Example(
+            "flexible length",
+            lambda: _build_rnn(None),
+            reason="the number of steps is known only at run time; fix the length of the sequence",
+        )
+        yield Example("long", lambda: _build_rnn(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _build_rnn(4), options={"max_chain": 4},
                       reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
                              "(max_chain)")
-        yield Example("too many ops", lambda: _rnn(4), options={"max_ops": 9},
+        yield Example("too many ops", lambda: _build_rnn(4), options={"max_ops": 9},
                       reason="4 steps would make a program of 13 ops, more than 9 (max_ops)")
-        yield Example("fp32", lambda: _rnn(2, dtype=types.fp32), reason=FP32)
-        yield Example("scaled_tanh", lambda: _rnn(2, activation="scaled_tanh"),
+        yield Example("fp32", lambda: _build_rnn(2, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("scaled_tanh", lambda: _build_rnn(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")
 
 
-def _rnn(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
-    held = weight(8, 8, dtype=types.nptype_from_builtin(dtype))
+def _build_rnn(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
+    held = make_weight(8, 8, dtype=types.nptype_from_builtin(dtype))
     given = {"weight_ih": held, "weight_hh": held[::-1], "name": "y", **parameters}
-    return program(lambda x, h: Builder.rnn(x=x, initial_h=h, **given), dtype=dtype, x=(steps, batch, 8), h=(batch, 8))
+    return build_program(
+        lambda x, h: Builder.rnn(x=x, initial_h=h, **given), dtype=dtype, x=(steps, batch, 8), h=(batch, 8)
+    )
 
 
-def _from(first: float, **parameters: Any) -> Program:
-    return program(lambda x: Builder.rnn(
-        x=x, initial_h=np.full((2, 8), first, np.float16), weight_ih=weight(8, 8), weight_hh=weight(8, 8),
+def _build_from_state(first: float, **parameters: Any) -> Program:
+    return build_program(lambda x: Builder.rnn(
+        x=x, initial_h=np.full((2, 8), first, np.float16), weight_ih=make_weight(8, 8), weight_hh=make_weight(8, 8),
         output_sequence=True, name="y", **parameters)[0], x=(3, 2, 8))

@@ -8,17 +8,23 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import private
-from ..core.examples import program
+from ..core.evidence import cite_private_route
+from ..core.examples import build_program
+from ..core.loop_steps import UnknownStepCount, count_steps
 from ..core.query import is_opaque
-from ..core.steps import Unknown, count_steps
-from ..core.words import counted
+from ..core.text_format import format_count
 from ..rules.control_flow import ControlFlow
 from . import _loop_examples as examples
-from ._chains import MOST_OPS, MOST_PRODUCTS, Size, own_chain, written_out
-from ._inline import Copies, handed_over, same_sizes
+from ._block_inlining import BlockCopier, can_replace_value, make_replacement_outputs
+from ._unrolled_size import (
+    MAX_CHAIN_PRODUCTS,
+    MAX_FUNCTION_OPS,
+    UnrolledSize,
+    measure_step_chain,
+    measure_unrolled_size,
+)
 
 
 class UnrollWhileLoop(Rewrite):
@@ -63,95 +69,101 @@ class UnrollWhileLoop(Rewrite):
     preset = "full"
     roots = ("while_loop",)
     evidence = (
-        private("cond and while_loop have no form of their own on any generation"),
+        cite_private_route("cond and while_loop have no form of their own on any generation"),
     )
 
     max_steps: int = 256
     "The most steps that are written out."
-    max_ops: int = MOST_OPS
+    max_ops: int = MAX_FUNCTION_OPS
     """The most ops that all functions together may have once their loops are written out: they are compiled together.
     The largest network of those at hand has 2475, and coremltools takes minutes for some 10000."""
-    max_chain: int = MOST_PRODUCTS
+    max_chain: int = MAX_CHAIN_PRODUCTS
     """The longest chain of products that depend on each other, through this loop and what the function has before and
     behind it: loops in a row add up. An M6 compiles 386 convs in a row."""
 
     def __init__(self) -> None:
-        self._written: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
+        self._expansions: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
 
     def match(self, op: Operation) -> Hit | Miss:
-        wrong = next(filter(None, map(_stays, _inside(op))), None)
+        wrong = next(filter(None, map(_find_unroll_obstacle, _iterate_computing_ops(op))), None)
         if wrong is not None:
             return Miss(op, wrong)
-        around = _loop_around(op)
+        around = _find_enclosing_loop(op)
         if around is not None:
             outer = self.match(around)
             return Miss(op, f"it stands in a loop that is not written out: {outer.reason}") if isinstance(outer, Miss) \
                 else Miss(op, "it is written out with the loop around it, a copy a step", near=False)
         try:
-            steps, ops = self._expansion(op)
-        except Unknown as reason:
+            steps, ops = self._measure_expansion(op)
+        except UnknownStepCount as reason:
             return Miss(op, str(reason))
-        nested = ", with the loops in it written out," if any(each.op_type == "while_loop" for each in _inside(op)) \
+        nested = (
+            ", with the loops in it written out,"
+            if any(each.op_type == "while_loop" for each in _iterate_computing_ops(op))
             else ""
+        )
         if steps * ops > self.max_ops:
             return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, more than {self.max_ops} "
                             "(max_ops)")
-        beside = self._ops_beside(op)
+        beside = self._count_other_ops(op)
         if steps * ops + beside > self.max_ops:
             return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, and with the {beside} beside "
                             f"them more than {self.max_ops} (max_ops)")
-        chain = written_out(op, self._size, Size(self.max_chain, self.max_ops), self.functions).chain
+        chain = measure_unrolled_size(op, self._size, UnrolledSize(self.max_chain, self.max_ops), self.functions).chain
         if chain > self.max_chain:
-            return Miss(op, f"{counted(steps, 'step')} would make {chain} products that depend on each other in the "
-                            f"function, more than {self.max_chain} (max_chain)")
+            return Miss(
+                op,
+                f"{format_count(steps, 'step')} would make {chain} products that depend on each other in the "
+                f"function, more than {self.max_chain} (max_chain)",
+            )
         for var, made, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
-            if not (same_sizes(var, old) and same_sizes(made, old)):
+            if not (can_replace_value(var, old) and can_replace_value(made, old)):
                 return Miss(op, f"the sizes of '{old.name}' change from step to step")
-        return Hit(op, note=f"{counted(steps, 'step')} of {counted(ops, 'op')}", steps=steps)
+        return Hit(op, note=f"{format_count(steps, 'step')} of {format_count(ops, 'op')}", steps=steps)
 
-    def _expansion(self, op: Operation) -> tuple[int, int]:
+    def _measure_expansion(self, op: Operation) -> tuple[int, int]:
         """Return the steps of a loop and the ops of one, loops in it written out. Raises Unknown as `count_steps`.
 
         A loop in it whose steps are known only step by step counts as one step.
         """
-        if op not in self._written:
+        if op not in self._expansions:
             steps, counting = count_steps(op, self.max_steps)
-            self._written[op] = steps, self._ops_in(op.blocks[1], counting)
-        return self._written[op]
+            self._expansions[op] = steps, self._count_block_ops(op.blocks[1], counting)
+        return self._expansions[op]
 
-    def _size(self, op: Operation) -> Size | None:
+    def _size(self, op: Operation) -> UnrolledSize | None:
         """What the loop becomes; None for another op or a loop that stays or stands in another."""
-        if op.op_type != "while_loop" or _loop_around(op) is not None:
+        if op.op_type != "while_loop" or _find_enclosing_loop(op) is not None:
             return None
         try:
-            steps, ops = self._expansion(op)
-        except Unknown:
+            steps, ops = self._measure_expansion(op)
+        except UnknownStepCount:
             return None
-        return Size(steps * own_chain(op.blocks[1], self._chain_of), steps * ops)
+        return UnrolledSize(steps * measure_step_chain(op.blocks[1], self._measure_nested_chain), steps * ops)
 
-    def _chain_of(self, op: Operation) -> int:
+    def _measure_nested_chain(self, op: Operation) -> int:
         """The dependent products of a loop in a loop."""
         try:
-            steps, _ = self._expansion(op)
-        except Unknown:
+            steps, _ = self._measure_expansion(op)
+        except UnknownStepCount:
             return 0
-        return steps * own_chain(op.blocks[1], self._chain_of)
+        return steps * measure_step_chain(op.blocks[1], self._measure_nested_chain)
 
-    def _ops_in(self, block: Block, without: Collection[Operation] = ()) -> int:
+    def _count_block_ops(self, block: Block, without: Collection[Operation] = ()) -> int:
         """Count the ops that a block has once the loops in it are written out."""
-        return sum(self._ops_of(op) for op in block.operations
+        return sum(self._count_op(op) for op in block.operations
                    if not op.op_type.startswith("const") and op not in without)
 
-    def _ops_of(self, op: Operation) -> int:
+    def _count_op(self, op: Operation) -> int:
         if op.op_type == "while_loop":
             try:
-                steps, ops = self._expansion(op)
-            except Unknown:
-                return 1 + self._ops_in(op.blocks[1])
+                steps, ops = self._measure_expansion(op)
+            except UnknownStepCount:
+                return 1 + self._count_block_ops(op.blocks[1])
             return steps * ops
-        return 1 + sum(map(self._ops_in, op.blocks))
+        return 1 + sum(map(self._count_block_ops, op.blocks))
 
-    def _ops_beside(self, op: Operation) -> int:
+    def _count_other_ops(self, op: Operation) -> int:
         """Count the other ops of all functions: loops before `op`, whose turn comes first, written out where they can
         be, loops behind it as they are."""
         top, block = op, op.enclosing_block
@@ -162,56 +174,61 @@ class UnrollWhileLoop(Rewrite):
             before = before and each is not top
             if each.op_type.startswith("const") or each is op:
                 continue
-            written = self._ops_of(each) if before and each.op_type == "while_loop" else 0
-            plain = 1 + sum(1 for _ in _inside(each)) if each.blocks else 1
+            written = self._count_op(each) if before and each.op_type == "while_loop" else 0
+            plain = 1 + sum(1 for _ in _iterate_computing_ops(each)) if each.blocks else 1
             total += written if 0 < written and total + written <= self.max_ops else plain
         return total
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
-        copies, now = Copies(mb), list(hit.op.loop_vars)
+        copies, now = BlockCopier(mb), list(hit.op.loop_vars)
         for _ in range(hit.steps):
             now = copies.step(hit.op.blocks[1], now)
-        return handed_over(mb, hit.op, [copies.real(var) for var in now])
+        return make_replacement_outputs(mb, hit.op, [copies.real(var) for var in now])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("counted", lambda: examples.loop(2))
-        yield Example("with weights", examples.weighted)
-        yield Example("a loop in a loop", examples.twofold)
-        yield Example("a branch by the step", examples.alternating)
-        yield Example("no step", lambda: examples.loop(0))
-        yield Example("passed through", lambda: examples.loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z))))
-        yield Example("decided by values", examples.until,
+        yield Example("counted", lambda: examples.build_counted_loop(2))
+        yield Example("with weights", examples.build_weighted_loop)
+        yield Example("a loop in a loop", examples.build_dependent_loops)
+        yield Example("a branch by the step", examples.build_alternating_loop)
+        yield Example("no step", lambda: examples.build_counted_loop(0))
+        yield Example(
+            "passed through", lambda: examples.build_counted_loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
+        )
+        yield Example("decided by values", examples.build_data_dependent_loop,
                       reason="the number of steps depends on 'x', which is known only at run time")
-        yield Example("many steps", lambda: examples.loop(9), options={"max_steps": 8},
+        yield Example("many steps", lambda: examples.build_counted_loop(9), options={"max_steps": 8},
                       reason="it runs more than 8 steps (max_steps)")
-        yield Example("many ops", lambda: examples.loop(9), options={"max_ops": 8},
+        yield Example("many ops", lambda: examples.build_counted_loop(9), options={"max_ops": 8},
                       reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
-        yield Example("many ops in a nest", lambda: examples.grid(4, 5), options={"max_ops": 19},
+        yield Example("many ops in a nest", lambda: examples.build_nested_loops(4, 5), options={"max_ops": 19},
                       reason="5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)")
-        yield Example("a nest", lambda: examples.grid(4, 5))
-        yield Example("one after the other", lambda: examples.two_in_a_row(5))
-        yield Example("in one that stays", lambda: examples.grid(4, None),
+        yield Example("a nest", lambda: examples.build_nested_loops(4, 5))
+        yield Example("one after the other", lambda: examples.build_sequential_loops(5))
+        yield Example("in one that stays", lambda: examples.build_nested_loops(4, None),
                       reason="it stands in a loop that is not written out: the number of steps depends on 'x', which "
                              "is known only at run time")
-        yield Example("random numbers", lambda: examples.loop(3, lambda i, x, z: (Builder.add(
+        yield Example("random numbers", lambda: examples.build_counted_loop(3, lambda i, x, z: (Builder.add(
             x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z)),
             reason="random_normal in it makes others each time")
-        yield Example("growing", lambda: examples.loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
-                      reason="the sizes of 'y_1' change from step to step")
-        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example(
+            "growing",
+            lambda: examples.build_counted_loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
+            reason="the sizes of 'y_1' change from step to step",
+        )
+        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
 
 
-def _inside(outer: Operation | Block) -> Iterator[Operation]:
+def _iterate_computing_ops(outer: Operation | Block) -> Iterator[Operation]:
     """The ops in the blocks of an op, or in a block, that compute."""
     for op in outer.operations if isinstance(outer, Block) else ():
         if not op.op_type.startswith("const"):
             yield op
-        yield from _inside(op)
+        yield from _iterate_computing_ops(op)
     for block in outer.blocks if isinstance(outer, Operation) else ():
-        yield from _inside(block)
+        yield from _iterate_computing_ops(block)
 
 
-def _loop_around(op: Operation) -> Operation | None:
+def _find_enclosing_loop(op: Operation) -> Operation | None:
     """The innermost while_loop that `op` stands in."""
     block = op.enclosing_block
     while not isinstance(block, Function):
@@ -222,7 +239,7 @@ def _loop_around(op: Operation) -> Operation | None:
     return None
 
 
-def _stays(op: Operation) -> str | None:
+def _find_unroll_obstacle(op: Operation) -> str | None:
     if op.op_type.startswith("random_"):
         return f"{op.op_type} in it makes others each time"
     if op.op_type in ("read_state", "coreml_update_state", "write_state"):

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
+from ..core.builder import RewriteBuilder
 from ..core.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.query import is_symbolic, value
-from . import _ones as ones
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.query import get_const_value, is_symbolic
+from . import _sums_by_matmul as ones
 
-_LIMIT = 2.0**15
+_ACCUMULATOR_LIMIT = 2.0**15
 "What the partial sums of a matrix product must stay below."
-_DEEPEST = 6
+_MAX_SHIFT = 6
 "Bits the operand is scaled down by at most: more would lose what is small."
 
 
@@ -61,7 +61,7 @@ class WideReduceSum(Rewrite):
         Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "
                   "could pass 17321 (private route)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
-        on_m4("a matrix product whose inner dimension is above 32768 is refused"),
+        cite_m4_study("a matrix product whose inner dimension is above 32768 is refused"),
         Community("products are summed in 32 bits, 16 after the point; a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),
@@ -74,7 +74,7 @@ class WideReduceSum(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         rank = op.x.rank
-        axes = sorted({axis % rank for axis in value(op.axes) or range(rank)}) if rank else []
+        axes = sorted({axis % rank for axis in get_const_value(op.axes) or range(rank)}) if rank else []
         extents = [op.x.shape[axis] for axis in axes]
         if not axes or not types.is_float(op.x.dtype):
             return Miss(op, "sums no floating-point numbers", near=False)
@@ -91,9 +91,9 @@ class WideReduceSum(Rewrite):
             return Miss(op, "several axes are summed beside several symbolic ones: no reshape can say which is which")
         if op.op_type == "reduce_mean" and float(np.float16(count)) != count:
             return Miss(op, f"a mean of {count} elements, which is no fp16 number")
-        return self._within(op, axes, count)
+        return self._match_scale(op, axes, count)
 
-    def _within(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
+    def _match_scale(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
         """How far the operand has to be scaled down, as far as the runs at hand tell."""
         facts: dict[str, Any] = {"axes": axes, "count": count}
         seen, total = (None, None) if self.measured is None else map(self.measured.get, (op.x, op.outputs[0]))
@@ -103,8 +103,8 @@ class WideReduceSum(Rewrite):
         times = count if op.op_type == "reduce_mean" else 1
         one_sign = seen.low >= 0 or seen.high <= 0
         partial = total.largest * times if one_sign else seen.largest * count
-        shift = max(0, math.ceil(math.log2(partial * 1.01 / _LIMIT))) if partial else 0
-        if not seen.finite or shift > _DEEPEST:
+        shift = max(0, math.ceil(math.log2(partial * 1.01 / _ACCUMULATOR_LIMIT))) if partial else 0
+        if not seen.finite or shift > _MAX_SHIFT:
             return Miss(op, f"partial sums may reach {partial:.4g} in the runs at hand: scaled below 32768, small "
                             "elements would be lost")
         scaled = f", the operand scaled by 2^-{shift}" if shift else ""
@@ -113,35 +113,45 @@ class WideReduceSum(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
-        total = ones.product(mb, op.x, hit.axes, 2.0**-hit.shift)
+        total = ones.sum_by_matmul(mb, op.x, hit.axes, 2.0**-hit.shift)
         divisor = (hit.count if op.op_type == "reduce_mean" else 1) / 2.0**hit.shift
         if divisor != 1:
             total = mb.real_div(x=total, y=np.float16(divisor))
-        return ones.shaped(mb, total, op, hit.axes)
+        return ones.restore_reduced_shape(mb, total, op, hit.axes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("last axis", lambda: _sum((2, 3, 2048), axes=[-1]), measured=False)
-        yield Example("kept", lambda: _sum((2, 3, 2048), axes=[-1], keep_dims=True))
-        yield Example("first axis", lambda: _sum((2048, 3, 2), axes=[0]))
-        yield Example("first axis kept", lambda: _sum((2048, 3, 2), axes=[0], keep_dims=True))
-        yield Example("whole image", lambda: _sum((1, 3, 32, 64), axes=[2, 3]))
-        yield Example("apart", lambda: _sum((64, 3, 32), axes=[0, 2], keep_dims=True))
-        yield Example("everything", lambda: _sum((4, 8, 64)))
-        yield Example("mean", lambda: _sum((1, 3, 32, 64), "reduce_mean", axes=[-2, -1], keep_dims=True), within=15.0)
-        yield Example("mean of large ones", lambda: _sum((2, 2048), "reduce_mean", axes=[1]), scale=30.0, within=99.0)
-        yield Example("short", lambda: _sum((2, 2047), axes=[1]), reason="sums 2047 elements, fewer than 2048")
-        yield Example("too long", lambda: _sum((1, 16385), axes=[1]),
+        yield Example("last axis", lambda: _build_reduction((2, 3, 2048), axes=[-1]), measured=False)
+        yield Example("kept", lambda: _build_reduction((2, 3, 2048), axes=[-1], keep_dims=True))
+        yield Example("first axis", lambda: _build_reduction((2048, 3, 2), axes=[0]))
+        yield Example("first axis kept", lambda: _build_reduction((2048, 3, 2), axes=[0], keep_dims=True))
+        yield Example("whole image", lambda: _build_reduction((1, 3, 32, 64), axes=[2, 3]))
+        yield Example("apart", lambda: _build_reduction((64, 3, 32), axes=[0, 2], keep_dims=True))
+        yield Example("everything", lambda: _build_reduction((4, 8, 64)))
+        yield Example(
+            "mean", lambda: _build_reduction((1, 3, 32, 64), "reduce_mean", axes=[-2, -1], keep_dims=True), within=15.0
+        )
+        yield Example(
+            "mean of large ones", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=30.0, within=99.0
+        )
+        yield Example(
+            "short", lambda: _build_reduction((2, 2047), axes=[1]), reason="sums 2047 elements, fewer than 2048"
+        )
+        yield Example("too long", lambda: _build_reduction((1, 16385), axes=[1]),
                       reason="sums 16385 elements; products of more than 16384 terms leave the ANE")
-        yield Example("short, but asked for", lambda: _sum((2, 64), axes=[1]), options={"least": 64})
-        yield Example("symbolic", lambda: _sum((2, None), axes=[1]), reason="the number of elements is symbolic")
-        yield Example("odd mean", lambda: _sum((2, 2049), "reduce_mean", axes=[1]),
+        yield Example("short, but asked for", lambda: _build_reduction((2, 64), axes=[1]), options={"least": 64})
+        yield Example(
+            "symbolic", lambda: _build_reduction((2, None), axes=[1]), reason="the number of elements is symbolic"
+        )
+        yield Example("odd mean", lambda: _build_reduction((2, 2049), "reduce_mean", axes=[1]),
                       reason="a mean of 2049 elements, which is no fp16 number")
-        yield Example("too large", lambda: _sum((2, 2048), "reduce_mean", axes=[1]), scale=9000.0,
+        yield Example("too large", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=9000.0,
                       reason="partial sums may reach 7.189e+07 in the runs at hand: scaled below 32768, small elements "
                              "would be lost")
-        yield Example("fp32", lambda: _sum((2, 2048), dtype=types.fp32, axes=[1]),
+        yield Example("fp32", lambda: _build_reduction((2, 2048), dtype=types.fp32, axes=[1]),
                       reason="computed in fp32, off the ANE: the fault is fp16's")
 
 
-def _sum(shape: tuple[int | None, ...], kind: str = "reduce_sum", dtype: Any = types.fp16, **options: Any) -> Program:
-    return program(lambda x: getattr(Builder, kind)(x=x, name="y", **options), dtype=dtype, x=shape)
+def _build_reduction(
+    shape: tuple[int | None, ...], kind: str = "reduce_sum", dtype: Any = types.fp16, **options: Any
+) -> Program:
+    return build_program(lambda x: getattr(Builder, kind)(x=x, name="y", **options), dtype=dtype, x=shape)

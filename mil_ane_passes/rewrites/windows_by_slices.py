@@ -8,14 +8,14 @@ from typing import Any
 import coremltools as ct
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.limits import limit
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.limits import find_limit
 from ..core.query import is_symbolic
 from ..rules.sliding_windows import SlidingWindows
-from . import _cuts as cuts
+from . import _sliding_windows as cuts
 
 
 class WindowsBySlices(Rewrite):
@@ -45,71 +45,80 @@ class WindowsBySlices(Rewrite):
     preset = "full"
     roots = ("sliding_windows",)
     evidence = (
-        on_m4("sliding_windows is refused, and runs on no GPU either; slices with and without steps, stack and "
-              "reshape are accepted"),
+        cite_m4_study("sliding_windows is refused, and runs on no GPU either; slices with and without steps, stack and "
+                      "reshape are accepted"),
     )
 
     max_parts: int = 64
     "Slices up to which the windows are cut out."
 
     def match(self, op: Operation) -> Hit | Miss:
-        axis, size, step = cuts.window(op)
+        axis, size, step = cuts.read_window_settings(op)
         extent = op.x.shape[axis]
         if not types.is_float(op.x.dtype):
             return Miss(op, "moves no floating-point numbers", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
+            return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(extent):
             return Miss(op, "the length of the axis is known only at run time")
-        most = limit("rank", self.generations)
+        most = find_limit("rank", self.generations)
         if most is not None and op.x.rank + 1 > most.most:
             return Miss(op, f"the windows have {op.x.rank + 1} dimensions, the ANE takes {most.most}")
         count = (int(extent) - size) // step + 1
         if count < 1:
             return Miss(op, f"no window of {size} fits into {extent} elements")
-        rows = -(-size // step) if step > 1 and cuts.reshapes(op) else size
+        rows = -(-size // step) if step > 1 and cuts.can_reshape_to_windows(op) else size
         parts = min(rows, count)
         if parts > self.max_parts:
             return Miss(op, f"{count} windows of {size} elements: {parts} slices at least, max_parts={self.max_parts}")
-        form = "windows" if count < rows else "rows" if step > 1 and cuts.reshapes(op) else "columns"
+        form = "windows" if count < rows else "rows" if step > 1 and cuts.can_reshape_to_windows(op) else "columns"
         return Hit(op, note=f"{count} windows of {size} elements: {parts} slices", count=count, form=form)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, count = hit.op, hit.count
-        axis, size, step = cuts.window(op)
+        axis, size, step = cuts.read_window_settings(op)
         if hit.form == "rows":
-            return cuts.rows(mb, op, count)
+            return cuts.build_windows_from_rows(mb, op, count)
         if hit.form == "windows":
             starts = range(0, count * step, step)
-            windows: Var = mb.stack(values=[cuts.cut(mb, op.x, axis, start, start + size, 1) for start in starts],
-                                    axis=axis)
+            windows: Var = mb.stack(
+                values=[cuts.slice_axis(mb, op.x, axis, start, start + size, 1) for start in starts], axis=axis
+            )
             return windows
         last = (count - 1) * step + 1
-        columns = [cuts.cut(mb, op.x, axis, at, at + last, step) for at in range(size)]
+        columns = [cuts.slice_axis(mb, op.x, axis, at, at + last, step) for at in range(size)]
         stacked: Var = mb.stack(values=columns, axis=axis + 1)
         return stacked
 
     def examples(self) -> Iterable[Example]:
-        yield Example("overlapping", lambda: _windows((2, 16), axis=1, size=4, stride=2))
-        yield Example("a part of a row", lambda: _windows((1, 2, 16), axis=2, size=5, stride=2))
-        yield Example("few windows", lambda: _windows((2, 12), axis=1, size=7, stride=3))
-        yield Example("many", lambda: _windows((2, 11, 3), axis=1, size=3, stride=2))
-        yield Example("every one, for iOS15", lambda: _windows((9,), ct.target.iOS15, axis=0, size=3))
-        yield Example("apart", lambda: _windows((2, 3, 2, 10), axis=-1, size=2, stride=5))
-        yield Example("edge to edge", lambda: _windows((1, 3, 12), axis=-1, size=4, stride=4))
-        yield Example("edge to edge, a tail nobody reads", lambda: _windows((2, 14, 3), axis=1, size=4, stride=4))
-        yield Example("one window", lambda: _windows((3, 5), axis=1, size=5))
-        yield Example("too many", lambda: _windows((200,), axis=0, size=65),
+        yield Example("overlapping", lambda: _build_sliding_windows((2, 16), axis=1, size=4, stride=2))
+        yield Example("a part of a row", lambda: _build_sliding_windows((1, 2, 16), axis=2, size=5, stride=2))
+        yield Example("few windows", lambda: _build_sliding_windows((2, 12), axis=1, size=7, stride=3))
+        yield Example("many", lambda: _build_sliding_windows((2, 11, 3), axis=1, size=3, stride=2))
+        yield Example("every one, for iOS15", lambda: _build_sliding_windows((9,), ct.target.iOS15, axis=0, size=3))
+        yield Example("apart", lambda: _build_sliding_windows((2, 3, 2, 10), axis=-1, size=2, stride=5))
+        yield Example("edge to edge", lambda: _build_sliding_windows((1, 3, 12), axis=-1, size=4, stride=4))
+        yield Example(
+            "edge to edge, a tail nobody reads", lambda: _build_sliding_windows((2, 14, 3), axis=1, size=4, stride=4)
+        )
+        yield Example("one window", lambda: _build_sliding_windows((3, 5), axis=1, size=5))
+        yield Example("too many", lambda: _build_sliding_windows((200,), axis=0, size=65),
                       reason="136 windows of 65 elements: 65 slices at least, max_parts=64")
-        yield Example("flexible", lambda: _windows((2, None), axis=1, size=4),
+        yield Example("flexible", lambda: _build_sliding_windows((2, None), axis=1, size=4),
                       reason="the length of the axis is known only at run time")
-        yield Example("rank 5", lambda: _windows((1, 2, 2, 2, 8), axis=4, size=4),
+        yield Example("rank 5", lambda: _build_sliding_windows((1, 2, 2, 2, 8), axis=4, size=4),
                       reason="the windows have 6 dimensions, the ANE takes 5")
-        yield Example("fp32", lambda: _windows((2, 8), dtype=types.fp32, axis=1, size=4), reason=FP32)
-        yield Example("integers", lambda: _windows((2, 8), dtype=types.int32, axis=1, size=4),
+        yield Example(
+            "fp32",
+            lambda: _build_sliding_windows((2, 8), dtype=types.fp32, axis=1, size=4),
+            reason=FP32_UNSUPPORTED_REASON,
+        )
+        yield Example("integers", lambda: _build_sliding_windows((2, 8), dtype=types.int32, axis=1, size=4),
                       reason="moves no floating-point numbers")
 
 
-def _windows(shape: tuple[int | None, ...], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
-             **parameters: int) -> Program:
-    return program(lambda x: Builder.sliding_windows(x=x, name="y", **parameters), opset=opset, dtype=dtype, x=shape)
+def _build_sliding_windows(shape: tuple[int | None, ...], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
+                           **parameters: int) -> Program:
+    return build_program(
+        lambda x: Builder.sliding_windows(x=x, name="y", **parameters), opset=opset, dtype=dtype, x=shape
+    )

@@ -10,44 +10,66 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.build import RewriteBuilder
-from ..core.contract import FP32, Community, Exactness, Example, Hit, Miss, Rewrite
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.limits import limit
+from ..core.builder import RewriteBuilder
+from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.limits import find_limit
 from ..core.query import is_symbolic
-from ._running_sums import Layout, Running, Summed, as_matrix, grown, layout, radices, running, taken, windows
+from ._cumulative_sums import (
+    ConvLayout,
+    CumsumSettings,
+    VirtualCumsum,
+    build_doubling_windows,
+    build_window_convs,
+    choose_window_sizes,
+    plan_conv_layout,
+    read_cumsum_settings,
+    slice_axis,
+    split_shape_at_axis,
+)
 
-_LAYOUT = ("expand_dims", "squeeze", "reshape", "transpose", "identity", "concat", "slice_by_index", "split", "tile",
-           "upsample_nearest_neighbor", "resize_nearest_neighbor")
+_LAYOUT_OPS = (
+    "expand_dims",
+    "squeeze",
+    "reshape",
+    "transpose",
+    "identity",
+    "concat",
+    "slice_by_index",
+    "split",
+    "tile",
+    "upsample_nearest_neighbor",
+    "resize_nearest_neighbor",
+)
 "Ops that move elements: a sum and the sum less whole turns stay what they are."
-_INTERPOLATES = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
+_INTERPOLATING_OPS = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
 "Between two sums less different whole turns nothing can be interpolated."
-_READS_PHASE = ("sin", "cos")
-_MOST_TURNS = 512
+_PERIODIC_OPS = ("sin", "cos")
+_MAX_TURNS = 512
 "Beyond, fp16 does not say which whole number of turns a factor is: it is rounded to 2^-12 of itself."
 
-_ROW = 2197
+_ROW_ELEMENTS = 2197
 "Elements of a row where a long axis is cut into rows: three convs of up to 13 ones sum up so many."
-_BYTES = 2
+_FP16_BYTES = 2
 "Of an fp16 number."
-_MOST_BYTES = 2 << 20
+_MAX_WEIGHT_BYTES = 2 << 20
 "Of ones for one sum."
 
 
 _CONSTANT_ERROR = 2.0**-11
 "How far fp16's 2 pi k may be off, as a share of the angle: what the rewrite no longer sums up."
 
-_GRID = 2.0**-8
+_COARSE_STEP = 2.0**-8
 "What coarse parts are multiples of, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SumPlan:
     """How a sum is laid out: the convs and the padded extent (0 where it is symbolic), or how many rows."""
 
-    asked: Running
-    laid: Layout | None = None
+    asked: CumsumSettings
+    laid: ConvLayout | None = None
     taps: tuple[int, ...] = ()
     extent: int = 0
     rows: int = 0
@@ -121,7 +143,7 @@ class WrapPhase(Rewrite):
         Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
                   "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
                   chip="n150 (no Apple chip)", date="2026-06-22"),
-        on_m4("sin, cos, conv, round, mul and sub are accepted; cumsum is refused"),
+        cite_m4_study("sin, cos, conv, round, mul and sub are accepted; cumsum is refused"),
     )
 
     longest: int = 0
@@ -134,21 +156,21 @@ class WrapPhase(Rewrite):
             return Miss(op, "computes on integers", near=False)
         if op.axis.val is None or op.x.rank == 0:
             return Miss(op, "has no axis to sum along")
-        factors = _angle_factors(op.outputs[0])
+        factors = _find_angle_factors(op.outputs[0])
         if isinstance(factors, str):
             return Miss(op, factors, near="phase" in factors)
         if op.x.dtype != types.fp16:
-            return Miss(op, FP32)
-        counts = [_whole_turns(factor) for factor in factors]
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        counts = [_count_whole_turns(factor) for factor in factors]
         if None in counts:
             return Miss(op, f"the phase is {factors[counts.index(None)]:g} times the sum, which is no whole number of "
                             "turns: 2 pi k is expected")
         turns = max(1, math.gcd(*(count for count in counts if count is not None)))
-        return self._laid(op, turns, max(map(_rest, factors)))
+        return self._match_layout(op, turns, max(map(_compute_angle_error, factors)))
 
-    def _laid(self, op: Operation, turns: int, off: float) -> Hit | Miss:
+    def _match_layout(self, op: Operation, turns: int, off: float) -> Hit | Miss:
         """Lay the sum out for convs; `turns` per unit of it, and `off` by which the angle of a unit is not that."""
-        extent = op.x.shape[running(op).axis]
+        extent = op.x.shape[read_cumsum_settings(op).axis]
         if is_symbolic(extent) and self.longest < 1:
             return Miss(op, "sums a phase along an axis of symbolic length; longest=N takes up to N elements")
         if sum(map(is_symbolic, op.x.shape)) > is_symbolic(extent):
@@ -156,9 +178,9 @@ class WrapPhase(Rewrite):
         count = self.longest if is_symbolic(extent) else int(extent)
         if count < self.least:
             return Miss(op, f"sums up a phase of {count} elements only, least={self.least}")
-        batch, _, inner = as_matrix(op, running(op).axis)
+        batch, _, inner = split_shape_at_axis(op, read_cumsum_settings(op).axis)
         shape = (2 * batch, extent) if inner == 1 else (2 * batch, extent, inner)
-        plan = self._plan(shape, replace(running(op), axis=1))
+        plan = self._plan(shape, replace(read_cumsum_settings(op), axis=1))
         if isinstance(plan, str):
             return Miss(op, f"the phase of {count} elements cannot be summed by convs: {plan}")
         seen = None if self.measured is None else self.measured.get(op.outputs[0])
@@ -167,108 +189,114 @@ class WrapPhase(Rewrite):
                    largest_size=self.longest if is_symbolic(extent) else math.inf,
                    moves=self.moves if seen is None else max(self.moves, min(2.0, off * seen.largest)))
 
-    def _plan(self, shape: tuple[Any, ...], asked: Running) -> _Plan | str:
+    def _plan(self, shape: tuple[Any, ...], asked: CumsumSettings) -> _SumPlan | str:
         """How a sum is laid out for convs, in rows where its axis is too long, or why it is not."""
-        bounds = [limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
+        bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
         widest, *most = [bound.most for bound in bounds if bound is not None]
         extent, inner = shape[asked.axis], math.prod(shape[asked.axis + 1:])
         if is_symbolic(extent):
             taps: tuple[int, ...] = (min(widest, self.longest),)
-            laid = layout(shape, _BYTES, asked.axis, taps[0], _MOST_BYTES, most, reshaped=False)
-            return laid if isinstance(laid, str) else _Plan(asked, laid, taps)
+            laid = plan_conv_layout(shape, _FP16_BYTES, asked.axis, taps[0], _MAX_WEIGHT_BYTES, most, reshaped=False)
+            return laid if isinstance(laid, str) else _SumPlan(asked, laid, taps)
         if extent + int(asked.exclusive) > most[1]:
             if asked.reverse or inner != 1:
                 return f"an axis of more than {most[1]} elements has to be the last one and summed forwards"
-            rows = -(-int(extent) // _ROW)
+            rows = -(-int(extent) // _ROW_ELEMENTS)
             rows = next((each for each in range(rows, 2 * rows) if extent % each == 0), rows)
-            return _Plan(asked, rows=rows) if rows <= _ROW else f"{rows} rows of {_ROW} are too many"
-        chosen = radices(int(extent), inner, widest, most[1], int(asked.exclusive))
+            return (
+                _SumPlan(asked, rows=rows) if rows <= _ROW_ELEMENTS else f"{rows} rows of {_ROW_ELEMENTS} are too many"
+            )
+        chosen = choose_window_sizes(int(extent), inner, widest, most[1], int(asked.exclusive))
         if chosen is None:
             return f"{inner} elements apart, they fit no two axes of up to {most[1]}"
-        laid = layout(shape, _BYTES, asked.axis, max(chosen[0]), _MOST_BYTES, most, reshaped=len(chosen[0]) > 1)
-        return laid if isinstance(laid, str) else _Plan(asked, laid, *chosen)
+        laid = plan_conv_layout(
+            shape, _FP16_BYTES, asked.axis, max(chosen[0]), _MAX_WEIGHT_BYTES, most, reshaped=len(chosen[0]) > 1
+        )
+        return laid if isinstance(laid, str) else _SumPlan(asked, laid, *chosen)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x if hit.turns == 1 else mb.mul(x=hit.op.x, y=np.float16(hit.turns))
         sizes = [-1 if is_symbolic(size) else int(size) for size in x.shape]
-        batch, count, inner = as_matrix(hit.op, running(hit.op).axis)
-        laid = _reshaped(mb, _wrapped(mb, x), [batch, count] if inner == 1 else [batch, count, inner])
-        coarse = _on_grid(mb, laid)
+        batch, count, inner = split_shape_at_axis(hit.op, read_cumsum_settings(hit.op).axis)
+        laid = _reshape_if_needed(
+            mb, _wrap_to_half_turn(mb, x), [batch, count] if inner == 1 else [batch, count, inner]
+        )
+        coarse = _round_to_coarse_step(mb, laid)
         pair = mb.concat(values=[coarse, mb.sub(x=laid, y=coarse)], axis=0)
-        first, second = mb.split(x=self._summed(mb, pair, hit.plan), num_splits=2, axis=0)
-        total = _reshaped(mb, mb.add(x=first, y=second), sizes)
+        first, second = mb.split(x=self._sum_pair(mb, pair, hit.plan), num_splits=2, axis=0)
+        total = _reshape_if_needed(mb, mb.add(x=first, y=second), sizes)
         return total if hit.turns == 1 else mb.mul(x=total, y=np.float16(1 / hit.turns))
 
-    def _summed(self, mb: RewriteBuilder, pair: Var, plan: _Plan) -> Var:
+    def _sum_pair(self, mb: RewriteBuilder, pair: Var, plan: _SumPlan) -> Var:
         """The running sums of coarse parts and rests, which lie one behind the other along the first axis."""
         if plan.rows:
-            return self._summed_in_rows(mb, pair, plan)
+            return self._sum_in_rows(mb, pair, plan)
         assert plan.laid is not None
         halves = next(place for place, axes in enumerate(plan.laid.groups) if 0 in axes)
-        summed = Summed(pair, plan.asked)
+        summed = VirtualCumsum(pair, plan.asked)
 
         def normalized(y: Var) -> Var:
-            return _normalized(mb, y, halves)
+            return _normalize_pair(mb, y, halves)
 
         if plan.extent:
-            return windows(mb, summed, plan.laid, plan.taps, plan.extent, normalized)
-        return grown(mb, summed, plan.laid, plan.taps[0], self.longest, normalized)
+            return build_window_convs(mb, summed, plan.laid, plan.taps, plan.extent, normalized)
+        return build_doubling_windows(mb, summed, plan.laid, plan.taps[0], self.longest, normalized)
 
-    def _summed_in_rows(self, mb: RewriteBuilder, pair: Var, plan: _Plan) -> Var:
+    def _sum_in_rows(self, mb: RewriteBuilder, pair: Var, plan: _SumPlan) -> Var:
         """Sum each row, then the rows before it, and add the two."""
         batch, count = int(pair.shape[0]), int(pair.shape[1])
         width = -(-count // plan.rows)
         more = plan.rows * width - count
         flat = mb.pad(x=pair, pad=[0, 0, 0, more], mode="constant", constant_val=np.float16(0)) if more else pair
         rows = mb.reshape(x=flat, shape=[batch, plan.rows, width])
-        inside = self._parts(mb, rows, Running(2, False, False))
-        ends = mb.reshape(x=taken(mb, inside, 2, width - 1, width), shape=[batch, plan.rows])
-        before = mb.expand_dims(x=self._parts(mb, ends, Running(1, True, False)), axes=[2])
-        total = _normalized(mb, mb.add(x=inside, y=before), 0)
+        inside = self._parts(mb, rows, CumsumSettings(2, False, False))
+        ends = mb.reshape(x=slice_axis(mb, inside, 2, width - 1, width), shape=[batch, plan.rows])
+        before = mb.expand_dims(x=self._parts(mb, ends, CumsumSettings(1, True, False)), axes=[2])
+        total = _normalize_pair(mb, mb.add(x=inside, y=before), 0)
         if plan.asked.exclusive:
-            total = _normalized(mb, mb.sub(x=total, y=rows), 0)
+            total = _normalize_pair(mb, mb.sub(x=total, y=rows), 0)
         result: Var = mb.reshape(x=total, shape=[batch, plan.rows * width])
-        return taken(mb, result, 1, 0, count) if more else result
+        return slice_axis(mb, result, 1, 0, count) if more else result
 
-    def _parts(self, mb: RewriteBuilder, pair: Var, asked: Running) -> Var:
+    def _parts(self, mb: RewriteBuilder, pair: Var, asked: CumsumSettings) -> Var:
         plan = self._plan(tuple(pair.shape), asked)
-        assert isinstance(plan, _Plan), f"rows were chosen so that they can be laid out: {plan}"
-        return self._summed(mb, pair, plan)
+        assert isinstance(plan, _SumPlan), f"rows were chosen so that they can be laid out: {plan}"
+        return self._sum_pair(mb, pair, plan)
 
     def examples(self) -> Iterable[Example]:
-        return _examples()
+        return _iterate_examples()
 
 
-def _wrapped(mb: RewriteBuilder, turns: Var) -> Var:
+def _wrap_to_half_turn(mb: RewriteBuilder, turns: Var) -> Var:
     """The part of a turn from -1/2 to 1/2, exact in fp16."""
     result: Var = mb.sub(x=turns, y=mb.round(x=turns))
     return result
 
 
-def _reshaped(mb: RewriteBuilder, x: Var, shape: list[int]) -> Var:
+def _reshape_if_needed(mb: RewriteBuilder, x: Var, shape: list[int]) -> Var:
     """`x` in another shape, where it has another."""
     same = [-1 if is_symbolic(size) else int(size) for size in x.shape] == shape
     result: Var = x if same else mb.reshape(x=x, shape=shape)
     return result
 
 
-def _on_grid(mb: RewriteBuilder, turns: Var) -> Var:
+def _round_to_coarse_step(mb: RewriteBuilder, turns: Var) -> Var:
     """The nearest multiple of the grid, exact in fp16."""
-    steps = mb.round(x=mb.mul(x=turns, y=np.float16(1 / _GRID)))
-    result: Var = mb.mul(x=steps, y=np.float16(_GRID))
+    steps = mb.round(x=mb.mul(x=turns, y=np.float16(1 / _COARSE_STEP)))
+    result: Var = mb.mul(x=steps, y=np.float16(_COARSE_STEP))
     return result
 
 
-def _normalized(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
+def _normalize_pair(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
     """Coarse parts within half a turn and rests within half a step of the grid again, all exact."""
     coarse, rest = mb.split(x=pair, num_splits=2, axis=axis)
-    carry = _on_grid(mb, rest)
-    coarse = _wrapped(mb, mb.add(x=coarse, y=carry))
+    carry = _round_to_coarse_step(mb, rest)
+    coarse = _wrap_to_half_turn(mb, mb.add(x=coarse, y=carry))
     result: Var = mb.concat(values=[coarse, mb.sub(x=rest, y=carry)], axis=axis)
     return result
 
 
-def _angle_factors(total: Var) -> list[float] | str:
+def _find_angle_factors(total: Var) -> list[float] | str:
     """By what a sum is multiplied on its ways to sines and cosines, or why it has to stay whole."""
     found: set[float] = set()
     pending: list[tuple[Var, float]] = [(total, 1.0)]
@@ -283,14 +311,14 @@ def _angle_factors(total: Var) -> list[float] | str:
         if var in var.op.enclosing_block.outputs:
             refusal = refusal or f"'{var.name}' is returned, which needs the sum whole"
         for reader in var.child_ops:
-            if reader.op_type in _READS_PHASE:
+            if reader.op_type in _PERIODIC_OPS:
                 phase = True
                 found.add(factor)
                 continue
-            following = _factors(reader, var)
+            following = _read_factors(reader, var)
             if following is None:
                 refusal = refusal or _needs_whole(reader)
-                following = [1.0] if reader.op_type in _INTERPOLATES else []
+                following = [1.0] if reader.op_type in _INTERPOLATING_OPS else []
             pending += [(output, factor * each) for each in following for output in reader.outputs]
     if not phase:
         return "no sine of it is taken"
@@ -298,15 +326,15 @@ def _angle_factors(total: Var) -> list[float] | str:
 
 
 def _needs_whole(reader: Operation) -> str:
-    if reader.op_type not in _INTERPOLATES:
+    if reader.op_type not in _INTERPOLATING_OPS:
         return f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
     return (f"{reader.op_type} '{reader.name}' interpolates it: between sums that lost different whole turns lie other "
             "angles; lengthen what is summed up, and sum at the rate of the output")
 
 
-def _factors(reader: Operation, var: Var) -> list[float] | None:
+def _read_factors(reader: Operation, var: Var) -> list[float] | None:
     """What an op multiplies `var` by: constants, one for each different element; None for another kind of op."""
-    if reader.op_type in _LAYOUT:
+    if reader.op_type in _LAYOUT_OPS:
         return [1.0]
     if reader.op_type in ("add", "sub"):
         if reader.x is reader.y:
@@ -323,49 +351,49 @@ def _factors(reader: Operation, var: Var) -> list[float] | None:
     return [float(value if reader.op_type == "mul" else 1 / value) for value in values]
 
 
-def _whole_turns(factor: float) -> int | None:
+def _count_whole_turns(factor: float) -> int | None:
     """How many turns a unit of the sum is; None where the factor is not 2 pi k as fp16 may round it."""
     turns = factor / (2 * math.pi)
     count = round(turns)
     close = abs(turns - count) <= abs(count) * 2.0**-10
-    return abs(count) if close and abs(count) <= _MOST_TURNS else None
+    return abs(count) if close and abs(count) <= _MAX_TURNS else None
 
 
-def _rest(factor: float) -> float:
+def _compute_angle_error(factor: float) -> float:
     """How far the angle of a unit is from whole turns, in radians."""
     return abs(factor - round(factor / (2 * math.pi)) * 2 * math.pi)
 
 
-def _examples() -> Iterator[Example]:
-    yield Example("an oscillator", lambda: _wave((1, 12)), within=1.0)
-    yield Example("of two convs", lambda: _wave((1, 40)), within=0.3)
-    yield Example("of 200 elements", lambda: _wave((1, 200)), within=0.1)
-    yield Example("along the middle", lambda: _wave((2, 30, 3), axis=1), within=0.3)
-    yield Example("exclusive and backwards", lambda: _wave((2, 20), exclusive=True, reverse=True), within=0.3)
-    yield Example("8 turns each", lambda: _wave((1, 40), factor=16 * math.pi), within=0.03)
-    yield Example("harmonics", _two_harmonics, within=0.1)
-    yield Example("with another phase", _sum_of_phases, within=0.2)
-    yield Example("longer than an axis may be", lambda: _wave((1, 20000)), within=0.0015)
-    yield Example("any length up to", lambda: _wave((1, None)), options={"longest": 100}, within=0.3)
-    yield Example("any length", lambda: _wave((1, None)),
+def _iterate_examples() -> Iterator[Example]:
+    yield Example("an oscillator", lambda: _build_wave((1, 12)), within=1.0)
+    yield Example("of two convs", lambda: _build_wave((1, 40)), within=0.3)
+    yield Example("of 200 elements", lambda: _build_wave((1, 200)), within=0.1)
+    yield Example("along the middle", lambda: _build_wave((2, 30, 3), axis=1), within=0.3)
+    yield Example("exclusive and backwards", lambda: _build_wave((2, 20), exclusive=True, reverse=True), within=0.3)
+    yield Example("8 turns each", lambda: _build_wave((1, 40), factor=16 * math.pi), within=0.03)
+    yield Example("harmonics", _build_two_harmonics, within=0.1)
+    yield Example("with another phase", _build_sum_of_phases, within=0.2)
+    yield Example("longer than an axis may be", lambda: _build_wave((1, 20000)), within=0.0015)
+    yield Example("any length up to", lambda: _build_wave((1, None)), options={"longest": 100}, within=0.3)
+    yield Example("any length", lambda: _build_wave((1, None)),
                   reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
-    yield Example("few elements", lambda: _wave((1, 8)), reason="sums up a phase of 8 elements only, least=10")
-    yield Example("in radians", lambda: _wave((1, 40), factor=3.0),
+    yield Example("few elements", lambda: _build_wave((1, 8)), reason="sums up a phase of 8 elements only, least=10")
+    yield Example("in radians", lambda: _build_wave((1, 40), factor=3.0),
                   reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
-    yield Example("read elsewhere", lambda: _wave((1, 40), beside=lambda total: Builder.relu(x=total, name="z")),
+    yield Example("read elsewhere", lambda: _build_wave((1, 40), beside=lambda total: Builder.relu(x=total, name="z")),
                   reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
     yield Example("lengthened by its nearest elements", lambda: _lengthened(Builder.upsample_nearest_neighbor),
                   within=0.1)
     yield Example("lengthened linearly", lambda: _lengthened(Builder.upsample_bilinear, align_corners=False),
                   reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
                          "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
-    yield Example("in fp32", lambda: _wave((1, 40), dtype=types.fp32), reason=FP32)
-    yield Example("no sine", lambda: program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(1, 40)),
+    yield Example("in fp32", lambda: _build_wave((1, 40), dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+    yield Example("no sine", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(1, 40)),
                   reason="no sine of it is taken")
 
 
-def _wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 1, dtype: Any = types.fp16,
-          beside: Callable[[Var], Var] | None = None, **how: Any) -> Program:
+def _build_wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 1, dtype: Any = types.fp16,
+                beside: Callable[[Var], Var] | None = None, **how: Any) -> Program:
     def body(x: Var) -> Any:
         total = Builder.cumsum(x=x, axis=axis, **how)
         angle = Builder.mul(x=total, y=np.asarray(factor).astype(types.nptype_from_builtin(dtype)))
@@ -373,7 +401,7 @@ def _wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 
         wave = Builder.cos(x=angle, name="y")
         return wave if beside is None else (wave, beside(total))
 
-    return program(body, dtype=dtype, x=shape)
+    return build_program(body, dtype=dtype, x=shape)
 
 
 def _lengthened(upsample: Any, **how: Any) -> Program:
@@ -385,20 +413,20 @@ def _lengthened(upsample: Any, **how: Any) -> Program:
         result: Var = Builder.cos(x=Builder.squeeze(x=long, axes=[0, 1]), name="y")
         return result
 
-    return program(body, x=(1, 30))
+    return build_program(body, x=(1, 30))
 
 
-def _two_harmonics() -> Program:
+def _build_two_harmonics() -> Program:
     def body(x: Var) -> Var:
         total = Builder.cumsum(x=x, axis=1)
         waves = [Builder.cos(x=Builder.mul(x=total, y=np.float16(2 * math.pi * order))) for order in (2, 4)]
         result: Var = Builder.add(x=waves[0], y=waves[1], name="y")
         return result
 
-    return program(body, x=(1, 30, 2))
+    return build_program(body, x=(1, 30, 2))
 
 
-def _sum_of_phases() -> Program:
+def _build_sum_of_phases() -> Program:
     def body(x: Var, offset: Var) -> Var:
         phase = Builder.add(x=Builder.cumsum(x=x, axis=1), y=offset)
         angle = Builder.mul(x=Builder.mul(x=phase, y=np.float16(2)), y=np.float16(math.pi))
@@ -406,4 +434,4 @@ def _sum_of_phases() -> Program:
         result: Var = Builder.add(x=Builder.sin(x=turned), y=Builder.cos(x=turned), name="y")
         return result
 
-    return program(body, x=(2, 50), offset=(2, 1))
+    return build_program(body, x=(2, 50), offset=(2, 1))

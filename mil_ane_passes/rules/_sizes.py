@@ -10,28 +10,28 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.targets import GENERATIONS, Generation, parse_target
 
-__all__ = ["among", "known", "spatial"]
+__all__ = ["read_kernel_size", "select_generations", "to_static_extents"]
 
 
-def known(extents: Sequence[object]) -> tuple[int, ...] | None:
+def to_static_extents(extents: Sequence[object]) -> tuple[int, ...] | None:
     """Extents as numbers, or None where one is symbolic."""
     return None if any(is_symbolic(extent) for extent in extents) else tuple(int(str(extent)) for extent in extents)
 
 
-def spatial(op: Operation) -> tuple[int, ...] | None:
+def read_kernel_size(op: Operation) -> tuple[int, ...] | None:
     """The kernel of a conv or conv_transpose, or of a pool; None where it is not known before the model runs."""
     if op.op_type in ("conv", "conv_transpose"):
-        return known(op.weight.shape[2:])
+        return to_static_extents(op.weight.shape[2:])
     sizes = op.kernel_sizes.val
     return None if sizes is None else tuple(int(size) for size in sizes)
 
 
 @cache
-def _among(generations: tuple[Generation, ...], chips: tuple[str, ...]) -> tuple[Generation, ...]:
+def _select_generations(generations: tuple[Generation, ...], chips: tuple[str, ...]) -> tuple[Generation, ...]:
     wanted = {parse_target(chip)[0] for chip in chips}
     return tuple(one for one in GENERATIONS if one in wanted and one in generations)
 
 
-def among(generations: Sequence[Generation], *chips: str) -> tuple[Generation, ...]:
+def select_generations(generations: Sequence[Generation], *chips: str) -> tuple[Generation, ...]:
     """Those of `generations` that one of `chips` belongs to."""
-    return _among(tuple(generations), chips)
+    return _select_generations(tuple(generations), chips)

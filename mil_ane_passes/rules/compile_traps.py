@@ -8,11 +8,11 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.query import is_const, is_symbolic, value
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, is_const, is_symbolic
 
-_SLOW = range(14, 17)
+_SLOW_KERNEL_SIZES = range(14, 17)
 "Square kernels between 13, which compiles in seconds, and 16, which takes minutes; wider ones are refused."
 
 
@@ -36,20 +36,20 @@ class CompileTraps(Rule):
     advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for strides "
               "run ane::factor_conv_stride{form=slice}.")
     evidence = (
-        on_m4("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
+        cite_m4_study("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
         Community("fp16, kernel 12, stride 6, length 18001: loading hangs; with fp32 or on the GPU it does not",
                   source="https://github.com/apple/coremltools/issues/2660", date="2026-03-09"),
         Community("strides 5 and 7 do not finish in 5 minutes, 10 and 11 take 30 s, all others up to 18 less than 10 s",
                   source="https://github.com/apple/coremltools/issues/2473", date="2025-03-19"),
-        on_m4("contradicts it: strides 2 to 8 are all supported"),
+        cite_m4_study("contradicts it: strides 2 to 8 are all supported"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, "not computed in fp16", near=False)
         kernel = [int(extent) for extent in op.weight.shape[2:] if not is_symbolic(extent)]
-        strides = value(op.strides, [1] * len(kernel))
-        if len(kernel) == 2 and all(extent in _SLOW for extent in kernel):
+        strides = get_const_value(op.strides, [1] * len(kernel))
+        if len(kernel) == 2 and all(extent in _SLOW_KERNEL_SIZES for extent in kernel):
             return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: 16x16 took 212 to 229 s and 11.7 GB to compile (M4), "
                                 "13x13 2 to 23 s", fixed_by="split_wide_conv")
         length = op.x.shape[-1]
@@ -57,24 +57,24 @@ class CompileTraps(Rule):
             if length >= 18001:
                 return Hit(op, note=f"kernel 12, stride 6, length {length}: loading hangs at a length of 18001")
             return Miss(op, f"kernel 12, stride 6, length {length}; a length of 18001 hangs")
-        axes = [axis for axis, stride in enumerate(strides) if _awkward(stride)]
-        if not axes or not _left_out(op, axes):
+        axes = [axis for axis, stride in enumerate(strides) if _has_large_prime_factor(stride)]
+        if not axes or not _explain_unfixed_stride(op, axes):
             return Miss(op, "no form that was slow to compile", near=False)
         return Hit(op, note=f"stride {', '.join(str(strides[axis]) for axis in axes)} with a prime factor other than 2 "
-                            f"and 3: 5 and 7 did not compile in 5 minutes; {_left_out(op, axes)}")
+                            f"and 3: 5 and 7 did not compile in 5 minutes; {_explain_unfixed_stride(op, axes)}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("16x16", lambda: _conv((1, 2, 20, 20), (16, 16)))
-        yield Example("a long signal", lambda: _conv((1, 2, 18001), (12,), strides=[6]))
-        yield Example("an open length", lambda: _conv((1, 2, None), (5,), strides=[5]))
-        yield Example("13x13", lambda: _conv((1, 2, 20, 20), (13, 13)), reason="no form that was slow to compile")
-        yield Example("a short signal", lambda: _conv((1, 2, 1800), (12,), strides=[6]),
+        yield Example("16x16", lambda: _build_conv((1, 2, 20, 20), (16, 16)))
+        yield Example("a long signal", lambda: _build_conv((1, 2, 18001), (12,), strides=[6]))
+        yield Example("an open length", lambda: _build_conv((1, 2, None), (5,), strides=[5]))
+        yield Example("13x13", lambda: _build_conv((1, 2, 20, 20), (13, 13)), reason="no form that was slow to compile")
+        yield Example("a short signal", lambda: _build_conv((1, 2, 1800), (12,), strides=[6]),
                       reason="kernel 12, stride 6, length 1800; a length of 18001 hangs")
-        yield Example("another rule's", lambda: _conv((1, 2, 25), (5,), strides=[5]),
+        yield Example("another rule's", lambda: _build_conv((1, 2, 25), (5,), strides=[5]),
                       reason="no form that was slow to compile")
 
 
-def _awkward(stride: int) -> bool:
+def _has_large_prime_factor(stride: int) -> bool:
     """Whether a stride has a prime factor other than 2 and 3."""
     for factor in (2, 3):
         while stride % factor == 0 and stride:
@@ -82,17 +82,19 @@ def _awkward(stride: int) -> bool:
     return stride > 1
 
 
-def _left_out(op: Operation, axes: list[int]) -> str | None:
+def _explain_unfixed_stride(op: Operation, axes: list[int]) -> str | None:
     """Why ANE314, which mends such strides by itself, leaves `op` alone."""
     if not is_const(op.weight):
         return "the weight is computed or compressed"
     if op.x.rank == 5:
         return "3-D"
-    if any(value(op.dilations, [1] * 3)[axis] != 1 for axis in axes):
+    if any(get_const_value(op.dilations, [1] * 3)[axis] != 1 for axis in axes):
         return "dilated"
     open_axes = sum(map(is_symbolic, op.x.shape))
     return "of open size" if open_axes > 1 or any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) else None
 
 
-def _conv(shape: tuple[int | None, ...], kernel: tuple[int, ...], **parameters: Any) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, *kernel), name="y", **parameters), x=shape)
+def _build_conv(shape: tuple[int | None, ...], kernel: tuple[int, ...], **parameters: Any) -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(2, 2, *kernel), name="y", **parameters), x=shape
+    )

@@ -8,9 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import in_2020, on_m4, private
-from ..core.examples import program
-from ._refused import BEFORE_M4, at_run_time
+from ..core.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs
 
 
 class ConstantGather(Rule):
@@ -29,15 +29,15 @@ class ConstantGather(Rule):
     refuses, confidence, level = True, "low", "note"
     advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
     evidence = (
-        in_2020("gather does not run on the ANE"),
+        cite_2020_layer_list("gather does not run on the ANE"),
         Vendor("contradicts it: scatter falls off the ANE, while gather resides there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        on_m4("contradicts it: gather with constant indices is accepted", rows=True),
-        private("contradicts it: gather is taken in a narrow form on M1, and by the hardware from M2 on"),
+        cite_m4_study("contradicts it: gather with constant indices is accepted", rows=True),
+        cite_private_route("contradicts it: gather is taken in a narrow form on M1, and by the hardware from M2 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if at_run_time(op, "indices"):
+        if find_dynamic_inputs(op, "indices"):
             return Miss(op, "its indices are computed", near=False)
         if not types.is_float(op.x.dtype):
             return Miss(op, "gathers integers", near=False)
@@ -45,12 +45,12 @@ class ConstantGather(Rule):
                    sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("channels", lambda: program(
+        yield Example("channels", lambda: build_program(
             lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=1, name="y"), x=(1, 3, 4)))
-        yield Example("places", lambda: program(
+        yield Example("places", lambda: build_program(
             lambda x: Builder.gather_nd(x=x, indices=np.array([[0, 1]], np.int32), name="y"), x=(3, 4)))
-        yield Example("computed", lambda: program(
+        yield Example("computed", lambda: build_program(
             lambda ids: Builder.gather(x=np.ones((3, 4), np.float16), indices=ids, axis=0, name="y"),
             dtype=types.int32, ids=(2,)), reason="its indices are computed")
-        yield Example("slice", lambda: program(
+        yield Example("slice", lambda: build_program(
             lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")

@@ -8,14 +8,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m1, private
-from ..core.examples import program
+from ..core.evidence import cite_m1_gpt_notes, cite_private_route
+from ..core.examples import build_program
 from ..core.query import is_const
-from ..core.words import counted
-from ._cuts import cuts, describe_cuts
-from ._refused import M1_TO_M5, refusal
+from ..core.text_format import format_count
+from ._split_points import describe_split_points, find_split_points
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
-_LISTS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
+_LIST_OPS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 
 
 class ControlFlow(Rule):
@@ -31,48 +31,48 @@ class ControlFlow(Rule):
     """
 
     code, slug = "ANE218", "control-flow"
-    roots = ("cond", "while_loop", *_LISTS)
+    roots = ("cond", "while_loop", *_LIST_OPS)
     refuses, confidence = True, "high"
     advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
               "cut it out (edit --split-at).")
     evidence = (
-        on_m1("cond is not supported on the neural engine: the branch is taken on the CPU"),
-        private("cond and while_loop have no form of their own, the list ops none on any generation"),
+        cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is taken on the CPU"),
+        cite_private_route("cond and while_loop have no form of their own, the list ops none on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        inside = sum(_size(block.operations) for block in op.blocks)
-        what = f" with {counted(inside, 'op')} inside" if op.blocks else ""
+        inside = sum(_count_ops(block.operations) for block in op.blocks)
+        what = f" with {format_count(inside, 'op')} inside" if op.blocks else ""
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
         alone = bool(op.blocks) and not known
-        where = describe_cuts(op) if alone else ""
-        return refusal(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5,
-                       split_at=cuts(op) if alone else ())
+        where = describe_split_points(op) if alone else ""
+        return make_unsupported_hit(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5,
+                                    split_at=find_split_points(op) if alone else ())
 
     def examples(self) -> Iterable[Example]:
-        yield Example("branch", lambda: program(_branched, x=(2, 3)))
-        yield Example("loop", _looped)
-        yield Example("both sides", lambda: program(
+        yield Example("branch", lambda: build_program(_build_branch, x=(2, 3)))
+        yield Example("loop", _build_loop)
+        yield Example("both sides", lambda: build_program(
             lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=Builder.exp(x=x), name="y"),
             x=(2, 3)), reason="")
 
 
-def _size(ops: Iterable[Operation]) -> int:
+def _count_ops(ops: Iterable[Operation]) -> int:
     return sum(1 for op in ops if op.op_type != "const")
 
 
-def _branched(x: Var) -> Var:
+def _build_branch(x: Var) -> Var:
     positive = Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0))
     result: Var = Builder.cond(pred=positive, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x),
                                name="y")
     return result
 
 
-def _looped() -> Program:
+def _build_loop() -> Program:
     def body(x: Var) -> Var:
         outputs: tuple[Var, ...] = Builder.while_loop(
             _cond=lambda i, a: Builder.less(x=i, y=np.int32(3)),
             _body=lambda i, a: (Builder.add(x=i, y=np.int32(1)), Builder.relu(x=a)), loop_vars=(np.int32(0), x))
         return outputs[1]
 
-    return program(body, dtype=types.fp16, x=(2, 3))
+    return build_program(body, dtype=types.fp16, x=(2, 3))

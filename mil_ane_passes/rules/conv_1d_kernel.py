@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.limits import evidence_of, limit, over
-from ._sizes import spatial
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
+from ._sizes import read_kernel_size
 
 
 class Conv1dKernel(Rule):
@@ -26,30 +26,33 @@ class Conv1dKernel(Rule):
     roots = ("conv",)
     refuses, confidence = True, "medium"
     advice = "Lift it to a 2-D conv whose kernel lies on the height."
-    evidence = (*evidence_of("conv-kernel-width", "conv-kernel-height"), on_m4("a 1-D conv with kernel 3 is accepted"))
+    evidence = (
+        *collect_evidence("conv-kernel-width", "conv-kernel-height"),
+        cite_m4_study("a 1-D conv with kernel 3 is accepted"),
+    )
 
     def match(self, op: Operation) -> Hit | Miss:
-        kernel = spatial(op)
+        kernel = read_kernel_size(op)
         if kernel is None or len(kernel) != 1 or kernel[0] > 31:
             return Miss(op, "no 1-D conv with a kernel below 32", near=False)
-        wide = over("conv-kernel-width", kernel[0], tuple(self.generations))
+        wide = find_exceeded_limit("conv-kernel-width", kernel[0], tuple(self.generations))
         if wide is None:
-            most = limit("conv-kernel-width", tuple(self.generations))
+            most = find_limit("conv-kernel-width", tuple(self.generations))
             at_limit = most is not None and most.most == kernel[0]
             return Miss(op, f"kernel {kernel[0]}, the limit is {kernel[0]}" if at_limit else "fits", near=at_limit)
         return Hit(op, sure=False, note=f"a 1-D kernel of {kernel[0]}, if laid on the width, is {wide.words}; on the "
                                         "height 31 fit on M4")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("kernel 16", lambda: _conv(16))
-        yield Example("kernel 31", lambda: _conv(31))
-        yield Example("wide for an M1", lambda: _conv(14))
-        yield Example("at the limit", lambda: _conv(13), reason="kernel 13, the limit is 13")
-        yield Example("small", lambda: _conv(3), reason="fits")
-        yield Example("2-D", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(2, 2, 1, 20), name="y"), x=(1, 2, 3, 32)),
+        yield Example("kernel 16", lambda: _build_conv(16))
+        yield Example("kernel 31", lambda: _build_conv(31))
+        yield Example("wide for an M1", lambda: _build_conv(14))
+        yield Example("at the limit", lambda: _build_conv(13), reason="kernel 13, the limit is 13")
+        yield Example("small", lambda: _build_conv(3), reason="fits")
+        yield Example("2-D", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 20), name="y"), x=(1, 2, 3, 32)),
             reason="no 1-D conv with a kernel below 32")
 
 
-def _conv(length: int) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, length), name="y"), x=(1, 2, 40))
+def _build_conv(length: int) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(2, 2, length), name="y"), x=(1, 2, 40))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Builder, Program, Var
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.examples import program, weight
-from ..core.islands import by_function
+from ..core.examples import build_program, make_weight
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
 
-_CONVS = ("conv", "conv_transpose")
+_CONV_OPS = ("conv", "conv_transpose")
 
 
 class ConvCount(PlanRule):
@@ -36,8 +36,8 @@ class ConvCount(PlanRule):
     "The largest number that was seen to compile."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
-            convs = [row.op for row in rows if row.op.op_type in _CONVS and row.takes]
+        for name, rows in iterate_rows_by_function(plan):
+            convs = [row.op for row in rows if row.op.op_type in _CONV_OPS and row.takes]
             said = f"{len(convs)} convs in function '{name}'"
             if len(convs) > self.most:
                 yield Hit(convs[0], covers=convs, note=f"{said}, {self.most} is the most that was seen to compile (M6; "
@@ -46,16 +46,16 @@ class ConvCount(PlanRule):
                 yield Miss(convs[0], f"{said}, the most that was seen to compile is {self.most}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("above", lambda: _convs(4), options={"most": 3})
-        yield Example("at the limit", lambda: _convs(3), options={"most": 3},
+        yield Example("above", lambda: _build_convs(4), options={"most": 3})
+        yield Example("at the limit", lambda: _build_convs(3), options={"most": 3},
                       reason="3 convs in function 'main', the most that was seen to compile is 3")
-        yield Example("few", lambda: _convs(2), reason="")
+        yield Example("few", lambda: _build_convs(2), reason="")
 
 
-def _convs(count: int) -> Program:
+def _build_convs(count: int) -> Program:
     def body(x: Var) -> Var:
         for number in range(count):
-            x = Builder.conv(x=x, weight=weight(4, 4, 1, 1), name=f"conv{number}")
+            x = Builder.conv(x=x, weight=make_weight(4, 4, 1, 1), name=f"conv{number}")
         return x
 
-    return program(body, x=(1, 4, 8, 8))
+    return build_program(body, x=(1, 4, 8, 8))

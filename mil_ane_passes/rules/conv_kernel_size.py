@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4
-from ..core.examples import program, weight
-from ..core.limits import evidence_of, limit, over
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..core.query import is_compressed, is_const
-from ._sizes import among, spatial
+from ._sizes import read_kernel_size, select_generations
 
-_MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"
+_COREML_MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"
 
 
 class ConvKernelSize(Rule):
@@ -35,67 +35,74 @@ class ConvKernelSize(Rule):
     refuses, confidence = True, "high"
     advice = ("Lay the kernel on the height by swapping the last two axes (the same sums), or split it along the width "
               "into convs that are added (rounded otherwise).")
-    evidence = (*evidence_of("conv-kernel-width", "conv-kernel-height"),
-                on_m4("16x16 is accepted; to ask for it takes 212 to 229 s and 11.7 GB"))
+    evidence = (*collect_evidence("conv-kernel-width", "conv-kernel-height"),
+                cite_m4_study("16x16 is accepted; to ask for it takes 212 to 229 s and 11.7 GB"))
 
     def match(self, op: Operation) -> Hit | Miss:
-        kernel = spatial(op)
+        kernel = read_kernel_size(op)
         if kernel is None or (len(kernel) == 1 and op.op_type == "conv" and kernel[0] < 32):
             return Miss(op, "a 1-D conv, or a weight of symbolic shape", near=False)
         looked_at = tuple(self.generations)
         if kernel == (16, 16) and op.op_type == "conv":
-            taken = among(looked_at, "m4", "m6")
+            taken = select_generations(looked_at, "m4", "m6")
             looked_at = tuple(one for one in looked_at if one not in taken)
         height, width = (1, *kernel)[-2:]
-        wide, tall = over("conv-kernel-width", width, looked_at), over("conv-kernel-height", height, looked_at)
+        wide, tall = (
+            find_exceeded_limit("conv-kernel-width", width, looked_at),
+            find_exceeded_limit("conv-kernel-height", height, looked_at),
+        )
         found = [f"kernel width {width} {wide.words}"] if wide else []
         found += [f"kernel height {height} {tall.words}"] if tall else []
         if not found:
-            most = limit("conv-kernel-width", looked_at)
+            most = find_limit("conv-kernel-width", looked_at)
             at_limit = most is not None and most.most == width
             return Miss(op, f"kernel width {width}, the limit is {width}" if at_limit else "fits", near=at_limit)
-        later = among(looked_at, "m4", "m5", "m6")
-        before = over("conv-kernel-width", width, [one for one in looked_at if one not in later])
-        measured = bool(later) and _measured(op, kernel)
-        sure = measured or bool(before and before.sure and _ordinary(op, kernel))
-        note = " and ".join(found) + ("" if sure else f"; a kernel {_text(kernel)} of this kind was not measured")
-        message = _MESSAGE if measured and len(kernel) == 2 and among(looked_at, "m4") else None
+        later = select_generations(looked_at, "m4", "m5", "m6")
+        before = find_exceeded_limit("conv-kernel-width", width, [one for one in looked_at if one not in later])
+        measured = bool(later) and _is_measured_form(op, kernel)
+        sure = measured or bool(before and before.sure and _is_plain_conv(op, kernel))
+        note = " and ".join(found) + (
+            "" if sure else f"; a kernel {_format_kernel(kernel)} of this kind was not measured"
+        )
+        message = _COREML_MESSAGE if measured and len(kernel) == 2 and select_generations(looked_at, "m4") else None
         lifted = op.op_type == "conv_transpose" and len(kernel) == 1 and kernel[0] < 32 and op.bias is not None
         mended = "split_wide_conv" if op.op_type == "conv" else "lift_conv_transpose_1d" if lifted else ""
         return Hit(op, note=note, sure=sure, message=message, fixed_by=mended)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("too wide", lambda: _conv(1, 16))
-        yield Example("too tall", lambda: _conv(32, 1))
-        yield Example("a large square", lambda: _conv(17, 17))
-        yield Example("wide and tall", lambda: _conv(3, 20))
-        yield Example("wide for an M1", lambda: _conv(1, 14))
-        yield Example("transposed", lambda: program(
-            lambda x: Builder.conv_transpose(x=x, weight=weight(2, 2, 1, 17), name="y"), x=(1, 2, 4, 4)))
-        yield Example("1-D", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(2, 2, 33), name="y"), x=(1, 2, 40)))
-        yield Example("3-D", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(2, 2, 1, 1, 16), name="y"), x=(1, 2, 3, 4, 20)))
-        yield Example("at the limit", lambda: _conv(2, 13), reason="kernel width 13, the limit is 13")
-        yield Example("small", lambda: _conv(3, 3), reason="fits")
+        yield Example("too wide", lambda: _build_conv(1, 16))
+        yield Example("too tall", lambda: _build_conv(32, 1))
+        yield Example("a large square", lambda: _build_conv(17, 17))
+        yield Example("wide and tall", lambda: _build_conv(3, 20))
+        yield Example("wide for an M1", lambda: _build_conv(1, 14))
+        yield Example("transposed", lambda: build_program(
+            lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 2, 1, 17), name="y"), x=(1, 2, 4, 4)))
+        yield Example("1-D", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 33), name="y"), x=(1, 2, 40)))
+        yield Example("3-D", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 1, 16), name="y"), x=(1, 2, 3, 4, 20)))
+        yield Example("at the limit", lambda: _build_conv(2, 13), reason="kernel width 13, the limit is 13")
+        yield Example("small", lambda: _build_conv(3, 3), reason="fits")
 
 
-def _ordinary(op: Operation, kernel: tuple[int, ...]) -> bool:
+def _is_plain_conv(op: Operation, kernel: tuple[int, ...]) -> bool:
     """A conv as the limits were measured with: not transposed, not 3-D, its weight a constant."""
     stored = op.op_type == "conv" and (is_const(op.weight) or is_compressed(op.weight))
     return stored and len(kernel) < 3
 
 
-def _measured(op: Operation, kernel: tuple[int, ...]) -> bool:
+def _is_measured_form(op: Operation, kernel: tuple[int, ...]) -> bool:
     """Whether M4 was seen to refuse the form: one row or column, or a square; a 1-D kernel is too long either way."""
     height, width = (kernel[0], 1) if len(kernel) == 1 else kernel[-2:]
-    return _ordinary(op, kernel) and (1 in (height, width) or height == width)
+    return _is_plain_conv(op, kernel) and (1 in (height, width) or height == width)
 
 
-def _text(kernel: tuple[int, ...]) -> str:
+def _format_kernel(kernel: tuple[int, ...]) -> str:
     return "x".join(map(str, kernel))
 
 
-def _conv(height: int, width: int) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, height, width), pad_type="same", name="y"),
-                   x=(1, 2, 32, 32))
+def _build_conv(height: int, width: int) -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(2, 2, height, width), pad_type="same", name="y"),
+        x=(1, 2, 32, 32),
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.islands import by_function, stretches_of
+from ..core.partitions import find_stranded_ops, iterate_rows_by_function
 from ..core.plan import Plan, Row
-from ..core.words import counted, duration_text
-from ._plans import COST_MODEL, chain, kinds, rows_text
+from ..core.text_format import format_count, format_duration
+from ._plan_rules import COST_MODEL, format_op_range, format_op_types, make_chain_builder
 
 
 class CpuShare(PlanRule):
@@ -37,26 +37,29 @@ class CpuShare(PlanRule):
     "Least share of ops that the ANE takes; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for function, rows in by_function(plan):
+        for function, rows in iterate_rows_by_function(plan):
             taken = [row for row in rows if row.takes]
             if len(taken) < max(1, self.share * len(rows)) or any(row.backend == "ane" for row in rows):
                 continue
             ends = frozenset(plan.program.functions[function].outputs)
-            best = max(stretches_of(rows, ends), key=lambda stretch: stretch.saves - stretch.needs)
-            yield Hit(best.rows[0].op, covers=[row.op for row in rows],
-                      note=f"the ANE takes {len(taken)} of {len(rows)} ops, and all are predicted on the CPU: the best "
-                           f"stretch, {rows_text(best.rows)}, would save {duration_text(best.saves)} and cost "
-                           f"{duration_text(best.needs)} to get there and back{_refused(rows)}")
+            best = max(find_stranded_ops(rows, ends), key=lambda stretch: stretch.saved_ms - stretch.needs)
+            yield Hit(
+                best.rows[0].op,
+                covers=[row.op for row in rows],
+                note=f"the ANE takes {len(taken)} of {len(rows)} ops, and all are predicted on the CPU: the best "
+                f"stretch, {format_op_range(best.rows)}, would save {format_duration(best.saved_ms)} and cost "
+                f"{format_duration(best.needs)} to get there and back{_describe_unsupported_ops(rows)}",
+            )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("small", chain("ttt", 1, 8))
-        yield Example("cut apart", chain("ttctt", 8, 64))
-        yield Example("large", chain("tttt"), reason="")
-        yield Example("mostly refused", chain("ctcc", 1, 8), reason="")
+        yield Example("small", make_chain_builder("ttt", 1, 8))
+        yield Example("cut apart", make_chain_builder("ttctt", 8, 64))
+        yield Example("large", make_chain_builder("tttt"), reason="")
+        yield Example("mostly refused", make_chain_builder("ctcc", 1, 8), reason="")
 
 
-def _refused(rows: list[Row]) -> str:
+def _describe_unsupported_ops(rows: list[Row]) -> str:
     refused = [row for row in rows if not row.takes and not row.depth]
     if not refused:
         return "; nothing is refused, the model is too small to pay"
-    return f"; {counted(len(refused), 'op')} that the ANE does not take cut it off ({kinds(row.op for row in refused)})"
+    return f"; {format_count(len(refused), 'op')} that the ANE does not take cut it off ({format_op_types(row.op for row in refused)})"

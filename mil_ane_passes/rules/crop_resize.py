@@ -8,10 +8,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
 from ..core.targets import Gate
-from ._refused import M4, admits, refusal
+from ._unsupported_ops import M4, is_any_admitted, make_unsupported_hit
 
 
 class CropResize(Rule):
@@ -30,23 +30,23 @@ class CropResize(Rule):
     refuses, confidence = True, "high"
     advice = "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed."
     evidence = (
-        on_m4("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),
-        private("crop_resize is not there on M1; the hardware has it from M2 on"),
+        cite_m4_study("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),
+        cite_private_route("crop_resize is not there on M1; the hardware has it from M2 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        known = admits(Gate(last="m1"), tuple(self.generations))
-        return refusal(self, op, "the ANE takes no crop_resize", seen=Gate(last="m1") if known else M4)
+        known = is_any_admitted(Gate(last="m1"), tuple(self.generations))
+        return make_unsupported_hit(self, op, "the ANE takes no crop_resize", seen=Gate(last="m1") if known else M4)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one box", lambda: program(_cropped, x=(1, 3, 8, 8)))
-        yield Example("slice and resize", lambda: program(
+        yield Example("one box", lambda: build_program(_build_crop_resize, x=(1, 3, 8, 8)))
+        yield Example("slice and resize", lambda: build_program(
             lambda x: Builder.resize_bilinear(x=Builder.slice_by_size(x=x, begin=[0, 0, 1, 1], size=[1, 3, 4, 4]),
                                               target_size_height=2, target_size_width=2, name="y"), x=(1, 3, 8, 8)),
             reason="")
 
 
-def _cropped(x: Var) -> Var:
+def _build_crop_resize(x: Var) -> Var:
     result: Var = Builder.crop_resize(
         x=x, boxes=np.array([[0, 0, 4, 4]], np.float16), box_indices=np.zeros(1, np.int32), target_height=2,
         target_width=2, box_coordinate_mode="CORNERS_HEIGHT_FIRST", name="y")

@@ -8,10 +8,10 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import notes, on_m4, private
-from ..core.examples import program
-from ..core.query import value
-from ._refused import refusal
+from ..core.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
+from ..core.examples import build_program
+from ..core.query import get_const_value
+from ._unsupported_ops import make_unsupported_hit
 
 
 class Cumsum(Rule):
@@ -30,25 +30,27 @@ class Cumsum(Rule):
     refuses, confidence = True, "high"
     advice = "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in another order."
     evidence = (
-        on_m4("cumsum is refused"),
-        notes("cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"),
-        private("MIL's cumsum is not implemented; the ANE does one reached by another way"),
+        cite_m4_study("cumsum is refused"),
+        cite_xcode_notes(
+            "cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"
+        ),
+        cite_private_route("MIL's cumsum is not implemented; the ANE does one reached by another way"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        axis = value(op.axis, 0)
+        axis = get_const_value(op.axis, 0)
         extent = op.x.shape[axis] if op.x.rank else 1
         length = "a length known only at run time" if is_symbolic(extent) else f"{int(extent)} elements"
-        return refusal(self, op, f"the ANE takes no cumsum (axis {axis}, {length})")
+        return make_unsupported_hit(self, op, f"the ANE takes no cumsum (axis {axis}, {length})")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("last axis", lambda: program(lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5)))
-        yield Example("backwards", lambda: program(
+        yield Example("last axis", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5)))
+        yield Example("backwards", lambda: build_program(
             lambda x: Builder.cumsum(x=x, axis=0, reverse=True, exclusive=True, name="y"), x=(4, 2)))
-        yield Example("flexible", lambda: program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(2, None)))
-        yield Example("sum", lambda: program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 5)),
+        yield Example("flexible", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(2, None)))
+        yield Example("sum", lambda: build_program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 5)),
                       reason="")
-        yield Example("of integers", lambda: program(
+        yield Example("of integers", lambda: build_program(
             lambda x: Builder.cumsum(x=x, axis=0, name="y"), dtype=types.int32, x=(4,)), reason="computes on integers")

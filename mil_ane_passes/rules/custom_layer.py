@@ -8,11 +8,11 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, mil_list, 
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..core.contract import BlockRule, Example, Hit, Miss
-from ..core.evidence import in_2020
-from ..core.examples import program
+from ..core.evidence import cite_2020_layer_list
+from ..core.examples import build_program
 from ..core.query import contradiction, is_opaque, plain_type
-from ._cuts import cuts, describe_cuts
-from ._refused import refusal
+from ._split_points import describe_split_points, find_split_points
+from ._unsupported_ops import make_unsupported_hit
 
 
 class CustomLayer(BlockRule):
@@ -34,25 +34,29 @@ class CustomLayer(BlockRule):
     advice = ("Write it with ops that Core ML has, or cut the model before and behind it (edit --split-at); of a "
               "classifier, return the probabilities.")
     evidence = (
-        in_2020("custom layers do not run on the ANE"),
+        cite_2020_layer_list("custom layers do not run on the ANE"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
             if op.op_type == "custom_layer" or op.op_type in SSAOpRegistry.custom_ops:
                 name = (getattr(op, "bindings", None) or {}).get("class_name")
-                yield refusal(self, op, split_at=cuts(op),
-                              note=f"the custom layer {name or op.name} is code of the app's{describe_cuts(op)}")
+                yield make_unsupported_hit(
+                    self,
+                    op,
+                    split_at=find_split_points(op),
+                    note=f"the custom layer {name or op.name} is code of the app's{describe_split_points(op)}",
+                )
             elif op.op_type == "classify":
-                yield refusal(self, op, "classify returns a label and a dictionary, which are no tensors")
+                yield make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are no tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
                 yield Hit(op, note=_unread(op), sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("classifier", lambda: program(
+        yield Example("classifier", lambda: build_program(
             lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
             dtype=types.fp32, x=(1, 2)))
-        yield Example("plain", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
 
 
 def _unread(op: Operation) -> str:

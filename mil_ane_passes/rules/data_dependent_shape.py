@@ -8,12 +8,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private, surgery_tip
-from ..core.examples import program
-from ._cuts import cuts, describe_cuts
-from ._refused import at_run_time, refusal
+from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..core.examples import build_program
+from ._split_points import describe_split_points, find_split_points
+from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
-_SHAPES = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
+_SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
 "Ops that take the shape of their output, or what makes it, as an input."
 
 
@@ -30,42 +30,47 @@ class DataDependentShape(Rule):
     """
 
     code, slug = "ANE210", "data-dependent-shape"
-    roots = ("non_zero", *_SHAPES)
+    roots = ("non_zero", *_SHAPE_INPUTS)
     refuses, confidence = True, "high"
     advice = ("Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements, or cut "
               "the model there (edit --split-at).")
     evidence = (
-        on_m4("non_zero is refused, and runs on no GPU either"),
-        private("non_zero has no form on any generation, as its shape depends on the data; shapes are static"),
-        surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
+        cite_m4_study("non_zero is refused, and runs on no GPU either"),
+        cite_private_route(
+            "non_zero has no form on any generation, as its shape depends on the data; shapes are static"
+        ),
+        cite_surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "non_zero":
             note = "non_zero makes as many rows as there are elements that are not zero"
-            return refusal(self, op, f"{note}{describe_cuts(op)}", split_at=cuts(op))
-        given = _SHAPES[op.op_type]
-        if not at_run_time(op, given):
+            return make_unsupported_hit(self, op, f"{note}{describe_split_points(op)}", split_at=find_split_points(op))
+        given = _SHAPE_INPUTS[op.op_type]
+        if not find_dynamic_inputs(op, given):
             return Miss(op, f"its {given} is a constant", near=False)
         are = "are" if given == "reps" else "is"
         return Hit(op, sure=False, note=f"the {given} of a {op.op_type} {are} computed in the model; no such op was "
                                         "measured")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("non_zero", lambda: program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)))
-        yield Example("size from a shape", _flattened)
-        yield Example("fixed size", lambda: program(lambda x: Builder.reshape(x=x, shape=[3, -1], name="y"), x=(2, 3)),
-                      reason="its shape is a constant")
-        yield Example("mask", lambda: program(
+        yield Example("non_zero", lambda: build_program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)))
+        yield Example("size from a shape", _build_flatten)
+        yield Example(
+            "fixed size",
+            lambda: build_program(lambda x: Builder.reshape(x=x, shape=[3, -1], name="y"), x=(2, 3)),
+            reason="its shape is a constant",
+        )
+        yield Example("mask", lambda: build_program(
             lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
             x=(2, 3)), reason="")
 
 
-def _flattened() -> Program:
+def _build_flatten() -> Program:
     def body(x: Var) -> Var:
         extent = Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0)
         size = Builder.concat(values=[Builder.expand_dims(x=extent, axes=[0]), np.array([-1], np.int32)], axis=0)
         result: Var = Builder.reshape(x=x, shape=size, name="y")
         return result
 
-    return program(body, dtype=types.fp16, x=(None, 3, 4))
+    return build_program(body, dtype=types.fp16, x=(None, 3, 4))

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import for_authors, in_2020, on_m4
-from ..core.examples import program, weight
-from ..core.limits import evidence_of
-from ..core.query import value
+from ..core.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study
+from ..core.examples import build_program, make_weight
+from ..core.limits import collect_evidence
+from ..core.query import get_const_value
 from ..core.targets import Gate
-from ._sizes import spatial
+from ._sizes import read_kernel_size
 
-_WIDEST = 13
+_MAX_KERNEL_WIDTH_2020 = 13
 "Of the log of 2020 that is cited here, about a pool; `core.limits` has what convs take."
 
 
@@ -35,31 +35,37 @@ class DilatedConv(Rule):
     refuses, confidence = True, "low"
     advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
     evidence = (
-        in_2020("dilated convolutions are among the layers known not to work; some of the list is guessed"),
-        *evidence_of("pool-kernel"),
-        on_m4("contradicts it: dilated convs are accepted (3x3, dilation 2)"),
-        Community("contradicts it: dilated convs leave the ANE from a width of 16384 on only", chip="M2",
-                  source="https://github.com/FluidInference/mobius/pull/53", date="2026-05-05"),
-        for_authors("large dilations are expensive"),
+        cite_2020_layer_list(
+            "dilated convolutions are among the layers known not to work; some of the list is guessed"
+        ),
+        *collect_evidence("pool-kernel"),
+        cite_m4_study("contradicts it: dilated convs are accepted (3x3, dilation 2)"),
+        Community(
+            "contradicts it: dilated convs leave the ANE from a width of 16384 on only",
+            chip="M2",
+            source="https://github.com/FluidInference/mobius/pull/53",
+            date="2026-05-05",
+        ),
+        cite_apple_authoring_rules("large dilations are expensive"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        dilations = value(op.dilations)
-        kernel = spatial(op)
+        dilations = get_const_value(op.dilations)
+        kernel = read_kernel_size(op)
         if kernel is None or not dilations or all(step == 1 or size == 1 for step, size in zip(dilations, kernel)):
             return Miss(op, "is not dilated", near=False)
         reach, extent = (kernel[-1] - 1) * dilations[-1] + 1, "x".join(map(str, dilations))
-        beside = f", and {reach} > {_WIDEST}" if reach > _WIDEST else ""
+        beside = f", and {reach} > {_MAX_KERNEL_WIDTH_2020}" if reach > _MAX_KERNEL_WIDTH_2020 else ""
         return Hit(op, sure=False, note=f"dilation {extent} makes the kernel {reach} wide: dilated convs were reported "
                                         f"off the ANE in 2020{beside}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("dilation 2", lambda: _conv(3, 2))
-        yield Example("wide", lambda: _conv(3, 8))
-        yield Example("undilated", lambda: _conv(3, 1), reason="is not dilated")
-        yield Example("one tap", lambda: _conv(1, 4), reason="is not dilated")
+        yield Example("dilation 2", lambda: _build_conv(3, 2))
+        yield Example("wide", lambda: _build_conv(3, 8))
+        yield Example("undilated", lambda: _build_conv(3, 1), reason="is not dilated")
+        yield Example("one tap", lambda: _build_conv(1, 4), reason="is not dilated")
 
 
-def _conv(size: int, dilation: int) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, size, size), dilations=[dilation] * 2,
-                                          pad_type="same", name="y"), x=(1, 2, 32, 32))
+def _build_conv(size: int, dilation: int) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(2, 2, size, size), dilations=[dilation] * 2,
+                                                pad_type="same", name="y"), x=(1, 2, 32, 32))

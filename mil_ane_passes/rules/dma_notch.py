@@ -9,11 +9,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program
-from ..core.query import is_const, kind_of, value
-from ._refused import M4
+from ..core.examples import build_program
+from ..core.query import get_const_value, get_type_info, is_const
+from ._unsupported_ops import M4
 
-_CORES, _STEP, _NEAR = 16, 1 << 20, 16 << 10
+_CORES, _SLOW_SHARE_STEP, _SLOW_SHARE_MARGIN = 16, 1 << 20, 16 << 10
 
 
 class DmaNotch(Rule):
@@ -45,8 +45,8 @@ class DmaNotch(Rule):
         weight = op.y if op.op_type == "matmul" else op.weight
         if not is_const(weight) or weight.dtype != types.fp16 or weight.rank < 2:
             return Miss(op, "no stored fp16 weight", near=False)
-        shape = kind_of(weight).shape or ()
-        turned = op.op_type == "matmul" and not value(op.transpose_y, False)
+        shape = get_type_info(weight).shape or ()
+        turned = op.op_type == "matmul" and not get_const_value(op.transpose_y, False)
         if op.op_type == "matmul" and prod(shape[:-2]) != 1:
             return Miss(op, "a batch of weights", near=False)
         outputs, inputs = (shape[-1], shape[-2]) if turned else (shape[-2], shape[-1])
@@ -54,19 +54,19 @@ class DmaNotch(Rule):
         if op.op_type == "conv":
             outputs, inputs, taps = shape[0], shape[1], prod(shape[2:])
         share = -(-outputs // _CORES) * inputs * taps * 2
-        away = min(share % _STEP, _STEP - share % _STEP)
-        if share < _STEP - _NEAR or away > _NEAR:
+        away = min(share % _SLOW_SHARE_STEP, _SLOW_SHARE_STEP - share % _SLOW_SHARE_STEP)
+        if share < _SLOW_SHARE_STEP - _SLOW_SHARE_MARGIN or away > _SLOW_SHARE_MARGIN:
             return Miss(op, "no such size", near=False)
         return Hit(op, note=f"{'x'.join(map(str, shape))}: {share} bytes for each of {_CORES} cores, "
-                            f"{'exactly' if not away else f'{away} bytes from'} {round(share / _STEP)} MiB")
+                            f"{'exactly' if not away else f'{away} bytes from'} {round(share / _SLOW_SHARE_STEP)} MiB")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("2048x4096", lambda: _product(2048, 4096))
-        yield Example("close to it", lambda: _product(2048, 4100))
-        yield Example("off it", lambda: _product(2048, 3072), reason="no such size")
-        yield Example("small", lambda: _product(64, 64), reason="no such size")
+        yield Example("2048x4096", lambda: _build_linear(2048, 4096))
+        yield Example("close to it", lambda: _build_linear(2048, 4100))
+        yield Example("off it", lambda: _build_linear(2048, 3072), reason="no such size")
+        yield Example("small", lambda: _build_linear(64, 64), reason="no such size")
 
 
-def _product(outputs: int, inputs: int) -> Program:
-    return program(lambda x: Builder.linear(x=x, weight=np.zeros((outputs, inputs), np.float16), name="y"),
-                   x=(1, inputs))
+def _build_linear(outputs: int, inputs: int) -> Program:
+    return build_program(lambda x: Builder.linear(x=x, weight=np.zeros((outputs, inputs), np.float16), name="y"),
+                         x=(1, inputs))

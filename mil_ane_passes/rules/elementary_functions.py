@@ -9,11 +9,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ._refused import M1_TO_M5, refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
-_SPELT = {
+_EXPANSIONS = {
     "asin": "2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))",
     "acos": "4 * atan(sqrt((1 - x) / 2) / (1 + sqrt((1 + x) / 2)))",
     "tan": "sin(x) / cos(x)",
@@ -36,28 +36,30 @@ class ElementaryFunctions(Rule):
     """
 
     code, slug = "ANE202", "elementary-function"
-    roots = tuple(_SPELT)
+    roots = tuple(_EXPANSIONS)
     refuses, confidence = True, "high"
     advice = "Write it with functions that are taken, as the reason says: same algebra, other roundings."
     evidence = (
-        on_m4("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, exp and log are accepted"),
-        private("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+        cite_m4_study("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, exp and log are accepted"),
+        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, f"the ANE has no {op.op_type}; it is {_SPELT[op.op_type]}", seen=M1_TO_M5)
+        return make_unsupported_hit(
+            self, op, f"the ANE has no {op.op_type}; it is {_EXPANSIONS[op.op_type]}", seen=M1_TO_M5
+        )
 
     def examples(self) -> Iterable[Example]:
-        for kind in _SPELT:
-            yield Example(kind, partial(_one, kind))
-        yield Example("in fp32", lambda: program(lambda x: Builder.tan(x=x, name="y"), dtype=types.fp32, x=(2,)))
-        yield Example("atan", lambda: program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
-        yield Example("written out", lambda: program(
+        for kind in _EXPANSIONS:
+            yield Example(kind, partial(_build_unary_op, kind))
+        yield Example("in fp32", lambda: build_program(lambda x: Builder.tan(x=x, name="y"), dtype=types.fp32, x=(2,)))
+        yield Example("atan", lambda: build_program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("written out", lambda: build_program(
             lambda x: Builder.real_div(x=Builder.sin(x=x), y=Builder.add(x=Builder.cos(x=x), y=np.float16(0))),
             x=(2, 3)), reason="")
 
 
-def _one(kind: str) -> Program:
-    return program(lambda x: getattr(Builder, kind)(x=x, name="y"), x=(2, 3))
+def _build_unary_op(kind: str) -> Program:
+    return build_program(lambda x: getattr(Builder, kind)(x=x, name="y"), x=(2, 3))

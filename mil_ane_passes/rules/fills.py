@@ -8,9 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import notes, on_m4, private
-from ..core.examples import program
-from ._refused import BEFORE_M4, admits, at_run_time, chips, refusal
+from ..core.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
+from ..core.examples import build_program
+from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
 
 
 class Fills(Rule):
@@ -29,31 +29,31 @@ class Fills(Rule):
     refuses, confidence = True, "low"
     advice = "Put a constant in its place, of one element where its reader broadcasts: the same bits."
     evidence = (
-        notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
-        on_m4("at odds with it: fill_like is accepted", rows=True),
-        private("at odds with it: fill and fill_like make constants on every generation"),
+        cite_xcode_notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
+        cite_m4_study("at odds with it: fill_like is accepted", rows=True),
+        cite_private_route("at odds with it: fill and fill_like make constants on every generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "makes integers", near=False)
         if op.op_type == "fill_like":
-            if not admits(BEFORE_M4, tuple(self.generations)):
+            if not is_any_admitted(BEFORE_M4, tuple(self.generations)):
                 return Miss(op, "fill_like is accepted on M4", near=False)
             return Hit(op, note="fill_like was reported on the CPU, and is accepted on M4", sure=False)
-        how = "in a shape that is computed" if at_run_time(op, "shape") else "in a fixed shape"
-        if not admits(BEFORE_M4, tuple(self.generations)):
-            where = chips(tuple(self.generations))
+        how = "in a shape that is computed" if find_dynamic_inputs(op, "shape") else "in a fixed shape"
+        if not is_any_admitted(BEFORE_M4, tuple(self.generations)):
+            where = format_chips(tuple(self.generations))
             return Hit(op, note=f"fill {how} was reported on the CPU; not measured on {where}", sure=False)
-        return refusal(self, op, f"fill {how} was reported on the CPU", seen=BEFORE_M4)
+        return make_unsupported_hit(self, op, f"fill {how} was reported on the CPU", seen=BEFORE_M4)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("fill", lambda: program(
+        yield Example("fill", lambda: build_program(
             lambda x: Builder.add(x=x, y=Builder.fill(shape=[2, 3], value=np.float16(1)), name="y"), x=(2, 3)))
-        yield Example("fill_like", lambda: program(
+        yield Example("fill_like", lambda: build_program(
             lambda x: Builder.fill_like(ref_tensor=x, value=np.float16(1), name="y"), x=(2, None)))
-        yield Example("integers", lambda: program(
+        yield Example("integers", lambda: build_program(
             lambda x: Builder.fill_like(ref_tensor=x, value=np.int32(1), name="y"), x=(2, None)),
             reason="makes integers")
-        yield Example("constant", lambda: program(
+        yield Example("constant", lambda: build_program(
             lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)), reason="")

@@ -9,14 +9,14 @@ from coremltools.converters.mil.mil import Builder, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.evidence import surgery_tip
-from ..core.examples import program
-from ..core.islands import by_function
+from ..core.evidence import cite_surgery_tip
+from ..core.examples import build_program
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan, Row
-from ..core.query import consumers
-from ..core.words import counted
-from ._flexible import extents
-from ._plans import inputs_at
+from ..core.query import get_consumers
+from ..core.text_format import format_count
+from ._plan_rules import map_inputs_to_ops
+from ._shape_flexibility import describe_flexible_shape
 
 
 class FlexibleShapes(PlanRule):
@@ -37,47 +37,74 @@ class FlexibleShapes(PlanRule):
     confidence = "high"
     advice = "Fix the shape and pad to the largest one, list the shapes, or give each shape a function of its own."
     evidence = (
-        Vendor("with range flexibility only the input's default shape is supported on the Neural Engine, others run on "
-               "GPU or CPU; with enumerated shapes each should be able to run there (an Apple engineer)",
-               source="https://developer.apple.com/forums/thread/724930", chip="A13"),
-        Vendor("use enumerated shapes for best performance; up to 128",
-               source="https://apple.github.io/coremltools/docs-guides/source/flexible-inputs.html"),
-        Vendor("reshapeFrequency infrequent: Core ML re-optimizes for a new shape if possible; the default does not",
-               source="https://developer.apple.com/documentation/coreml/mlreshapefrequencyhint", os="iOS 17.4"),
-        Community("ranged: ANE at 75 % for the default shape, 0 % for random ones; enumerated, random: 71 % in one "
-                  "run, 2 % in another", source="https://github.com/apple/coremltools/issues/2370", date="2024-10-29"),
-        Community("contradicts the above: a model with a flexible shape does not use the ANE at all",
-                  source="https://github.com/apple/coremltools/issues/1764", date="2023-02-09"),
-        surgery_tip("use static and known shapes, or pad to the largest: the ANE's tasks are fixed at compile time"),
-        Community("enumerated shapes in fp16 run on the CPU", chip="A13",
-                  source="https://developer.apple.com/forums/thread/763368"),
-        Community("a layer_norm of rank 3 keeps a model with enumerated shapes off the ANE; ranged and fixed ones run",
-                  source="https://github.com/apple/coremltools/issues/1909", date="2023-07-10"),
+        Vendor(
+            "with range flexibility only the input's default shape is supported on the Neural Engine, others run on "
+            "GPU or CPU; with enumerated shapes each should be able to run there (an Apple engineer)",
+            source="https://developer.apple.com/forums/thread/724930",
+            chip="A13",
+        ),
+        Vendor(
+            "use enumerated shapes for best performance; up to 128",
+            source="https://apple.github.io/coremltools/docs-guides/source/flexible-inputs.html",
+        ),
+        Vendor(
+            "reshapeFrequency infrequent: Core ML re-optimizes for a new shape if possible; the default does not",
+            source="https://developer.apple.com/documentation/coreml/mlreshapefrequencyhint",
+            os="iOS 17.4",
+        ),
+        Community(
+            "ranged: ANE at 75 % for the default shape, 0 % for random ones; enumerated, random: 71 % in one "
+            "run, 2 % in another",
+            source="https://github.com/apple/coremltools/issues/2370",
+            date="2024-10-29",
+        ),
+        Community(
+            "contradicts the above: a model with a flexible shape does not use the ANE at all",
+            source="https://github.com/apple/coremltools/issues/1764",
+            date="2023-02-09",
+        ),
+        cite_surgery_tip(
+            "use static and known shapes, or pad to the largest: the ANE's tasks are fixed at compile time"
+        ),
+        Community(
+            "enumerated shapes in fp16 run on the CPU",
+            chip="A13",
+            source="https://developer.apple.com/forums/thread/763368",
+        ),
+        Community(
+            "a layer_norm of rank 3 keeps a model with enumerated shapes off the ANE; ranged and fixed ones run",
+            source="https://github.com/apple/coremltools/issues/1909",
+            date="2023-07-10",
+        ),
     )
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
+        for name, rows in iterate_rows_by_function(plan):
             function = plan.program.functions[name]
             described = plan.package.description(name).input if plan.package is not None else ()
             features = {feature.name: feature for feature in described}
             inputs = [var for var in function.inputs.values() if not types.is_state(var.sym_type)]
-            found = {var: said for var in inputs if (said := extents(features.get(var.name), var)) is not None}
-            reach = _reach(rows) if found else ""
-            for var, at in inputs_at(found, rows).items():
-                yield Hit(at, covers=consumers(var), note=f"input '{var.name}' {found[var]}; {reach}")
+            found = {
+                var: said
+                for var in inputs
+                if (said := describe_flexible_shape(features.get(var.name), var)) is not None
+            }
+            reach = _describe_affected_ops(rows) if found else ""
+            for var, at in map_inputs_to_ops(found, rows).items():
+                yield Hit(at, covers=get_consumers(var), note=f"input '{var.name}' {found[var]}; {reach}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("batch", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(None, 8)))
-        yield Example("one of two", lambda: program(
+        yield Example("batch", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(None, 8)))
+        yield Example("one of two", lambda: build_program(
             lambda x, z: (Builder.relu(x=x, name="y"), Builder.relu(x=z, name="w")), x=(1, None), z=(2, 3)))
-        yield Example("fixed", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(2, 8)), reason="")
+        yield Example("fixed", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 8)), reason="")
 
 
-def _reach(rows: list[Row]) -> str:
+def _describe_affected_ops(rows: list[Row]) -> str:
     """How many ops of the function have such a dimension."""
-    count = sum(any(map(_is_open, row.op.outputs)) for row in rows)
-    return f"{counted(count, 'op')} of {len(rows)} make{'s' * (count == 1)} what has such a dimension"
+    count = sum(any(map(_has_dynamic_shape, row.op.outputs)) for row in rows)
+    return f"{format_count(count, 'op')} of {len(rows)} make{'s' * (count == 1)} what has such a dimension"
 
 
-def _is_open(var: Var) -> Any:
+def _has_dynamic_shape(var: Var) -> Any:
     return types.is_tensor(var.sym_type) and any_symbolic(var.shape)

@@ -9,14 +9,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import on_m4, private_quirk
-from ..core.examples import program
-from ..core.groups import grouped, join
-from ..core.query import computes_in_fp16, flat_inputs, is_opaque, kind_of, within
+from ..core.evidence import cite_m4_study, cite_private_quirk
+from ..core.examples import build_program
+from ..core.op_groups import list_groups, merge_groups
+from ..core.query import get_flat_inputs, get_type_info, is_computed_in_fp16, is_opaque, iterate_nested_ops
 
-_SHOWN = 4
+_MAX_KINDS_NAMED = 4
 "Kinds of ops a note names."
-_APART = frozenset({"const", "cast", "classify"})
+_EXEMPT_OPS = frozenset({"const", "cast", "classify"})
 "Ops whose types are not those of a computation; classify is custom_layer's."
 
 
@@ -40,65 +40,65 @@ class Fp32ComputeLeft(BlockRule):
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
         Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        on_m4("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
-        private_quirk("fp32, int32 and bf16 are not implemented"),
+        cite_m4_study("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
+        cite_private_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         island = {op: [op] for op in block.operations if _computes_in_fp32(op)}
         for op in list(island):
-            for var in flat_inputs(op):
-                if var.op in island and kind_of(var).dtype == types.fp32:
-                    join(island, var.op, op)
-        mend = "fp16_compute{mixed=true}" if island and _is_mixed(block) else "fp16_compute"
-        for members in grouped(island):
-            yield Hit(members[0], note=_note(members, mend), covers=members, fixed_by=mend)
+            for var in get_flat_inputs(op):
+                if var.op in island and get_type_info(var).dtype == types.fp32:
+                    merge_groups(island, var.op, op)
+        mend = "fp16_compute{mixed=true}" if island and _is_mixed_precision(block) else "fp16_compute"
+        for members in list_groups(island):
+            yield Hit(members[0], note=_format_note(members, mend), covers=members, fixed_by=mend)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one island", lambda: _chain(types.fp32, False))
-        yield Example("inside fp16", lambda: _chain(types.fp16, True))
-        yield Example("fp16", lambda: _chain(types.fp16, False), reason="")
-        yield Example("casts at the border", _bordered, reason="")
+        yield Example("one island", lambda: _build_chain(types.fp32, False))
+        yield Example("inside fp16", lambda: _build_chain(types.fp16, True))
+        yield Example("fp16", lambda: _build_chain(types.fp16, False), reason="")
+        yield Example("casts at the border", _build_interface_casts, reason="")
 
 
 def _computes_in_fp32(op: Operation) -> bool:
-    if op.op_type in _APART or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
+    if op.op_type in _EXEMPT_OPS or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
         return False
-    read = [var for var in flat_inputs(op) if var.op is None or var.op.op_type != "const"]
-    return any(kind_of(var).dtype == types.fp32 for var in [*op.outputs, *read])
+    read = [var for var in get_flat_inputs(op) if var.op is None or var.op.op_type != "const"]
+    return any(get_type_info(var).dtype == types.fp32 for var in [*op.outputs, *read])
 
 
-def _is_mixed(block: Block) -> bool:
+def _is_mixed_precision(block: Block) -> bool:
     """Whether the function of `block` computes in fp16, too: ane::fp16_compute leaves what is left in fp32 there as it
     is, unless asked."""
     while block.outer_op is not None:
         block = block.outer_op.enclosing_block
-    return any(map(computes_in_fp16, within(block)))
+    return any(map(is_computed_in_fp16, iterate_nested_ops(block)))
 
 
-def _note(members: list[Operation], mend: str) -> str:
+def _format_note(members: list[Operation], mend: str) -> str:
     kinds = Counter(op.op_type for op in members).most_common()
-    shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_SHOWN])
-    more = f" and {len(kinds) - _SHOWN} kinds more" if len(kinds) > _SHOWN else ""
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_MAX_KINDS_NAMED])
+    more = f" and {len(kinds) - _MAX_KINDS_NAMED} kinds more" if len(kinds) > _MAX_KINDS_NAMED else ""
     if len(members) == 1:
         return f"{shown} computes in fp32; ane::{mend} turns it to fp16"
     return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{mend} turns them to fp16"
 
 
-def _chain(dtype: object, island: bool) -> Program:
+def _build_chain(dtype: object, island: bool) -> Program:
     def body(x: Var) -> Var:
         inner = Builder.cast(x=x, dtype="fp32") if island else x
         inner = Builder.exp(x=Builder.relu(x=inner))
         result: Var = Builder.cast(x=inner, dtype="fp16", name="y") if island else Builder.abs(x=inner, name="y")
         return result
 
-    return program(body, dtype=dtype, x=(2, 3))
+    return build_program(body, dtype=dtype, x=(2, 3))
 
 
-def _bordered() -> Program:
+def _build_interface_casts() -> Program:
     def body(x: Var) -> Var:
         inner = Builder.add(x=Builder.cast(x=x, dtype="fp16"), y=np.float16(1))
         result: Var = Builder.cast(x=inner, dtype="fp32", name="y")
         return result
 
-    return program(body, dtype=types.fp32, x=(2, 3))
+    return build_program(body, dtype=types.fp32, x=(2, 3))

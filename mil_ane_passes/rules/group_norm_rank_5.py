@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.examples import program
-from ..core.query import value
+from ..core.examples import build_program
+from ..core.query import get_const_value
 
 
 class GroupNormRank5(Rule):
@@ -38,22 +38,22 @@ class GroupNormRank5(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 5:
             return Miss(op, "not of rank 5", near=False)
-        axes = {axis % 5 for axis in value(op.axes, list(range(5)))}
+        axes = {axis % 5 for axis in get_const_value(op.axes, list(range(5)))}
         if not {3, 4} <= axes or op.x.op is None or op.x.op.op_type != "reshape" or op.x.op.x.rank != 4:
             return Miss(op, "no group norm", near=False)
         shape = "x".join(map(str, op.x.shape))
         return Hit(op, note=f"a group norm at rank 5 ({shape}): sources disagree on whether the ANE takes it")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("torch's", lambda: _norm(1, 2, 4, 6, 6))
-        yield Example("rank 4", lambda: _norm(2, 4, 6, 6), reason="not of rank 5")
+        yield Example("torch's", lambda: _build_group_norm(1, 2, 4, 6, 6))
+        yield Example("rank 4", lambda: _build_group_norm(2, 4, 6, 6), reason="not of rank 5")
 
 
-def _norm(*shape: int) -> Program:
+def _build_group_norm(*shape: int) -> Program:
     def body(x: Var) -> Var:
         split = Builder.reshape(x=x, shape=list(shape))
         mean = Builder.reduce_mean(x=split, axes=list(range(len(shape) - 3, len(shape))), keep_dims=True)
         result: Var = Builder.reshape(x=Builder.sub(x=split, y=mean), shape=[1, 8, 6, 6], name="y")
         return result
 
-    return program(body, x=(1, 8, 6, 6))
+    return build_program(body, x=(1, 8, 6, 6))

@@ -8,10 +8,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program, weight
-from ..core.query import consumers, is_const, value
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, get_consumers, is_const
 
-_SCALED = ("mul", "real_div")
+_SCALE_OPS = ("mul", "real_div")
 
 
 class HardswishRank2(Rule):
@@ -40,7 +40,7 @@ class HardswishRank2(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        source = _swished(op)
+        source = _find_hard_swish_input(op)
         if source is None:
             return Miss(op, "no hard swish", near=False)
         layer = source.op
@@ -54,17 +54,17 @@ class HardswishRank2(Rule):
                    covers=(layer, op))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a classifier", lambda: _written(2, True))
-        yield Example("written out", lambda: _written(2, False))
-        yield Example("rank 4", lambda: _written(4, True),
+        yield Example("a classifier", lambda: _build_hard_swish(2, True))
+        yield Example("written out", lambda: _build_hard_swish(2, False))
+        yield Example("rank 4", lambda: _build_hard_swish(4, True),
                       reason="a hard swish of a linear layer at rank 4; rank 2 was wrong")
-        yield Example("hard sigmoid", lambda: program(lambda x: Builder.sigmoid_hard(
-            x=Builder.linear(x=x, weight=weight(4, 8)), alpha=np.float16(1 / 6), beta=np.float16(0.5), name="y"),
+        yield Example("hard sigmoid", lambda: build_program(lambda x: Builder.sigmoid_hard(
+            x=Builder.linear(x=x, weight=make_weight(4, 8)), alpha=np.float16(1 / 6), beta=np.float16(0.5), name="y"),
             x=(2, 8)), reason="no hard swish")
-        yield Example("another clip", lambda: program(_clipped, x=(2, 8)), reason="no hard swish")
+        yield Example("another clip", lambda: build_program(_build_other_clip, x=(2, 8)), reason="no hard swish")
 
 
-def _swished(op: Operation) -> Var | None:
+def _find_hard_swish_input(op: Operation) -> Var | None:
     """x, where `op` is the gate in x * gate(x)."""
     if op.op_type == "sigmoid_hard":
         x = op.x
@@ -72,13 +72,13 @@ def _swished(op: Operation) -> Var | None:
     else:
         added = op.x.op
         if added is None or added.op_type != "add" or (
-                op.op_type == "clip" and (value(op.alpha), value(op.beta)) != (0.0, 6.0)):
+                op.op_type == "clip" and (get_const_value(op.alpha), get_const_value(op.beta)) != (0.0, 6.0)):
             return None
         source = x = added.y if _is_three(added.x) else added.x if _is_three(added.y) else None
         if x is None:
             return None
-    gates = {op.outputs[0], *(each.outputs[0] for each in consumers(op.outputs[0]) if each.op_type in _SCALED)}
-    products = [each for var in {x, source} for each in consumers(var) if each.op_type == "mul"]
+    gates = {op.outputs[0], *(each.outputs[0] for each in get_consumers(op.outputs[0]) if each.op_type in _SCALE_OPS)}
+    products = [each for var in {x, source} for each in get_consumers(var) if each.op_type == "mul"]
     return source if any(each.x in gates or each.y in gates for each in products) else None
 
 
@@ -86,17 +86,17 @@ def _is_three(var: Var) -> bool:
     return bool(is_const(var) and np.size(var.val) == 1 and float(np.reshape(var.val, ())) == 3.0)
 
 
-def _clipped(x: Var) -> Var:
-    made = Builder.linear(x=x, weight=weight(4, 8))
+def _build_other_clip(x: Var) -> Var:
+    made = Builder.linear(x=x, weight=make_weight(4, 8))
     gate = Builder.clip(x=Builder.add(x=made, y=np.float16(3)), alpha=np.float16(-6), beta=np.float16(6))
     result: Var = Builder.mul(x=made, y=gate, name="y")
     return result
 
 
-def _written(rank: int, fused: bool) -> Program:
+def _build_hard_swish(rank: int, fused: bool) -> Program:
     def body(x: Var) -> Var:
-        made = Builder.linear(x=x, weight=weight(4, 8)) if rank == 2 else \
-            Builder.matmul(x=x, y=weight(8, 4))
+        made = Builder.linear(x=x, weight=make_weight(4, 8)) if rank == 2 else \
+            Builder.matmul(x=x, y=make_weight(8, 4))
         if fused:
             kept = Builder.thresholded_relu(x=made, alpha=np.float16(-3))
             gate = Builder.sigmoid_hard(x=kept, alpha=np.float16(1 / 6), beta=np.float16(0.5))
@@ -106,4 +106,4 @@ def _written(rank: int, fused: bool) -> Program:
         result = Builder.mul(x=made, y=Builder.mul(x=gate, y=np.float16(1 / 6)), name="y")
         return result
 
-    return program(body, x=(2, 8) if rank == 2 else (1, 1, 2, 8))
+    return build_program(body, x=(2, 8) if rank == 2 else (1, 1, 2, 8))

@@ -9,13 +9,16 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ._refused import refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import make_unsupported_hit
 
-_INDICES = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
+_INDEX_OUTPUTS = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
 "Which output holds indices."
-_MESSAGES = {"reduce_argmax": "Output type int32 is not supported.", "argsort": "Unsupported tensor data type: int32"}
+_COREML_MESSAGES = {
+    "reduce_argmax": "Output type int32 is not supported.",
+    "argsort": "Unsupported tensor data type: int32",
+}
 
 
 class IndexResults(Rule):
@@ -32,19 +35,23 @@ class IndexResults(Rule):
     """
 
     code, slug = "ANE212", "index-result"
-    roots = tuple(_INDICES)
+    roots = tuple(_INDEX_OUTPUTS)
     refuses, confidence = True, "high"
     advice = "Return the scores and rank them outside the model; reduce_max where only the value is wanted."
     evidence = (
-        on_m4("reduce_argmax and argsort are refused for their int32 output; topk with uint16 indices is accepted",
-              rows=True),
-        on_m4("argsort and any op on int32 are refused; Core ML has messages of its own for argmax of other axes than "
-              "channels or space, and for non_maximum_suppression of more than 2048 boxes"),
-        private("argmax is taken everywhere, argsort and topk from M2 on, argmin from M3 on"),
+        cite_m4_study(
+            "reduce_argmax and argsort are refused for their int32 output; topk with uint16 indices is accepted",
+            rows=True,
+        ),
+        cite_m4_study(
+            "argsort and any op on int32 are refused; Core ML has messages of its own for argmax of other axes than "
+            "channels or space, and for non_maximum_suppression of more than 2048 boxes"
+        ),
+        cite_private_route("argmax is taken everywhere, argsort and topk from M2 on, argmin from M3 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        indices = op.outputs[_INDICES[op.op_type]] if len(op.outputs) > _INDICES[op.op_type] else None
+        indices = op.outputs[_INDEX_OUTPUTS[op.op_type]] if len(op.outputs) > _INDEX_OUTPUTS[op.op_type] else None
         if op.op_type == "topk" and indices is None:
             return Miss(op, "topk returns values only", near=False)
         kind = types.builtin_to_string(indices.dtype) if indices is not None else "int32"
@@ -52,32 +59,34 @@ class IndexResults(Rule):
             note = f"{op.op_type} returns indices in int32"
             if op.op_type == "topk":
                 return Hit(op, note=f"{note}; with uint16 (target iOS17) it is accepted on M4", sure=False)
-            return refusal(self, op, note, message=_MESSAGES.get(op.op_type))
+            return make_unsupported_hit(self, op, note, message=_COREML_MESSAGES.get(op.op_type))
         if op.op_type == "topk":
             return Miss(op, f"topk returns indices in {kind}", near=False)
         return Hit(op, note=f"{op.op_type} returns indices in {kind}; refused in int32, not measured so", sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("argmax", lambda: program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8)))
-        yield Example("argmin", lambda: program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
-        yield Example("argsort", lambda: program(lambda x: Builder.argsort(x=x, axis=-1, name="y"), x=(4, 8)))
-        yield Example("boxes", lambda: program(_suppressed, boxes=(1, 8, 4), scores=(1, 8, 2)))
-        yield Example("topk in int32", lambda: program(
+        yield Example(
+            "argmax", lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
+        )
+        yield Example("argmin", lambda: build_program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
+        yield Example("argsort", lambda: build_program(lambda x: Builder.argsort(x=x, axis=-1, name="y"), x=(4, 8)))
+        yield Example("boxes", lambda: build_program(_build_nms, boxes=(1, 8, 4), scores=(1, 8, 2)))
+        yield Example("topk in int32", lambda: build_program(
             lambda x: Builder.topk(x=x, k=2, axis=-1)[1], opset=ct.target.iOS15, x=(4, 8)))
-        yield Example("argmax in 16 bits", lambda: _narrow("reduce_argmax"))
-        yield Example("topk in 16 bits", lambda: _narrow("topk"), reason="topk returns indices in uint16")
-        yield Example("values of topk", lambda: program(
+        yield Example("argmax in 16 bits", lambda: _build_uint16_indices("reduce_argmax"))
+        yield Example("topk in 16 bits", lambda: _build_uint16_indices("topk"), reason="topk returns indices in uint16")
+        yield Example("values of topk", lambda: build_program(
             lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), opset=ct.target.iOS16, x=(4, 8)),
             reason="topk returns values only")
 
 
-def _suppressed(boxes: Var, scores: Var) -> Var:
+def _build_nms(boxes: Var, scores: Var) -> Var:
     found: tuple[Var, ...] = Builder.non_maximum_suppression(
         boxes=boxes, scores=scores, max_boxes=2, iou_threshold=np.float16(0.5))
     return found[0]
 
 
-def _narrow(kind: str) -> Program:
+def _build_uint16_indices(kind: str) -> Program:
     if kind == "topk":
-        return program(lambda x: Builder.topk(x=x, k=2, axis=-1, output_indices_dtype="uint16")[1], x=(4, 8))
-    return program(lambda x: Builder.reduce_argmax(x=x, axis=-1, output_dtype="uint16", name="y"), x=(4, 8))
+        return build_program(lambda x: Builder.topk(x=x, k=2, axis=-1, output_indices_dtype="uint16")[1], x=(4, 8))
+    return build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, output_dtype="uint16", name="y"), x=(4, 8))

@@ -9,16 +9,16 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import on_m4, private, private_quirk
-from ..core.examples import program, weight
+from ..core.evidence import cite_m4_study, cite_private_quirk, cite_private_route
+from ..core.examples import build_program, make_weight
 from ..core.query import is_const
-from ..core.words import counted
-from ._integers import chains, kinds_of, purposes, refused
-from ._refused import refusal
+from ..core.text_format import format_count
+from ._integer_ops import check_integer_support, describe_readers, find_integer_types, group_integer_ops
+from ._unsupported_ops import make_unsupported_hit
 
-_SHOWN = 4
+_MAX_KINDS_NAMED = 4
 "Kinds of ops a note names."
-_INT32 = "Unsupported tensor data type: int32"
+_INT32_MESSAGE = "Unsupported tensor data type: int32"
 
 
 class Int32Ops(BlockRule):
@@ -40,72 +40,74 @@ class Int32Ops(BlockRule):
     refuses, confidence = True, "high"
     advice = "Fold what is known at conversion, pass numbers as fp16 (exact up to 2048), and use indices outside."
     evidence = (
-        on_m4("any arithmetic on int32 is refused, and casts between fp16 and int32 and from fp16 to int8"),
-        on_m4("refused: cast, add, mul, select and greater_equal on int32; accepted: bool, quantize to int8, "
-              "uint16 indices of topk, squeeze of int16, gather_nd by int16", rows=True),
+        cite_m4_study("any arithmetic on int32 is refused, and casts between fp16 and int32 and from fp16 to int8"),
+        cite_m4_study("refused: cast, add, mul, select and greater_equal on int32; accepted: bool, quantize to int8, "
+                      "uint16 indices of topk, squeeze of int16, gather_nd by int16", rows=True),
         Vendor("with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup",
                source="apple/ml-ane-transformers README.md", date="2022-06"),
-        private("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are taken", chip="M1"),
-        private_quirk("fp32, int32 and bf16 are not implemented"),
+        cite_private_route("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are taken", chip="M1"),
+        cite_private_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        found = {op: sure for op in block.operations if (sure := refused(op)) is not None}
-        for members in chains(block, found) if found else ():
+        found = {op: sure for op in block.operations if (sure := check_integer_support(op)) is not None}
+        for members in group_integer_ops(block, found) if found else ():
             for sure in (True, False):
                 ops = [op for op in members if found.get(op) is sure]
                 if ops and sure:
-                    yield refusal(self, ops[0], _note(ops, members), message=_message(ops[0]), covers=ops)
+                    yield make_unsupported_hit(
+                        self, ops[0], _format_note(ops, members), message=_find_coreml_message(ops[0]), covers=ops
+                    )
                 elif ops:
-                    yield Hit(ops[0], note=f"{_note(ops, members)}; not measured", sure=False, covers=ops)
+                    yield Hit(ops[0], note=f"{_format_note(ops, members)}; not measured", sure=False, covers=ops)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("indices", _wrapped_indices)
-        yield Example("arithmetic", lambda: program(
+        yield Example("indices", _build_wrapped_gather)
+        yield Example("arithmetic", lambda: build_program(
             lambda i: Builder.mul(x=i, y=i, name="y"), dtype=types.int32, i=(3,)))
-        yield Example("passed through", lambda: program(
+        yield Example("passed through", lambda: build_program(
             lambda i: Builder.identity(x=i, name="y"), dtype=types.int32, i=(3,)))
-        yield Example("rounded to integers", lambda: program(
+        yield Example("rounded to integers", lambda: build_program(
             lambda x: Builder.cast(x=x, dtype="int32", name="y"), x=(3,)))
-        yield Example("to int8", lambda: program(lambda x: Builder.cast(x=x, dtype="int8", name="y"), x=(3,)))
-        yield Example("to uint8", lambda: program(lambda x: Builder.cast(x=x, dtype="uint8", name="y"), x=(3,)))
-        yield Example("size of a flexible input", lambda: program(
+        yield Example("to int8", lambda: build_program(lambda x: Builder.cast(x=x, dtype="int8", name="y"), x=(3,)))
+        yield Example("to uint8", lambda: build_program(lambda x: Builder.cast(x=x, dtype="uint8", name="y"), x=(3,)))
+        yield Example("size of a flexible input", lambda: build_program(
             lambda x: Builder.cast(x=Builder.shape(x=x), dtype="fp16", name="y"), x=(None, 3)))
-        yield Example("truth", lambda: program(
+        yield Example("truth", lambda: build_program(
             lambda x: Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16", name="y"), x=(3,)), reason="")
-        yield Example("constants", lambda: program(
+        yield Example("constants", lambda: build_program(
             lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)), reason="")
 
 
-def _note(ops: list[Operation], members: list[Operation]) -> str:
+def _format_note(ops: list[Operation], members: list[Operation]) -> str:
     most = Counter(op.op_type for op in ops).most_common()
-    shown = ", ".join(f"{count} {kind}" for kind, count in most[:_SHOWN])
-    more = f" and {len(most) - _SHOWN} kinds more" if len(most) > _SHOWN else ""
-    kinds = sorted({types.builtin_to_string(kind) for op in ops for kind in kinds_of(op)})
-    ends = purposes(members)
+    shown = ", ".join(f"{count} {kind}" for kind, count in most[:_MAX_KINDS_NAMED])
+    more = f" and {len(most) - _MAX_KINDS_NAMED} kinds more" if len(most) > _MAX_KINDS_NAMED else ""
+    kinds = sorted({types.builtin_to_string(kind) for op in ops for kind in find_integer_types(op)})
+    ends = describe_readers(members)
     named = "int32" if "int32" in kinds else " and ".join(kinds)
-    return f"{counted(len(ops), 'op')} on {named} ({shown}{more}){f': {ends}' if ends else ''}"
+    return f"{format_count(len(ops), 'op')} on {named} ({shown}{more}){f': {ends}' if ends else ''}"
 
 
-def _message(op: Operation) -> str | None:
+def _find_coreml_message(op: Operation) -> str | None:
     """What Core ML says of such an op, for the forms in which it was asked."""
-    if types.int32 not in kinds_of(op):
+    if types.int32 not in find_integer_types(op):
         return None
     if op.op_type in ("cast", "select"):
-        return _INT32
+        return _INT32_MESSAGE
     if op.op_type == "greater_equal" and is_const(op.y):
         return 'Unable to resolve operation input "y".'
     if op.op_type == "add" and is_const(op.y):
-        return 'Failed to extract constant value "add"' if op.y.rank else _INT32
+        return 'Failed to extract constant value "add"' if op.y.rank else _INT32_MESSAGE
     return None
 
 
-def _wrapped_indices() -> Program:
+def _build_wrapped_gather() -> Program:
     """What coremltools writes so that negative indices count from the end."""
     def body(ids: Var) -> Var:
         wrapped = Builder.add(x=ids, y=np.int32(16))
         ids = Builder.select(cond=Builder.greater_equal(x=ids, y=np.int32(0)), a=ids, b=wrapped)
-        result: Var = Builder.gather(x=weight(16, 4), indices=Builder.cast(x=ids, dtype="int16"), axis=0, name="y")
+        result: Var = Builder.gather(x=make_weight(16, 4), indices=Builder.cast(x=ids, dtype="int16"), axis=0, name="y")
         return result
 
-    return program(body, dtype=types.int32, ids=(3,))
+    return build_program(body, dtype=types.int32, ids=(3,))

@@ -8,13 +8,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import on_m4, surgery_tip
-from ..core.examples import program, weight
-from ..core.query import consumers
-from ..core.words import counted
-from ._follow import is_whole, readers
+from ..core.evidence import cite_m4_study, cite_surgery_tip
+from ..core.examples import build_program, make_weight
+from ..core.query import get_consumers
+from ..core.text_format import format_count
+from ._transitive_readers import find_transitive_readers, is_integer_or_bool
 
-_LOOKUPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
+_LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
 
 
 class IntInputs(BlockRule):
@@ -33,10 +33,10 @@ class IntInputs(BlockRule):
     code, slug = "ANE501", "int-inputs"
     advice = "Look embeddings up outside and pass their rows, and pass positions, lengths and masks as fp16."
     evidence = (
-        surgery_tip("passing an int, even an unused one, is an automatic signal for the CPU (whole model)"),
+        cite_surgery_tip("passing an int, even an unused one, is an automatic signal for the CPU (whole model)"),
         Vendor("contradicts it: with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup, "
                "because they are more efficient there", source="apple/ml-ane-transformers README.md", date="2022-06"),
-        on_m4("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them"),
+        cite_m4_study("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -44,52 +44,60 @@ class IntInputs(BlockRule):
             return
         first = next((op for op in block.operations if op.op_type != "const"), None)
         for name, var in block.inputs.items():
-            if not types.is_state(var.sym_type) and is_whole(var) and first is not None:
-                at = next(iter(consumers(var)), first)
-                yield Hit(at, note=f"input '{name}' is {types.builtin_to_string(var.dtype)}: {_use(var)}")
+            if not types.is_state(var.sym_type) and is_integer_or_bool(var) and first is not None:
+                at = next(iter(get_consumers(var)), first)
+                yield Hit(at, note=f"input '{name}' is {types.builtin_to_string(var.dtype)}: {_describe_use(var)}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("ids of an embedding", lambda: program(
-            lambda ids: Builder.gather(x=weight(16, 4), indices=ids, axis=0, name="y"), dtype=types.int32, ids=(3,)))
-        yield Example("arithmetic", lambda: program(
+        yield Example(
+            "ids of an embedding",
+            lambda: build_program(
+                lambda ids: Builder.gather(x=make_weight(16, 4), indices=ids, axis=0, name="y"),
+                dtype=types.int32,
+                ids=(3,),
+            ),
+        )
+        yield Example("arithmetic", lambda: build_program(
             lambda position: Builder.cast(x=Builder.add(x=position, y=np.int32(1)), dtype="fp16", name="y"),
             dtype=types.int32, position=(3,)))
-        yield Example("numbers", lambda: program(
+        yield Example("numbers", lambda: build_program(
             lambda count: Builder.relu(x=Builder.cast(x=count, dtype="fp16"), name="y"), dtype=types.int32,
             count=(3,)))
-        yield Example("fp16", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(3,)), reason="")
-        yield Example("integers inside", _inside, reason="")
+        yield Example("fp16", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(3,)), reason="")
+        yield Example("integers inside", _build_internal_integers, reason="")
 
 
-def _use(var: Var) -> str:
+def _describe_use(var: Var) -> str:
     """Who reads the input, in words."""
-    ends = readers(var, lambda op: all(is_whole(out) for out in op.outputs) and not _looks_up(op))
-    lookups = [op for op in ends if _looks_up(op)]
+    ends = find_transitive_readers(
+        var, lambda op: all(is_integer_or_bool(out) for out in op.outputs) and not _is_lookup(op)
+    )
+    lookups = [op for op in ends if _is_lookup(op)]
     numbers = [op for op in ends if op.op_type == "cast"]
     others = [op.op_type for op in ends if op not in lookups and op not in numbers]
     parts = [f"index of {len(lookups)} {lookups[0].op_type}"] if lookups else []
-    parts += [f"cast to numbers for {_first_reader(numbers[0])}"] if numbers else []
+    parts += [f"cast to numbers for {_name_first_reader(numbers[0])}"] if numbers else []
     parts += [f"read by {', '.join(sorted(set(others)))}"] if others else []
-    direct = sum(all(is_whole(out) for out in op.outputs) and not _looks_up(op) for op in consumers(var))
+    direct = sum(all(is_integer_or_bool(out) for out in op.outputs) and not _is_lookup(op) for op in get_consumers(var))
     if direct:
-        parts.append(f"{counted(direct, 'integer op')} on it first")
+        parts.append(f"{format_count(direct, 'integer op')} on it first")
     return "; ".join(parts) or "nothing computes with it"
 
 
-def _looks_up(op: Operation) -> bool:
+def _is_lookup(op: Operation) -> bool:
     """Whether `op` takes numbers from (or puts them to) the places that integers name."""
-    return op.op_type in _LOOKUPS and not all(is_whole(out) for out in op.outputs)
+    return op.op_type in _LOOKUP_OPS and not all(is_integer_or_bool(out) for out in op.outputs)
 
 
-def _first_reader(cast: Operation) -> str:
-    found = consumers(cast.outputs[0])
+def _name_first_reader(cast: Operation) -> str:
+    found = get_consumers(cast.outputs[0])
     return found[0].op_type if found else "an output"
 
 
-def _inside() -> Program:
+def _build_internal_integers() -> Program:
     def body(x: Var) -> Var:
         rows = Builder.reduce_argmax(x=x, axis=-1)
-        result: Var = Builder.gather(x=weight(8, 4), indices=rows, axis=0, name="y")
+        result: Var = Builder.gather(x=make_weight(8, 4), indices=rows, axis=0, name="y")
         return result
 
-    return program(body, x=(3, 8))
+    return build_program(body, x=(3, 8))

@@ -10,11 +10,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.examples import program, weight
+from ..core.examples import build_program, make_weight
 from ..core.query import is_compressed
-from ._refused import M4
+from ._unsupported_ops import M4
 
-_DATA = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
+_DATA_INPUTS = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
 "Which input of a compressed weight holds its integers."
 
 
@@ -50,27 +50,30 @@ class IntegerWeights(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         for var in (op.x, op.y) if op.op_type == "matmul" else (op.weight,):
-            kind = _integers(var)
+            kind = _read_stored_integer_type(var)
             if kind and not _has_blocks(op, var):
                 return Hit(op, sure=False, likely=True,
                            note=f"{kind} weight with scales: reported on the CPU of an M4, on the ANE of an A19 Pro")
         return Miss(op, "no weight of integers with scales by output channel", near=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("conv", lambda: _conv((4, 1, 1, 1)))
-        yield Example("one scale", lambda: _conv((1, 1, 1, 1)))
-        yield Example("first form", _affine)
-        yield Example("blocks", lambda: _conv((4, 2, 1, 1)),
+        yield Example("conv", lambda: _build_conv((4, 1, 1, 1)))
+        yield Example("one scale", lambda: _build_conv((1, 1, 1, 1)))
+        yield Example("first form", _build_affine_linear)
+        yield Example("blocks", lambda: _build_conv((4, 2, 1, 1)),
                       reason="no weight of integers with scales by output channel")
-        yield Example("plain", lambda: program(lambda x: Builder.conv(x=x, weight=weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
-                      reason="no weight of integers with scales by output channel")
+        yield Example(
+            "plain",
+            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
+            reason="no weight of integers with scales by output channel",
+        )
 
 
-def _integers(var: Var) -> str:
+def _read_stored_integer_type(var: Var) -> str:
     """The type of the integers that `var` is stored as; empty where it is not."""
-    if not is_compressed(var) or var.op.op_type not in _DATA:
+    if not is_compressed(var) or var.op.op_type not in _DATA_INPUTS:
         return ""
-    data = var.op.inputs[_DATA[var.op.op_type]]
+    data = var.op.inputs[_DATA_INPUTS[var.op.op_type]]
     return "" if data is None or types.is_float(data.dtype) else str(types.builtin_to_string(data.dtype))
 
 
@@ -85,18 +88,18 @@ def _has_blocks(op: Operation, var: Var) -> bool:
     return int(var.op.scale.shape[axis]) > 1
 
 
-def _conv(scale: tuple[int, ...]) -> Program:
+def _build_conv(scale: tuple[int, ...]) -> Program:
     data: np.ndarray[Any, Any] = (np.arange(32) % 15 - 7).reshape(4, 8, 1, 1).astype(np.int8)
 
     def body(x: Var) -> Var:
-        stored = Builder.constexpr_blockwise_shift_scale(data=data, scale=weight(*scale) + np.float16(1))
+        stored = Builder.constexpr_blockwise_shift_scale(data=data, scale=make_weight(*scale) + np.float16(1))
         result: Var = Builder.conv(x=x, weight=stored, name="y")
         return result
 
-    return program(body, opset=ct.target.iOS18, x=(1, 8, 5, 6))
+    return build_program(body, opset=ct.target.iOS18, x=(1, 8, 5, 6))
 
 
-def _affine() -> Program:
+def _build_affine_linear() -> Program:
     def body(x: Var) -> Var:
         stored = Builder.constexpr_affine_dequantize(
             quantized_data=np.arange(32, dtype=np.int8).reshape(4, 8), zero_point=np.int8(0), axis=0,
@@ -104,4 +107,4 @@ def _affine() -> Program:
         result: Var = Builder.linear(x=x, weight=stored, name="y")
         return result
 
-    return program(body, x=(3, 8))
+    return build_program(body, x=(3, 8))

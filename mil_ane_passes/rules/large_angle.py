@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.bounds import largest, seen
+from ..core.bounds import bound_magnitude, get_measured_range
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private, surgery_tip
-from ..core.examples import program
+from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..core.examples import build_program
 
 
 class LargeAngle(Rule):
@@ -31,17 +31,28 @@ class LargeAngle(Rule):
     advice = "Bring the angle into one turn before it is large, in fp32 or outside the model."
     measures = True
     evidence = (
-        Community("sine within 6.3e-4; 33 table points over a quarter period, the rest by symmetry; how arguments are "
-                 "reduced is not stated", source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
-                                                 "notes/numerics.md", chip="M6", date="2026-10-05"),
-        on_m4("sin and cos are accepted"),
-        private("sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial stands "
-                "in"),
-        surgery_tip("a model with a single sin or cos layer does not run on the ANE: at odds with the M4 list, unless "
-                    "it is the cost of so small a model"),
-        Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
-                  "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
-                  chip="n150 (no Apple chip)", date="2026-06-22"),
+        Community(
+            "sine within 6.3e-4; 33 table points over a quarter period, the rest by symmetry; how arguments are "
+            "reduced is not stated",
+            source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
+            chip="M6",
+            date="2026-10-05",
+        ),
+        cite_m4_study("sin and cos are accepted"),
+        cite_private_route(
+            "sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial stands in"
+        ),
+        cite_surgery_tip(
+            "a model with a single sin or cos layer does not run on the ANE: at odds with the M4 list, unless "
+            "it is the cost of so small a model"
+        ),
+        Community(
+            "a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
+            "another machine, the same arithmetic)",
+            source="https://github.com/tenstorrent/tt-xla/issues/5332",
+            chip="n150 (no Apple chip)",
+            date="2026-06-22",
+        ),
     )
 
     beyond: float = 100.0
@@ -50,40 +61,42 @@ class LargeAngle(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.dtype != types.fp16:
             return Miss(op, "computed in fp32, which resolves such angles, but not on the ANE")
-        bound, found = largest(op.x), seen(self.measured, op.x)
+        bound, found = bound_magnitude(op.x), get_measured_range(self.measured, op.x)
         if bound is not None and bound <= self.beyond:
             return Miss(op, f"the program keeps the angle within {bound:.4g}")
         if found is None:
             return Hit(op, note=f"nothing here keeps the angle within {self.beyond:g}, where fp16 angles are "
-                                f"{_step(self.beyond):g} apart")
+                                f"{_compute_fp16_spacing(self.beyond):g} apart")
         if found.largest <= self.beyond and found.finite:
             return Miss(op, f"the angle reaches {found.largest:.4g} in the runs at hand, within {self.beyond:g}")
         return Hit(op, note=f"the angle reaches {found.largest:.4g} in the runs at hand, where fp16 angles are "
-                            f"{_step(found.largest):g} apart")
+                            f"{_compute_fp16_spacing(found.largest):g} apart")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("anything", lambda: _sine(lambda x: x), measured=False)
-        yield Example("seen to be large", lambda: _sine(lambda x: Builder.mul(x=x, y=np.float16(100))), scale=30.0)
-        yield Example("cosine", lambda: program(lambda x: Builder.cos(x=x, name="y"), x=(4, 8)), measured=False)
-        yield Example("seen to be small", lambda: _sine(lambda x: x),
+        yield Example("anything", lambda: _build_sine(lambda x: x), measured=False)
+        yield Example(
+            "seen to be large", lambda: _build_sine(lambda x: Builder.mul(x=x, y=np.float16(100))), scale=30.0
+        )
+        yield Example("cosine", lambda: build_program(lambda x: Builder.cos(x=x, name="y"), x=(4, 8)), measured=False)
+        yield Example("seen to be small", lambda: _build_sine(lambda x: x),
                       reason="the angle reaches 2.324 in the runs at hand, within 100")
-        yield Example("mod", lambda: _sine(lambda x: Builder.mod(x=x, y=np.float16(6.28))),
+        yield Example("mod", lambda: _build_sine(lambda x: Builder.mod(x=x, y=np.float16(6.28))),
                       reason="the program keeps the angle within 6.281")
-        yield Example("reduced", lambda: _sine(_reduced), reason="the program keeps the angle within 6.281")
-        yield Example("fp32", lambda: _sine(lambda x: x, types.fp32),
+        yield Example("reduced", lambda: _build_sine(_reduce_angle), reason="the program keeps the angle within 6.281")
+        yield Example("fp32", lambda: _build_sine(lambda x: x, types.fp32),
                       reason="computed in fp32, which resolves such angles, but not on the ANE")
 
 
-def _step(magnitude: float) -> float:
+def _compute_fp16_spacing(magnitude: float) -> float:
     """How far apart fp16 numbers of this size are."""
     return float(np.spacing(np.float16(min(magnitude, 65504.0))))
 
 
-def _reduced(x: Var) -> Var:
+def _reduce_angle(x: Var) -> Var:
     turns = Builder.round(x=Builder.mul(x=x, y=np.float16(1 / 6.28)))
     result: Var = Builder.sub(x=x, y=Builder.mul(x=turns, y=np.float16(6.28)))
     return result
 
 
-def _sine(angle: Callable[[Var], Var], dtype: object = types.fp16) -> Program:
-    return program(lambda x: Builder.sin(x=angle(x), name="y"), dtype=dtype, x=(4, 8))
+def _build_sine(angle: Callable[[Var], Var], dtype: object = types.fp16) -> Program:
+    return build_program(lambda x: Builder.sin(x=angle(x), name="y"), dtype=dtype, x=(4, 8))

@@ -8,10 +8,10 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Function, Program, types
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
-from ..core.examples import program
-from ..core.query import consumers, kind_of
+from ..core.examples import build_program
+from ..core.query import get_consumers, get_type_info
 
-_PLANE = 5568 * 5568
+_MIN_FAILING_PLANE = 5568 * 5568
 
 
 class LargeInput(BlockRule):
@@ -39,16 +39,18 @@ class LargeInput(BlockRule):
             return
         first = next((op for op in block.operations if op.op_type != "const"), None)
         for name, var in block.inputs.items():
-            shape = () if types.is_state(var.sym_type) else kind_of(var).shape or ()
-            if first is not None and len(shape) == 4 and prod(shape[2:]) >= _PLANE:
-                yield Hit(next(iter(consumers(var)), first), note=f"input '{name}' is {'x'.join(map(str, shape))}; "
+            shape = () if types.is_state(var.sym_type) else get_type_info(var).shape or ()
+            if first is not None and len(shape) == 4 and prod(shape[2:]) >= _MIN_FAILING_PLANE:
+                yield Hit(next(iter(get_consumers(var)), first), note=f"input '{name}' is {'x'.join(map(str, shape))}; "
                                                                   "1x3x5568x5568 failed to compile")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as reported", lambda: _input(5568))
-        yield Example("smaller", lambda: _input(5567), reason="")
+        yield Example("as reported", lambda: _build_max_pool(5568))
+        yield Example("smaller", lambda: _build_max_pool(5567), reason="")
 
 
-def _input(side: int) -> Program:
-    return program(lambda x: Builder.max_pool(x=x, kernel_sizes=[8, 8], strides=[8, 8], pad_type="valid", name="y"),
-                   x=(1, 3, side, side))
+def _build_max_pool(side: int) -> Program:
+    return build_program(
+        lambda x: Builder.max_pool(x=x, kernel_sizes=[8, 8], strides=[8, 8], pad_type="valid", name="y"),
+        x=(1, 3, side, side),
+    )

@@ -8,16 +8,16 @@ from math import prod
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.evidence import for_authors
-from ..core.examples import program
-from ..core.islands import by_function
-from ..core.layout import padded_bytes, size_text
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.examples import build_program
+from ..core.layout import compute_padded_bytes, format_bytes
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan, Row
-from ..core.query import itemsize, static_shape
-from ..core.words import counted
-from ._plans import inputs_at, listed
+from ..core.query import get_itemsize, get_static_shape
+from ..core.text_format import format_count
+from ._plan_rules import format_list, map_inputs_to_ops
 
-_TAKEN = (types.fp16, types.int8, types.uint8)
+_SUPPORTED_TYPES = (types.fp16, types.int8, types.uint8)
 
 
 class LastAxisWaste(PlanRule):
@@ -37,12 +37,20 @@ class LastAxisWaste(PlanRule):
     level = "note"
     advice = "Lay such tensors out with a longer axis last, for instance (1, C, 1, S) in place of (1, C, S, 1)."
     evidence = (
-        for_authors("the last axis of inputs and outputs is contiguous and aligned to 64 bytes; a singleton last axis "
-                    "costs 32 times the memory in fp16, 64 times in int8; values between may tolerate smaller widths"),
-        Vendor("a singleton last axis is padded to 64 bytes: 32 times the memory in 16 bit",
-               source="https://machinelearning.apple.com/research/neural-engine-transformers", date="2022-06"),
-        Community("row and plane strides are multiples of 64 bytes, whole buffers of 16 KiB (a driver for Linux)",
-                  source="eiln/ane libane/ane.c", chip="M1"),
+        cite_apple_authoring_rules(
+            "the last axis of inputs and outputs is contiguous and aligned to 64 bytes; a singleton last axis "
+            "costs 32 times the memory in fp16, 64 times in int8; values between may tolerate smaller widths"
+        ),
+        Vendor(
+            "a singleton last axis is padded to 64 bytes: 32 times the memory in 16 bit",
+            source="https://machinelearning.apple.com/research/neural-engine-transformers",
+            date="2022-06",
+        ),
+        Community(
+            "row and plane strides are multiples of 64 bytes, whole buffers of 16 KiB (a driver for Linux)",
+            source="eiln/ane libane/ane.c",
+            chip="M1",
+        ),
     )
     times: float = 4.0
     "How many times its bytes the rows must take; the number is ours."
@@ -50,48 +58,60 @@ class LastAxisWaste(PlanRule):
     "Bytes of padding below which a tensor is not mentioned; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
-            values = _values(list(plan.program.functions[name].inputs.values()), rows)
-            sizes = {var: size for var in values if (size := _bytes(var)) is not None}
+        for name, rows in iterate_rows_by_function(plan):
+            values = _find_ane_values(list(plan.program.functions[name].inputs.values()), rows)
+            sizes = {var: size for var in values if (size := _count_dense_and_padded_bytes(var)) is not None}
             wasted = [var for var, (dense, padded) in sizes.items()
                       if padded >= self.times * dense and padded - dense >= self.lost]
             if wasted:
                 wasted.sort(key=lambda var: sizes[var][1] - sizes[var][0], reverse=True)
                 yield Hit(values[wasted[0]], covers=list(dict.fromkeys(values[var] for var in wasted)),
-                          note=_note(wasted, sizes))
+                          note=_format_note(wasted, sizes))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a last axis of one", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 600, 1)))
-        yield Example("a last axis of seven", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(8, 512, 7, 7)))
-        yield Example("its own layout", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 600)),
-                      reason="")
-        yield Example("a small one", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 1)),
+        yield Example(
+            "a last axis of one", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 600, 1))
+        )
+        yield Example(
+            "a last axis of seven", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(8, 512, 7, 7))
+        )
+        yield Example(
+            "its own layout",
+            lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 600)),
+            reason="",
+        )
+        yield Example("a small one", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 1)),
                       reason="")
 
 
-def _values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:
+def _find_ane_values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:
     """Inputs and what ops make that the ANE takes or that feed one, each with the op it is reported at."""
     makers = {var: row for row in rows for var in row.op.outputs}
-    found = inputs_at(inputs, rows)
+    found = map_inputs_to_ops(inputs, rows)
     for var, row in makers.items():
-        if row.takes or any(reader.takes for reader in _readers(var, makers)):
+        if row.takes or any(reader.takes for reader in _find_reader_rows(var, makers)):
             found[var] = row.op
     return found
 
 
-def _readers(var: Var, makers: dict[Var, Row]) -> list[Row]:
+def _find_reader_rows(var: Var, makers: dict[Var, Row]) -> list[Row]:
     return [makers[op.outputs[0]] for op in var.child_ops if op.outputs and op.outputs[0] in makers]
 
 
-def _bytes(var: Var) -> tuple[int, int] | None:
+def _count_dense_and_padded_bytes(var: Var) -> tuple[int, int] | None:
     """Bytes without padding and with padded rows; None where they cannot be told or where the ANE has none."""
-    shape = static_shape(var) if types.is_tensor(var.sym_type) and var.dtype in _TAKEN else None
-    return None if not shape else (prod(shape) * itemsize(var), padded_bytes(shape, itemsize(var)))
+    shape = get_static_shape(var) if types.is_tensor(var.sym_type) and var.dtype in _SUPPORTED_TYPES else None
+    return None if not shape else (prod(shape) * get_itemsize(var), compute_padded_bytes(shape, get_itemsize(var)))
 
 
-def _note(wasted: list[Var], sizes: dict[Var, tuple[int, int]]) -> str:
-    each = [f"%{var.name} ({', '.join(map(str, var.shape))}) {size_text(sizes[var][0])} in {size_text(sizes[var][1])}, "
-            f"{sizes[var][1] / sizes[var][0]:.3g}x" for var in wasted]
+def _format_note(wasted: list[Var], sizes: dict[Var, tuple[int, int]]) -> str:
+    each = [
+        f"%{var.name} ({', '.join(map(str, var.shape))}) {format_bytes(sizes[var][0])} in {format_bytes(sizes[var][1])}, "
+        f"{sizes[var][1] / sizes[var][0]:.3g}x"
+        for var in wasted
+    ]
     dense, padded = (sum(size[at] for size in sizes.values()) for at in (0, 1))
-    return (f"{counted(len(wasted), 'tensor')} with short rows: {listed(each)}; all tensors of the function need "
-            f"{size_text(dense)} and take {size_text(padded)}")
+    return (
+        f"{format_count(len(wasted), 'tensor')} with short rows: {format_list(each)}; all tensors of the function need "
+        f"{format_bytes(dense)} and take {format_bytes(padded)}"
+    )

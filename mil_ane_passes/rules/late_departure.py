@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Var
 
 from ..core.contract import Example, Hit, Miss, PlanRule
-from ..core.evidence import in_2020
-from ..core.islands import Island, by_function, islands_of
+from ..core.evidence import cite_2020_layer_list
+from ..core.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
 from ..core.plan import Plan, Row
-from ..core.query import flat_inputs
-from ..core.words import counted, duration_text
-from ..residency.segments import partition
-from ._plans import COST_MODEL, chain, kinds, listed
+from ..core.query import get_flat_inputs
+from ..core.text_format import format_count, format_duration
+from ..residency.segments import find_cheapest_partition
+from ._plan_rules import COST_MODEL, format_list, format_op_types, make_chain_builder
 
 
 class LateDeparture(PlanRule):
@@ -34,17 +34,19 @@ class LateDeparture(PlanRule):
     level, confidence = "note", "medium"
     advice = "Split the model at the values named and run the second part on its own."
     evidence = (
-        in_2020("where what the ANE does not take stands near the end, split the model and run one part after the "
-                "other: the first can use the ANE; may be faster than running all on CPU or GPU"),
-        in_2020("Core ML may run the first part on the ANE and then switch for the rest"),
+        cite_2020_layer_list(
+            "where what the ANE does not take stands near the end, split the model and run one part after the "
+            "other: the first can use the ANE; may be faster than running all on CPU or GPU"
+        ),
+        cite_2020_layer_list("Core ML may run the first part on the ANE and then switch for the rest"),
         COST_MODEL,
     )
     share: float = 0.5
     "Least share of a function's ops before the departure; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for _, rows in by_function(plan):
-            last = next(iter(islands_of(rows)[-1:]), None)
+        for _, rows in iterate_rows_by_function(plan):
+            last = next(iter(find_cpu_partitions(rows)[-1:]), None)
             if last is None or not last.last or not last.refused or last.first:
                 continue
             before = len(rows) - len(last.rows)
@@ -52,44 +54,48 @@ class LateDeparture(PlanRule):
                 yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops stand before the last departure, less than "
                                             f"{self.share:.0%}")
                 continue
-            crossing = _crossing(rows, last)
+            crossing = _find_crossing_values(rows, last)
             now = sum(row.backend == "ane" for row in rows[:before])
             then = _count_on_ane(rows[:before], {*crossing, *plan.program.functions[rows[0].function].outputs})
             if then < now:
                 yield Miss(last.rows[0].op, f"of the {before} ops before the last departure {now} are predicted on the "
                                             f"ANE, and {then} in a model of their own")
                 continue
-            note = f"{_note(rows, last, crossing)}: {before} ops before, {then} of them predicted on the ANE, " \
+            note = f"{_format_note(rows, last, crossing)}: {before} ops before, {then} of them predicted on the ANE, " \
                    f"{len(last.rows)} after"
             yield Hit(last.refused[0].op, note=note, covers=[row.op for row in last.rows],
                       split_at=[[var.name for var in crossing]])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one refused op, another behind it", chain("ttttct"))
-        yield Example("at the very end", chain("ttttc"))
-        yield Example("early", chain("ttctctctct"), reason="2 of 10 ops stand before the last departure, less than 50%")
-        yield Example("it comes back", chain("ttcttt"), reason="")
-        yield Example("nowhere on the ANE", chain("tct", 1, 8), reason="")
+        yield Example("one refused op, another behind it", make_chain_builder("ttttct"))
+        yield Example("at the very end", make_chain_builder("ttttc"))
+        yield Example(
+            "early",
+            make_chain_builder("ttctctctct"),
+            reason="2 of 10 ops stand before the last departure, less than 50%",
+        )
+        yield Example("it comes back", make_chain_builder("ttcttt"), reason="")
+        yield Example("nowhere on the ANE", make_chain_builder("tct", 1, 8), reason="")
 
 
 def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
     """How many of `rows` are predicted on the ANE in a model of their own that returns `outputs`."""
     made = [sum(var in outputs for var in row.op.outputs) for row in rows]
-    engines, _ = partition([row.cost for row in rows], made)
+    engines, _ = find_cheapest_partition([row.cost for row in rows], made)
     return sum(engine == "ane" for engine in engines)
 
 
-def _note(rows: list[Row], tail: Island, crossing: list[Var]) -> str:
+def _format_note(rows: list[Row], tail: CpuPartition, crossing: list[Var]) -> str:
     after = len(tail.rows)
-    dragged = f", {counted(len(tail.dragged), 'op')} that the ANE takes among them" if tail.dragged else ""
+    dragged = f", {format_count(len(tail.stranded), 'op')} that the ANE takes among them" if tail.stranded else ""
     cut = [f"%{var.name}" for var in crossing]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
-    return (f"{last} predicted on the CPU ({duration_text(tail.milliseconds)}), because of "
-            f"{kinds(row.op for row in tail.refused)}{dragged}; cut at {listed(cut, 3, 'value')}")
+    return (f"{last} predicted on the CPU ({format_duration(tail.milliseconds)}), because of "
+            f"{format_op_types(row.op for row in tail.refused)}{dragged}; cut at {format_list(cut, 3, 'value')}")
 
 
-def _crossing(rows: list[Row], tail: Island) -> list[Var]:
+def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:
     """Values made before the tail that the tail reads, in the order in which it does."""
     behind = {row.op for row in tail.rows}
     made = {var for row in rows if row.op not in behind for var in row.op.outputs}
-    return list(dict.fromkeys(var for row in tail.rows for var in flat_inputs(row.op) if var in made))
+    return list(dict.fromkeys(var for row in tail.rows for var in get_flat_inputs(row.op) if var in made))

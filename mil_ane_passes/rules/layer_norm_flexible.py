@@ -9,11 +9,11 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.examples import program
-from ..core.islands import by_function
+from ..core.examples import build_program
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
 from ..core.query import is_opaque
-from ..core.words import counted
+from ..core.text_format import format_count
 
 
 class LayerNormFlexible(PlanRule):
@@ -37,31 +37,31 @@ class LayerNormFlexible(PlanRule):
     )
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
-            norms = [row.op for row in rows if _struck(row.op)]
+        for name, rows in iterate_rows_by_function(plan):
+            norms = [row.op for row in rows if _is_dynamic_rank_3_norm(row.op)]
             if not norms:
                 continue
-            kinds = _flexibilities(plan.package, name)
+            kinds = _find_shape_flexibilities(plan.package, name)
             if kinds and "enumerated" not in kinds:
                 yield Miss(norms[0], "the shapes are ranged, with which layer_norm runs", near=False)
                 continue
             how = "the shapes are enumerated" if kinds else "if the shapes are enumerated"
-            count = f"{counted(len(norms), 'layer_norm')} of rank 3 with a dimension that is not fixed"
+            count = f"{format_count(len(norms), 'layer_norm')} of rank 3 with a dimension that is not fixed"
             yield Hit(norms[0], covers=norms, note=f"{count}: {how}, the model was reported off the ANE")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("rank 3", lambda: _norm(None, 4, 8))
-        yield Example("fixed", lambda: _norm(2, 4, 8), reason="")
-        yield Example("rank 4", lambda: _norm(None, 2, 4, 8), reason="")
+        yield Example("rank 3", lambda: _build_layer_norm(None, 4, 8))
+        yield Example("fixed", lambda: _build_layer_norm(2, 4, 8), reason="")
+        yield Example("rank 4", lambda: _build_layer_norm(None, 2, 4, 8), reason="")
 
 
-def _struck(op: Operation) -> bool:
+def _is_dynamic_rank_3_norm(op: Operation) -> bool:
     if op.op_type != "layer_norm" or is_opaque(op) or not types.is_tensor(op.x.sym_type):
         return False
     return op.x.rank == 3 and bool(any_symbolic(op.x.shape))
 
 
-def _flexibilities(package: Any, function: str) -> set[str]:
+def _find_shape_flexibilities(package: Any, function: str) -> set[str]:
     """How the package says that its inputs' shapes vary: enumerated, ranged; empty where nothing is known."""
     found = set()
     for feature in package.description(function).input if package is not None else ():
@@ -71,5 +71,5 @@ def _flexibilities(package: Any, function: str) -> set[str]:
     return found
 
 
-def _norm(*shape: int | None) -> Program:
-    return program(lambda x: Builder.layer_norm(x=x, axes=[-1], name="y"), x=shape)
+def _build_layer_norm(*shape: int | None) -> Program:
+    return build_program(lambda x: Builder.layer_norm(x=x, axes=[-1], name="y"), x=shape)

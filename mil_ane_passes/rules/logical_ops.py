@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import masks, program
-from ._refused import M4, admits, chips
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_mask_program, build_program
+from ._unsupported_ops import M4, format_chips, is_any_admitted
 
 
 class LogicalOps(Rule):
@@ -27,22 +27,26 @@ class LogicalOps(Rule):
     refuses, confidence = True, "low"
     advice = "Use fp16 masks of 0 and 1 with mul (and), maximum (or), abs of sub (xor): the same bits."
     evidence = (
-        on_m4("logical_and is accepted, contradicts the private route"),
-        private("logical_and, logical_or and logical_xor are supported nowhere"),
+        cite_m4_study("logical_and is accepted, contradicts the private route"),
+        cite_private_route("logical_and, logical_or and logical_xor are supported nowhere"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "logical_and":
-            others = tuple(one for one in self.generations if not admits(M4, (one,)))
+            others = tuple(one for one in self.generations if not is_any_admitted(M4, (one,)))
             if not others:
                 return Miss(op, "logical_and is accepted on M4", near=False)
-            return Hit(op, sure=False, note=f"logical_and is accepted on M4, and not measured on {chips(others)}; a "
-                                            "private route refuses it")
+            return Hit(
+                op,
+                sure=False,
+                note=f"logical_and is accepted on M4, and not measured on {format_chips(others)}; a "
+                "private route refuses it",
+            )
         return Hit(op, sure=False, note=f"{op.op_type} was not measured through Core ML; a private route refuses it")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("and", lambda: masks("logical_and"))
-        yield Example("or", lambda: masks("logical_or"))
-        yield Example("xor", lambda: masks("logical_xor"))
-        yield Example("product", lambda: program(
+        yield Example("and", lambda: build_mask_program("logical_and"))
+        yield Example("or", lambda: build_mask_program("logical_or"))
+        yield Example("xor", lambda: build_mask_program("logical_xor"))
+        yield Example("product", lambda: build_program(
             lambda x, z: Builder.mul(x=x, y=z, name="y"), x=(2, 3), z=(2, 3)), reason="")

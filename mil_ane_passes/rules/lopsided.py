@@ -8,16 +8,16 @@ from math import prod
 from coremltools.converters.mil.mil import Builder, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.evidence import on_m4, surgery_tip
-from ..core.examples import program
-from ..core.islands import by_function
-from ..core.limits import limit
+from ..core.evidence import cite_m4_study, cite_surgery_tip
+from ..core.examples import build_program
+from ..core.limits import find_limit
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
-from ..core.query import static_shape
-from ..core.words import counted
-from ._plans import inputs_at, listed
+from ..core.query import get_static_shape
+from ..core.text_format import format_count
+from ._plan_rules import format_list, map_inputs_to_ops
 
-_TAKEN = (types.fp16, types.int8, types.uint8)
+_SUPPORTED_TYPES = (types.fp16, types.int8, types.uint8)
 
 
 class Lopsided(PlanRule):
@@ -36,8 +36,8 @@ class Lopsided(PlanRule):
     level, confidence = "note", "low"
     advice = "Reshape long vectors to two axes, or cut them into chunks that go into the batch."
     evidence = (
-        surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
-        on_m4("contradicts it: a relu of (65536,) is accepted", rows=True),
+        cite_surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
+        cite_m4_study("contradicts it: a relu of (65536,) is accepted", rows=True),
         Community("a width of 16384 passes, 17920 fails", chip="M3 Ultra", os="macOS 26.3.1", date="2026-03-20",
                   source="https://github.com/ncdrone/rustane/issues/13"),
     )
@@ -47,35 +47,37 @@ class Lopsided(PlanRule):
     "Elements on all other axes together, at most; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
+        for name, rows in iterate_rows_by_function(plan):
             made = {var: row.op for row in rows for var in row.op.outputs}
-            read = inputs_at(plan.program.functions[name].inputs.values(), rows)
+            read = map_inputs_to_ops(plan.program.functions[name].inputs.values(), rows)
             found = [var for var in (*read, *made) if self._is_lopsided(var)]
             if found:
                 found.sort(key=lambda var: max(var.shape), reverse=True)
                 at = [(made | read)[var] for var in found]
-                yield Hit(at[0], covers=list(dict.fromkeys(at)), note=_note(found))
+                yield Hit(at[0], covers=list(dict.fromkeys(at)), note=_format_note(found))
 
     def _is_lopsided(self, var: Var) -> bool:
-        if not types.is_tensor(var.sym_type) or var.dtype not in _TAKEN:
+        if not types.is_tensor(var.sym_type) or var.dtype not in _SUPPORTED_TYPES:
             return False
-        shape = static_shape(var)
+        shape = get_static_shape(var)
         return bool(shape and self.longest < max(shape) <= self._limit and prod(shape) <= max(shape) * self.others)
 
     @property
     def _limit(self) -> int:
         """What an axis may be on every generation looked at."""
-        strictest = limit("spatial", self.generations)
+        strictest = find_limit("spatial", self.generations)
         return strictest.most if strictest else 0
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a signal", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(16000,)))
-        yield Example("padded with ones", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 1, 10000, 1)))
-        yield Example("short", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(8192,)), reason="")
-        yield Example("folded", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(4, 4000)), reason="")
-        yield Example("refused", lambda: program(lambda x: Builder.tanh(x=x, name="y"), x=(50000,)), reason="")
+        yield Example("a signal", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(16000,)))
+        yield Example(
+            "padded with ones", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 1, 10000, 1))
+        )
+        yield Example("short", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(8192,)), reason="")
+        yield Example("folded", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(4, 4000)), reason="")
+        yield Example("refused", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(50000,)), reason="")
 
 
-def _note(found: list[Var]) -> str:
+def _format_note(found: list[Var]) -> str:
     shown = [f"%{var.name} {tuple(int(extent) for extent in var.shape)}" for var in found]
-    return f"{counted(len(found), 'tensor')} on one axis: {listed(shown)}"
+    return f"{format_count(len(found), 'tensor')} on one axis: {format_list(shown)}"

@@ -8,11 +8,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m1, on_m4, private
-from ..core.examples import program
-from ._refused import M1_TO_M5, refusal
+from ..core.evidence import cite_m1_gpt_notes, cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
-_CURES = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
+_REPLACEMENTS = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
 
 
 class MasksAtRunTime(Rule):
@@ -27,24 +27,31 @@ class MasksAtRunTime(Rule):
     """
 
     code, slug = "ANE208", "mask-at-run-time"
-    roots = tuple(_CURES)
+    roots = tuple(_REPLACEMENTS)
     refuses, confidence = True, "high"
     advice = "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot."
     evidence = (
-        on_m4("one_hot and band_part are refused; comparisons, select and mul are accepted"),
-        private("one_hot and band_part have no form on any generation"),
-        on_m1("parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"),
+        cite_m4_study("one_hot and band_part are refused; comparisons, select and mul are accepted"),
+        cite_private_route("one_hot and band_part have no form on any generation"),
+        cite_m1_gpt_notes(
+            "parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"
+        ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         message = 'Unsupported MIL operation "one_hot".' if op.op_type == "one_hot" else None
-        return refusal(self, op, f"the ANE takes no {op.op_type}; {_CURES[op.op_type]} stands for it", seen=M1_TO_M5,
-                       message=message)
+        return make_unsupported_hit(
+            self,
+            op,
+            f"the ANE takes no {op.op_type}; {_REPLACEMENTS[op.op_type]} stands for it",
+            seen=M1_TO_M5,
+            message=message,
+        )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one_hot", lambda: program(
+        yield Example("one_hot", lambda: build_program(
             lambda ids: Builder.one_hot(indices=ids, one_hot_vector_size=8, name="y"), dtype=types.int32, ids=(1, 4)))
-        yield Example("band_part", lambda: program(
+        yield Example("band_part", lambda: build_program(
             lambda x: Builder.band_part(x=x, lower=-1, upper=0, name="y"), x=(1, 4, 4)))
-        yield Example("constant mask", lambda: program(
+        yield Example("constant mask", lambda: build_program(
             lambda x: Builder.mul(x=x, y=np.tril(np.ones((4, 4), np.float16)), name="y"), x=(1, 4, 4)), reason="")

@@ -8,10 +8,10 @@ from coremltools.converters.mil.mil import Builder, Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.examples import program
-from ..core.limits import evidence_of, limit, over
-from ..core.query import is_compressed, is_const, value
-from ._sizes import among
+from ..core.examples import build_program
+from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
+from ..core.query import get_const_value, is_compressed, is_const
+from ._sizes import select_generations
 
 
 class MatmulInnerDimension(Rule):
@@ -27,39 +27,41 @@ class MatmulInnerDimension(Rule):
     roots = ("matmul", "linear")
     refuses, confidence = True, "medium"
     advice = "Split the inner dimension into products that are added (rounded otherwise)."
-    evidence = evidence_of("matmul-inner")
+    evidence = collect_evidence("matmul-inner")
 
     def match(self, op: Operation) -> Hit | Miss:
-        rows = op.op_type == "matmul" and value(op.transpose_x, False) and op.x.rank > 1
+        rows = op.op_type == "matmul" and get_const_value(op.transpose_x, False) and op.x.rank > 1
         inner = op.x.shape[-2 if rows else -1] if op.x.rank else 1
         if is_symbolic(inner):
             return Miss(op, "the inner dimension is symbolic", near=False)
         inner, looked_at = int(inner), tuple(self.generations)
-        long = over("matmul-inner", inner, looked_at)
+        long = find_exceeded_limit("matmul-inner", inner, looked_at)
         if long is None:
-            most = limit("matmul-inner", looked_at)
+            most = find_limit("matmul-inner", looked_at)
             at_limit = most is not None and most.most == inner
             return Miss(op, f"inner dimension {inner}, the limit is {inner}" if at_limit else "fits", near=at_limit)
         note = f"inner dimension {inner} {long.words}"
         if op.op_type == "linear" or any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
             return Hit(op, note=f"{note}; measured for two computed operands, not for a constant one", sure=False)
-        later = among(looked_at, "m4", "m6")
+        later = select_generations(looked_at, "m4", "m6")
         message = f"Error: the output channel of input A ({2 * inner} kB) can not fit the Kmem (65536 kB)"
-        fails_on_m4 = over("matmul-inner", inner, later) is not None and bool(among(looked_at, "m4"))
+        fails_on_m4 = find_exceeded_limit("matmul-inner", inner, later) is not None and bool(
+            select_generations(looked_at, "m4")
+        )
         return Hit(op, note=note, sure=long.sure, message=message if fails_on_m4 else None)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("over 32768", lambda: program(
+        yield Example("over 32768", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 32769), z=(32769, 2)))
-        yield Example("transposed", lambda: program(
+        yield Example("transposed", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"), x=(40000, 2), z=(40000, 2)))
-        yield Example("on an M1", lambda: program(
+        yield Example("on an M1", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 16385), z=(16385, 2)))
-        yield Example("at the limit", lambda: program(
+        yield Example("at the limit", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 16384), z=(16384, 2)),
             reason="inner dimension 16384, the limit is 16384")
-        yield Example("small", lambda: program(
+        yield Example("small", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 3), z=(3, 2)), reason="fits")
-        yield Example("symbolic", lambda: program(
+        yield Example("symbolic", lambda: build_program(
             lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"), x=(None, 2), z=(4, 2)),
             reason="the inner dimension is symbolic")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.limits import POOL_SIDE, evidence_of, over
-from ._sizes import among, spatial
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.limits import MAX_POOL_SIDE, collect_evidence, find_exceeded_limit
+from ._sizes import read_kernel_size, select_generations
 
 
 class MaxPoolKernel(Rule):
@@ -31,45 +31,53 @@ class MaxPoolKernel(Rule):
     refuses, confidence = True, "high"
     advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); a mean over all is a reduce_mean."
     evidence = (
-        *evidence_of("max-pool-width"),
-        on_m4("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
-        private("a pool's window ends at 29 on M1, at 31 later"),
+        *collect_evidence("max-pool-width"),
+        cite_m4_study("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
+        cite_private_route("a pool's window ends at 29 on M1, at 31 later"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        window = spatial(op)
+        window = read_kernel_size(op)
         if window is None:
             return Miss(op, "the window is not constant", near=False)
         width, looked_at = window[-1], tuple(self.generations)
-        wide = over("max-pool-width", width, looked_at) if op.op_type == "max_pool" else None
+        wide = find_exceeded_limit("max-pool-width", width, looked_at) if op.op_type == "max_pool" else None
         if wide and width != 32:
             flat = len(window) == 2
             message = f"Invalid Pool kernel width ({width}), must be [1-8] or 32."
             beside = "" if flat else f"; measured in 2-D, not in {len(window)}-D"
             return Hit(op, note=f"window width {width} {wide.words}{beside}", sure=flat and wide.sure,
-                       message=message if flat and among(looked_at, "m4") else None)
-        if max(window) > POOL_SIDE:
+                       message=message if flat and select_generations(looked_at, "m4") else None)
+        if max(window) > MAX_POOL_SIDE:
             allowed = ", though Core ML's message on an M4 allows a width of 32" if wide else ""
             sides = "x".join(map(str, window))
-            return Hit(op, sure=False, note=f"window {sides} has a side over {POOL_SIDE}, the end by a private route"
-                                            f"{allowed}; not measured through Core ML")
+            return Hit(
+                op,
+                sure=False,
+                note=f"window {sides} has a side over {MAX_POOL_SIDE}, the end by a private route"
+                f"{allowed}; not measured through Core ML",
+            )
         at_limit = op.op_type == "max_pool" and width == 8
         return Miss(op, "window width 8, the limit is 8 on M4" if at_limit else "fits", near=at_limit)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("9x9", lambda: _pool("max_pool", 9, 9))
-        yield Example("1x9", lambda: _pool("max_pool", 1, 9))
-        yield Example("32 wide", lambda: _pool("max_pool", 1, 32))
-        yield Example("1-D", lambda: _pool("max_pool", 10))
-        yield Example("a large mean", lambda: _pool("avg_pool", 40, 40))
-        yield Example("9x1", lambda: _pool("max_pool", 9, 1), reason="fits")
-        yield Example("8x8", lambda: _pool("max_pool", 8, 8), reason="window width 8, the limit is 8 on M4")
-        yield Example("mean of 14x14", lambda: _pool("avg_pool", 14, 14), reason="fits")
+        yield Example("9x9", lambda: _build_pool("max_pool", 9, 9))
+        yield Example("1x9", lambda: _build_pool("max_pool", 1, 9))
+        yield Example("32 wide", lambda: _build_pool("max_pool", 1, 32))
+        yield Example("1-D", lambda: _build_pool("max_pool", 10))
+        yield Example("a large mean", lambda: _build_pool("avg_pool", 40, 40))
+        yield Example("9x1", lambda: _build_pool("max_pool", 9, 1), reason="fits")
+        yield Example("8x8", lambda: _build_pool("max_pool", 8, 8), reason="window width 8, the limit is 8 on M4")
+        yield Example("mean of 14x14", lambda: _build_pool("avg_pool", 14, 14), reason="fits")
 
 
-def _pool(kind: str, *window: int) -> Program:
+def _build_pool(kind: str, *window: int) -> Program:
     if kind == "max_pool":
-        return program(lambda x: Builder.max_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same",
-                                                  name="y"), x=(1, 2, *[48] * len(window)))
-    return program(lambda x: Builder.avg_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same",
-                                              name="y"), x=(1, 2, *[48] * len(window)))
+        return build_program(
+            lambda x: Builder.max_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same", name="y"),
+            x=(1, 2, *[48] * len(window)),
+        )
+    return build_program(
+        lambda x: Builder.avg_pool(x=x, kernel_sizes=window, strides=[1] * len(window), pad_type="same", name="y"),
+        x=(1, 2, *[48] * len(window)),
+    )

@@ -8,10 +8,10 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.examples import program, weight
-from ..core.islands import by_function
+from ..core.examples import build_program, make_weight
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
-from ..core.query import kind_of
+from ..core.query import get_type_info
 
 _GB = 10 ** 9
 
@@ -45,44 +45,50 @@ class ModelSize(PlanRule):
     "GB that an M1's takes, all models together, as reported."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        sizes = {name: _weight_bytes(plan.program.functions[name]) for name, _ in by_function(plan)}
-        first = {name: rows[0].op for name, rows in by_function(plan)}
+        sizes = {name: _count_weight_bytes(plan.program.functions[name]) for name, _ in iterate_rows_by_function(plan)}
+        first = {name: rows[0].op for name, rows in iterate_rows_by_function(plan)}
         for name, size in sizes.items():
             if size > self.phone * _GB:
                 where = f"{self.phone:g} GB (iPhone)"
                 where += f" and than {self.mac:g} GB (M1)" if size > self.mac * _GB else ""
-                yield Hit(first[name], note=f"the weights of function '{name}' take {_gb(size)}, more than {where}")
+                yield Hit(
+                    first[name],
+                    note=f"the weights of function '{name}' take {_format_gigabytes(size)}, more than {where}",
+                )
         files = plan.package.weight_bytes if plan.package is not None else 0
         if sizes and files > self.phone * _GB and max(sizes.values()) <= self.phone * _GB:
-            yield Miss(next(iter(first.values())), f"the weight files hold {_gb(files)}, the largest function reads "
-                                                   f"{_gb(max(sizes.values()))}")
+            yield Miss(
+                next(iter(first.values())),
+                f"the weight files hold {_format_gigabytes(files)}, the largest function reads "
+                f"{_format_gigabytes(max(sizes.values()))}",
+            )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("above", _linear, options={"phone": 1e-7})
-        yield Example("below", _linear, reason="", options={"phone": 1e-6})
+        yield Example("above", _build_linear, options={"phone": 1e-7})
+        yield Example("below", _build_linear, reason="", options={"phone": 1e-6})
 
 
-def _gb(size: int) -> str:
+def _format_gigabytes(size: int) -> str:
     return f"{size / _GB:.3g} GB"
 
 
-def _weight_bytes(function: Block) -> int:
+def _count_weight_bytes(function: Block) -> int:
     """Bytes of a function's constants as stored, those of nested blocks included."""
     total, pending = 0, [function]
     while pending:
         for op in pending.pop().operations:
             if op.op_type == "const":
-                total += _stored(op.outputs[0])
+                total += _count_stored_bytes(op.outputs[0])
             pending.extend(op.blocks)
     return total
 
 
-def _stored(var: Var) -> int:
-    kind = kind_of(var)
+def _count_stored_bytes(var: Var) -> int:
+    kind = get_type_info(var)
     if not kind.is_tensor or kind.shape is None or not (types.is_float(kind.dtype) or types.is_int(kind.dtype)):
         return 0
     return -(-prod(kind.shape) * int(kind.dtype.get_bitwidth()) // 8)
 
 
-def _linear() -> object:
-    return program(lambda x: Builder.linear(x=x, weight=weight(8, 16), name="y"), x=(1, 16))
+def _build_linear() -> object:
+    return build_program(lambda x: Builder.linear(x=x, weight=make_weight(8, 16), name="y"), x=(1, 16))

@@ -8,9 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ._refused import M1_TO_M5, refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class Modulo(Rule):
@@ -27,23 +27,23 @@ class Modulo(Rule):
     refuses, confidence = True, "high"
     advice = "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y."
     evidence = (
-        on_m4("mod is refused; floor_div, floor, mul and sub are accepted"),
-        private("mod has no form on any generation"),
+        cite_m4_study("mod is refused; floor_div, floor, mul and sub are accepted"),
+        cite_private_route("mod has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, "the ANE has no mod; it is x - y * floor(x / y)", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, "the ANE has no mod; it is x - y * floor(x / y)", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by a number", lambda: program(
+        yield Example("by a number", lambda: build_program(
             lambda x: Builder.mod(x=x, y=np.float16(3), name="y"), x=(2, 3)))
-        yield Example("by a value", lambda: program(
+        yield Example("by a value", lambda: build_program(
             lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)))
-        yield Example("written out", lambda: program(
+        yield Example("written out", lambda: build_program(
             lambda x: Builder.sub(x=x, y=Builder.mul(x=Builder.floor(x=Builder.mul(x=x, y=np.float16(0.25))),
                                                      y=np.float16(4)), name="y"), x=(2, 3)), reason="")
-        yield Example("of integers", lambda: program(
+        yield Example("of integers", lambda: build_program(
             lambda x: Builder.mod(x=x, y=np.int32(3), name="y"), dtype=types.int32, x=(2, 3)),
             reason="computes on integers")

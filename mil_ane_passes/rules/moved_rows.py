@@ -8,12 +8,12 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import for_authors
-from ..core.examples import program
-from ..core.layout import size_text
-from ..core.query import is_opaque, itemsize, kind_of, value
-from ..core.words import counted
-from ._plans import kinds
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.examples import build_program
+from ..core.layout import format_bytes
+from ..core.query import get_const_value, get_itemsize, get_type_info, is_opaque
+from ..core.text_format import format_count
+from ._plan_rules import format_op_types
 
 
 class MovedRows(BlockRule):
@@ -32,44 +32,49 @@ class MovedRows(BlockRule):
     level, confidence = "note", "high"
     advice = "Stay in one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
     evidence = (
-        for_authors("a reshape or transpose that touches the last axis rewrites the data: keep them few"),
-        Vendor("reshapes and transposes are likely to cause copies: choose an einsum that needs none", date="2022-06",
-               source="https://machinelearning.apple.com/research/neural-engine-transformers"),
+        cite_apple_authoring_rules(
+            "a reshape or transpose that touches the last axis rewrites the data: keep them few"
+        ),
+        Vendor(
+            "reshapes and transposes are likely to cause copies: choose an einsum that needs none",
+            date="2022-06",
+            source="https://machinelearning.apple.com/research/neural-engine-transformers",
+        ),
     )
     least: int = 8 << 20
     "Bytes that such ops of a block move together, below which none is mentioned; the number is ours."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         sizes = {op: size for op in block.operations
-                 if op.op_type in ("reshape", "transpose") and not is_opaque(op) and (size := _moved(op))}
+                 if op.op_type in ("reshape", "transpose") and not is_opaque(op) and (size := _count_moved_bytes(op))}
         if sizes and sum(sizes.values()) >= self.least:
             found = sorted(sizes, key=lambda op: -sizes[op])
             yield Hit(found[0], covers=found,
-                      note=f"{counted(len(found), 'op')} ({kinds(found)}) change the last axis and move "
-                           f"{size_text(sum(sizes.values()))}, the largest {size_text(sizes[found[0]])}")
+                      note=f"{format_count(len(found), 'op')} ({format_op_types(found)}) change the last axis and move "
+                           f"{format_bytes(sum(sizes.values()))}, the largest {format_bytes(sizes[found[0]])}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("channels last", lambda: _turned((0, 2, 3, 1), 512))
-        yield Example("other axes", lambda: _turned((0, 2, 1, 3), 512), reason="")
-        yield Example("small", lambda: _turned((0, 2, 3, 1), 8), reason="")
+        yield Example("channels last", lambda: _build_transpose((0, 2, 3, 1), 512))
+        yield Example("other axes", lambda: _build_transpose((0, 2, 1, 3), 512), reason="")
+        yield Example("small", lambda: _build_transpose((0, 2, 3, 1), 8), reason="")
 
 
-def _moved(op: Operation) -> int:
+def _count_moved_bytes(op: Operation) -> int:
     """Bytes of what comes out, where the last axis does not stay; 0 elsewhere, and where shapes are not known."""
-    before, after = kind_of(op.x).shape, kind_of(op.outputs[0]).shape
+    before, after = get_type_info(op.x).shape, get_type_info(op.outputs[0]).shape
     if not before or not after:
         return 0
     if op.op_type == "reshape":
         stays = before[-1] == after[-1]
     else:
-        perm = value(op.perm)
+        perm = get_const_value(op.perm)
         stays = perm is None or perm[-1] % len(before) == len(before) - 1
-    return 0 if stays else prod(after) * itemsize(op.outputs[0])
+    return 0 if stays else prod(after) * get_itemsize(op.outputs[0])
 
 
-def _turned(perm: tuple[int, ...], side: int) -> Program:
+def _build_transpose(perm: tuple[int, ...], side: int) -> Program:
     def body(x: Var) -> Var:
         result: Var = Builder.transpose(x=x, perm=list(perm), name="y")
         return result
 
-    return program(body, x=(1, 64, side, side))
+    return build_program(body, x=(1, 64, side, side))

@@ -9,10 +9,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program
+from ..core.examples import build_program
 from ..core.query import is_const
 
-_NOT_FP16 = "computed in fp32, where NaN and infinities are what they should be, but not on the ANE"
+_FP32_REASON = "computed in fp32, where NaN and infinities are what they should be, but not on the ANE"
 
 
 class NanLogic(Rule):
@@ -44,76 +44,83 @@ class NanLogic(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "select":
-            return _select(op)
+            return _match_select(op)
         if not types.is_float(op.x.dtype):
             return Miss(op, "compares integers", near=False)
-        asks = _asks(op)
+        asks = _describe_special_comparison(op)
         if asks is None:
             return Miss(op, "compares numbers", near=False)
-        return Miss(op, _NOT_FP16) if op.x.dtype != types.fp16 else Hit(op, note=asks)
+        return Miss(op, _FP32_REASON) if op.x.dtype != types.fp16 else Hit(op, note=asks)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("isnan", lambda: _masked(lambda x: Builder.not_equal(x=x, y=x)))
-        yield Example("is a number", lambda: _masked(lambda x: Builder.equal(x=x, y=x)))
-        yield Example("isinf", lambda: _masked(lambda x: Builder.equal(
+        yield Example("isnan", lambda: _build_select(lambda x: Builder.not_equal(x=x, y=x)))
+        yield Example("is a number", lambda: _build_select(lambda x: Builder.equal(x=x, y=x)))
+        yield Example("isinf", lambda: _build_select(lambda x: Builder.equal(
             x=Builder.abs(x=x), y=np.float16(np.inf))))
-        yield Example("below infinity", lambda: _masked(lambda x: Builder.less(x=x, y=np.float16(np.inf))))
-        yield Example("sign of zero", lambda: _masked(lambda x: Builder.less(
+        yield Example("below infinity", lambda: _build_select(lambda x: Builder.less(x=x, y=np.float16(np.inf))))
+        yield Example("sign of zero", lambda: _build_select(lambda x: Builder.less(
             x=Builder.real_div(x=np.float16(1), y=x), y=np.float16(0))))
-        yield Example("NaN put in", lambda: _masked(lambda x: Builder.greater(x=x, y=np.float16(0)), np.nan))
-        yield Example("fp32", lambda: _masked(lambda x: Builder.not_equal(x=x, y=x), 0, np.float32), reason=_NOT_FP16)
-        yield Example("two numbers", lambda: _masked(lambda x: Builder.greater(x=x, y=np.float16(0.5))),
+        yield Example("NaN put in", lambda: _build_select(lambda x: Builder.greater(x=x, y=np.float16(0)), np.nan))
+        yield Example(
+            "fp32", lambda: _build_select(lambda x: Builder.not_equal(x=x, y=x), 0, np.float32), reason=_FP32_REASON
+        )
+        yield Example("two numbers", lambda: _build_select(lambda x: Builder.greater(x=x, y=np.float16(0.5))),
                       reason="compares numbers")
-        yield Example("integers", lambda: program(
+        yield Example("integers", lambda: build_program(
             lambda x: Builder.cast(x=Builder.equal(x=x, y=x), dtype="fp16", name="y"), dtype=types.int32, x=(2, 3)),
             reason="compares integers")
 
 
-def _asks(op: Operation) -> str | None:
+def _describe_special_comparison(op: Operation) -> str | None:
     """What a comparison of numbers asks for that the engine cannot tell; None for an ordinary one."""
     if op.x is op.y:
         return "compares a value with itself, which asks for NaN"
     for one, other in ((op.x, op.y), (op.y, op.x)):
-        if _holds(one, np.isnan):
+        if _has_element_where(one, np.isnan):
             return "compares with NaN"
-        if _holds(one, np.isinf):
+        if _has_element_where(one, np.isinf):
             return "compares with an infinity, which the ANE reads as 65536"
         if _is_zero(one) and _is_quotient(other):
             return "compares a quotient with zero, which asks for the sign of a zero or an infinity where it is one"
     return None
 
 
-def _select(op: Operation) -> Hit | Miss:
-    if not any(_holds(branch, np.isnan) for branch in (op.a, op.b)):
+def _match_select(op: Operation) -> Hit | Miss:
+    if not any(_has_element_where(branch, np.isnan) for branch in (op.a, op.b)):
         return Miss(op, "no branch is a constant with NaN", near=False)
     if op.outputs[0].dtype != types.fp16:
-        return Miss(op, _NOT_FP16)
+        return Miss(op, _FP32_REASON)
     return Hit(op, note="puts in NaN, which the ANE reads as a large number")
 
 
-def _constant(var: Var) -> np.ndarray[Any, Any] | None:
+def _read_constant(var: Var) -> np.ndarray[Any, Any] | None:
     """The elements of a constant, or the one that a fill repeats."""
     if var.op is not None and var.op.op_type in ("fill", "fill_like"):
         var = var.op.value
     return np.asarray(var.val) if is_const(var) and types.is_float(var.dtype) else None
 
 
-def _holds(var: Var, kind: Callable[..., Any]) -> bool:
-    constant = _constant(var)
+def _has_element_where(var: Var, kind: Callable[..., Any]) -> bool:
+    constant = _read_constant(var)
     return constant is not None and bool(np.any(kind(constant)))
 
 
 def _is_zero(var: Var) -> bool:
-    constant = _constant(var)
+    constant = _read_constant(var)
     return constant is not None and not np.any(constant)
 
 
 def _is_quotient(var: Var) -> bool:
     """Whether `var` is a constant divided by a value: its sign is that of the divisor, zeros included."""
     op = var.op
-    return op is not None and op.op_type == "real_div" and _constant(op.x) is not None and _constant(op.y) is None
+    return (
+        op is not None
+        and op.op_type == "real_div"
+        and _read_constant(op.x) is not None
+        and _read_constant(op.y) is None
+    )
 
 
-def _masked(test: Callable[[Var], Var], other: float = 0.0, dtype: type = np.float16) -> Program:
+def _build_select(test: Callable[[Var], Var], other: float = 0.0, dtype: type = np.float16) -> Program:
     kind = types.fp16 if dtype is np.float16 else types.fp32
-    return program(lambda x: Builder.select(cond=test(x), a=dtype(other), b=x, name="y"), dtype=kind, x=(2, 3))
+    return build_program(lambda x: Builder.select(cond=test(x), a=dtype(other), b=x, name="y"), dtype=kind, x=(2, 3))

@@ -8,12 +8,12 @@ from coremltools.converters.mil.mil import Builder, Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import in_2020, on_m4
-from ..core.examples import program
-from ..core.limits import evidence_of
+from ..core.evidence import cite_2020_layer_list, cite_m4_study
+from ..core.examples import build_program
+from ..core.limits import collect_evidence
 from ..core.targets import Gate
 
-_TARGETED = ("resize_bilinear", "resize_nearest_neighbor", "resize")
+_RESIZE_OPS = ("resize_bilinear", "resize_nearest_neighbor", "resize")
 
 
 class OldUpsampling(Rule):
@@ -27,44 +27,46 @@ class OldUpsampling(Rule):
     """
 
     code, slug = "ANE230", "old-upsampling"
-    roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_TARGETED)
+    roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_RESIZE_OPS)
     targets = Gate(last="a13")
     refuses, confidence = True, "medium"
     advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
     evidence = (
-        *evidence_of("upsampling"),
-        in_2020("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
-                "such works there"),
-        on_m4("contradicts it for M4: all upsampling modes and scales are accepted"),
+        *collect_evidence("upsampling"),
+        cite_2020_layer_list(
+            "upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
+            "such works there"
+        ),
+        cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         extents = zip(op.x.shape[-2:], op.outputs[0].shape[-2:])
-        factors = [_factor(before, after) for before, after in extents]
+        factors = [_compute_factor(before, after) for before, after in extents]
         if any(factor is None for factor in factors):
             return Miss(op, "sizes that are known only at run time", near=False)
         shown = [factor for factor in factors if factor is not None]
         if all(factor <= 1 or factor == 2 for factor in shown):
-            return Miss(op, f"by {_text(shown)}", near=False)
-        return Hit(op, note=f"upsampling by {_text(shown)}: only 2 is supported up to A13")
+            return Miss(op, f"by {_format_factors(shown)}", near=False)
+        return Hit(op, note=f"upsampling by {_format_factors(shown)}: only 2 is supported up to A13")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by 4", lambda: program(lambda x: Builder.upsample_nearest_neighbor(
+        yield Example("by 4", lambda: build_program(lambda x: Builder.upsample_nearest_neighbor(
             x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, 4, 4)))
-        yield Example("to a size", lambda: program(lambda x: Builder.resize_bilinear(
+        yield Example("to a size", lambda: build_program(lambda x: Builder.resize_bilinear(
             x=x, target_size_height=6, target_size_width=6, name="y"), x=(1, 2, 4, 4)))
-        yield Example("by 2", lambda: program(lambda x: Builder.upsample_bilinear(
+        yield Example("by 2", lambda: build_program(lambda x: Builder.upsample_bilinear(
             x=x, scale_factor_height=2, scale_factor_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 2")
-        yield Example("smaller and by 2", lambda: program(lambda x: Builder.resize_bilinear(
+        yield Example("smaller and by 2", lambda: build_program(lambda x: Builder.resize_bilinear(
             x=x, target_size_height=8, target_size_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 0.5")
-        yield Example("flexible", lambda: program(lambda x: Builder.upsample_nearest_neighbor(
+        yield Example("flexible", lambda: build_program(lambda x: Builder.upsample_nearest_neighbor(
             x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, None, 4)),
             reason="sizes that are known only at run time")
 
 
-def _factor(before: object, after: object) -> float | None:
+def _compute_factor(before: object, after: object) -> float | None:
     return None if is_symbolic(before) or is_symbolic(after) else int(str(after)) / int(str(before))
 
 
-def _text(factors: Sequence[float]) -> str:
+def _format_factors(factors: Sequence[float]) -> str:
     return " x ".join(f"{factor:g}" for factor in factors)

@@ -8,8 +8,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program
-from ..core.query import value
+from ..core.examples import build_program
+from ..core.query import get_const_value
 
 
 class PadConstantNonzero(Rule):
@@ -31,11 +31,15 @@ class PadConstantNonzero(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if value(op.mode, "constant") != "constant":
+        if get_const_value(op.mode, "constant") != "constant":
             return Miss(op, "repeats values", near=False)
         if not types.is_float(op.x.dtype):
             return Miss(op, "no numbers", near=False)
-        fill = value(op.constant_val, 0.0) if op.constant_val is None or op.constant_val.val is not None else None
+        fill = (
+            get_const_value(op.constant_val, 0.0)
+            if op.constant_val is None or op.constant_val.val is not None
+            else None
+        )
         if fill == 0:
             return Miss(op, "pads with zero", near=False)
         what = "a value known at run time only" if fill is None else f"{fill:g}"
@@ -43,12 +47,13 @@ class PadConstantNonzero(Rule):
                                         "refusal was measured")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("ones", lambda: _pad("constant", 1.0))
-        yield Example("a mask's filler", lambda: _pad("constant", -1e4))
-        yield Example("zeros", lambda: _pad("constant", 0.0), reason="pads with zero")
-        yield Example("reflect", lambda: _pad("reflect", 0.0), reason="repeats values")
+        yield Example("ones", lambda: _build_pad("constant", 1.0))
+        yield Example("a mask's filler", lambda: _build_pad("constant", -1e4))
+        yield Example("zeros", lambda: _build_pad("constant", 0.0), reason="pads with zero")
+        yield Example("reflect", lambda: _build_pad("reflect", 0.0), reason="repeats values")
 
 
-def _pad(mode: str, fill: float) -> Program:
-    return program(lambda x: Builder.pad(x=x, pad=[1, 1, 1, 1], mode=mode, constant_val=np.float16(fill), name="y"),
-                   x=(1, 2, 4, 4))
+def _build_pad(mode: str, fill: float) -> Program:
+    return build_program(
+        lambda x: Builder.pad(x=x, pad=[1, 1, 1, 1], mode=mode, constant_val=np.float16(fill), name="y"), x=(1, 2, 4, 4)
+    )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, Function
 
 from ..core.contract import BlockRule, Example, Hit, Miss
-from ..core.evidence import private_quirk
-from ..core.examples import program
+from ..core.evidence import cite_private_quirk
+from ..core.examples import build_program
 
 
 class PassthroughOutput(BlockRule):
@@ -25,7 +25,7 @@ class PassthroughOutput(BlockRule):
     level, confidence = "note", "low"
     advice = "Leave the output out, since the caller has the value, or multiply it by one."
     evidence = (
-        private_quirk("an output that is an input crashes in Espresso; a multiplication by one mends it"),
+        cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one mends it"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -38,5 +38,7 @@ class PassthroughOutput(BlockRule):
                 yield Hit(first, note=f"output '{var.name}' is the input '{inputs[var]}'")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("beside another", lambda: program(lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3)))
-        yield Example("an identity", lambda: program(lambda x: Builder.identity(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("beside another", lambda: build_program(lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3)))
+        yield Example(
+            "an identity", lambda: build_program(lambda x: Builder.identity(x=x, name="y"), x=(2, 3)), reason=""
+        )

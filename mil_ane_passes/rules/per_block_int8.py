@@ -10,9 +10,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program, weight
-from ..core.query import is_compressed, value
-from ._sizes import among
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, is_compressed
+from ._sizes import select_generations
 
 
 class PerBlockInt8(Rule):
@@ -46,7 +46,7 @@ class PerBlockInt8(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        found = [(var, axis) for var, axis in _weights(op)
+        found = [(var, axis) for var, axis in _find_weights_with_axes(op)
                  if is_compressed(var) and var.op.op_type == "constexpr_blockwise_shift_scale"]
         if not found:
             return Miss(op, "no weight of integers with scales", near=False)
@@ -56,47 +56,56 @@ class PerBlockInt8(Rule):
                 return Miss(op, "the scaled data are not integers", near=False)
             if blocks > 1:
                 kind = types.builtin_to_string(data.dtype)
-                return Hit(op, sure=bool(among(tuple(self.generations), "m4")),
+                return Hit(op, sure=bool(select_generations(tuple(self.generations), "m4")),
                            note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
                                 f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
         return Miss(op, "one scale for all input channels", near=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("conv", lambda: _conv((4, 2, 1, 1)))
-        yield Example("int4", lambda: _conv((1, 4, 1, 1), types.np_int4_dtype))
-        yield Example("linear", _linear)
-        yield Example("matmul", lambda: _matmul((4, 1)))
-        yield Example("matmul, transposed", lambda: _matmul((1, 2), transpose_y=True))
-        yield Example("per channel", lambda: _conv((4, 1, 1, 1)), reason="one scale for all input channels")
-        yield Example("matmul per channel", lambda: _matmul((1, 4)), reason="one scale for all input channels")
-        yield Example("scaled floats", lambda: _conv((4, 2, 1, 1), np.float16),
+        yield Example("conv", lambda: _build_conv((4, 2, 1, 1)))
+        yield Example("int4", lambda: _build_conv((1, 4, 1, 1), types.np_int4_dtype))
+        yield Example("linear", _build_linear)
+        yield Example("matmul", lambda: _build_matmul((4, 1)))
+        yield Example("matmul, transposed", lambda: _build_matmul((1, 2), transpose_y=True))
+        yield Example("per channel", lambda: _build_conv((4, 1, 1, 1)), reason="one scale for all input channels")
+        yield Example("matmul per channel", lambda: _build_matmul((1, 4)), reason="one scale for all input channels")
+        yield Example("scaled floats", lambda: _build_conv((4, 2, 1, 1), np.float16),
                       reason="the scaled data are not integers")
-        yield Example("plain", lambda: program(lambda x: Builder.conv(x=x, weight=weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
-                      reason="no weight of integers with scales")
+        yield Example(
+            "plain",
+            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
+            reason="no weight of integers with scales",
+        )
 
 
-def _weights(op: Operation) -> list[tuple[Var, int]]:
+def _find_weights_with_axes(op: Operation) -> list[tuple[Var, int]]:
     """What may be a weight of `op`, each with the axis its input channels lie on."""
     if op.op_type == "matmul":
-        return [(op.y, -1 if value(op.transpose_y, False) else -2), (op.x, -2 if value(op.transpose_x, False) else -1)]
+        return [
+            (op.y, -1 if get_const_value(op.transpose_y, False) else -2),
+            (op.x, -2 if get_const_value(op.transpose_x, False) else -1),
+        ]
     return [(op.weight, 1)]
 
 
-def _scaled(shape: tuple[int, ...], scale: tuple[int, ...], dtype: type = np.int8) -> Var:
+def _build_scaled_weight(shape: tuple[int, ...], scale: tuple[int, ...], dtype: type = np.int8) -> Var:
     data: np.ndarray[Any, Any] = (np.arange(np.prod(shape)) % 15 - 7).reshape(shape).astype(dtype)
-    return Builder.constexpr_blockwise_shift_scale(data=data, scale=weight(*scale) + np.float16(1))
+    return Builder.constexpr_blockwise_shift_scale(data=data, scale=make_weight(*scale) + np.float16(1))
 
 
-def _conv(scale: tuple[int, ...], dtype: type = np.int8) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=_scaled((4, 8, 1, 1), scale, dtype), name="y"),
-                   opset=ct.target.iOS18, x=(1, 8, 5, 6))
+def _build_conv(scale: tuple[int, ...], dtype: type = np.int8) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=_build_scaled_weight((4, 8, 1, 1), scale, dtype), name="y"),
+                         opset=ct.target.iOS18, x=(1, 8, 5, 6))
 
 
-def _linear() -> Program:
-    return program(lambda x: Builder.linear(x=x, weight=_scaled((4, 8), (4, 4)), name="y"),
-                   opset=ct.target.iOS18, x=(3, 8))
+def _build_linear() -> Program:
+    return build_program(lambda x: Builder.linear(x=x, weight=_build_scaled_weight((4, 8), (4, 4)), name="y"),
+                         opset=ct.target.iOS18, x=(3, 8))
 
 
-def _matmul(scale: tuple[int, ...], transpose_y: bool = False) -> Program:
-    return program(lambda x: Builder.matmul(x=x, y=_scaled((8, 8), scale), transpose_y=transpose_y, name="y"),
-                   opset=ct.target.iOS18, x=(3, 8))
+def _build_matmul(scale: tuple[int, ...], transpose_y: bool = False) -> Program:
+    return build_program(
+        lambda x: Builder.matmul(x=x, y=_build_scaled_weight((8, 8), scale), transpose_y=transpose_y, name="y"),
+        opset=ct.target.iOS18,
+        x=(3, 8),
+    )

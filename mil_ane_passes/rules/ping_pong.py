@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.evidence import in_2020
-from ..core.islands import Island, by_function, islands_of
-from ..core.plan import CHANGE, ENTER, Plan, Row
-from ..core.words import counted, duration_text
-from ._plans import COST_MODEL, chain, kinds, listed, name
+from ..core.evidence import cite_2020_layer_list
+from ..core.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
+from ..core.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
+from ..core.text_format import format_count, format_duration
+from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_types, make_chain_builder
 
-_SHOWN = 4
+_MAX_PARTITIONS_NAMED = 4
 "CPU islands a note names."
 
 
@@ -33,45 +33,54 @@ class PingPong(PlanRule):
     advice = "Mend the refused ops of the CPU islands named, the costliest first."
     evidence = (
         COST_MODEL,
-        in_2020("changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
-                "cause them"),
-        Community("with more ops on the ANE a model became slower through partitioning: 24.6 to 31.8 ms (fp16, all "
-                  "compute units)", source="https://github.com/kasper0406/stablehlo-coreml/issues/105", chip="M4"),
+        cite_2020_layer_list(
+            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "cause them"
+        ),
+        Community(
+            "with more ops on the ANE a model became slower through partitioning: 24.6 to 31.8 ms (fp16, all "
+            "compute units)",
+            source="https://github.com/kasper0406/stablehlo-coreml/issues/105",
+            chip="M4",
+        ),
     )
     changes: int = 4
     "From how many changes of backend on it is reported; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for _, rows in by_function(plan):
+        for _, rows in iterate_rows_by_function(plan):
             changes = sum(one.backend != other.backend for one, other in pairwise(rows))
-            inner = [island for island in islands_of(rows) if island.inner]
+            inner = [island for island in find_cpu_partitions(rows) if island.inner]
             if changes < self.changes:
                 if changes > 1:
                     yield Miss(inner[0].rows[0].op if inner else rows[0].op,
                                f"{changes} changes of backend, reported from {self.changes} on")
                 continue
-            inner.sort(key=_cost, reverse=True)
+            inner.sort(key=_estimate_cost, reverse=True)
             causes = [row.op for island in inner for row in island.refused] or [row.op for row in inner[0].rows]
-            yield Hit(causes[0], note=_note(rows, changes, inner), covers=causes)
+            yield Hit(causes[0], note=_format_note(rows, changes, inner), covers=causes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two islands", chain("ttttcttttctttt"))
-        yield Example("one island", chain("ttttctttt"), reason="2 changes of backend, reported from 4 on")
-        yield Example("nothing refused", chain("tttt"), reason="")
+        yield Example("two islands", make_chain_builder("ttttcttttctttt"))
+        yield Example("one island", make_chain_builder("ttttctttt"), reason="2 changes of backend, reported from 4 on")
+        yield Example("nothing refused", make_chain_builder("tttt"), reason="")
 
 
-def _cost(island: Island) -> float:
-    return island.milliseconds + 2 * CHANGE + ENTER
+def _estimate_cost(island: CpuPartition) -> float:
+    return island.milliseconds + 2 * TRANSITION_MS + ENTER_ANE_MS
 
 
-def _note(rows: list[Row], changes: int, inner: list[Island]) -> str:
+def _format_note(rows: list[Row], changes: int, inner: list[CpuPartition]) -> str:
     entries = sum(row.backend == "ane" and (not at or rows[at - 1].backend == "cpu") for at, row in enumerate(rows))
-    spent = changes * CHANGE + entries * ENTER
-    each = [f"{kinds(row.op for row in island.refused) or 'none refused'} at {name(island.rows[0].op)} "
-            f"({_dragged(island)}{duration_text(_cost(island))})" for island in inner]
-    return (f"{changes} changes of backend and {entries} entries into the ANE cost {duration_text(spent)}; "
-            f"{counted(len(inner), 'CPU island')}: {listed(each, _SHOWN)}")
+    spent = changes * TRANSITION_MS + entries * ENTER_ANE_MS
+    each = [
+        f"{format_op_types(row.op for row in island.refused) or 'none refused'} at {format_op_name(island.rows[0].op)} "
+        f"({_describe_stranded_ops(island)}{format_duration(_estimate_cost(island))})"
+        for island in inner
+    ]
+    return (f"{changes} changes of backend and {entries} entries into the ANE cost {format_duration(spent)}; "
+            f"{format_count(len(inner), 'CPU island')}: {format_list(each, _MAX_PARTITIONS_NAMED)}")
 
 
-def _dragged(island: Island) -> str:
-    return f"{counted(len(island.dragged), 'op')} dragged along, " if island.dragged else ""
+def _describe_stranded_ops(island: CpuPartition) -> str:
+    return f"{format_count(len(island.stranded), 'op')} dragged along, " if island.stranded else ""

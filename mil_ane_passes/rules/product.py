@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ._refused import M1_TO_M5, refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class Product(Rule):
@@ -27,20 +27,22 @@ class Product(Rule):
     refuses, confidence = True, "high"
     advice = "Multiply slices of few elements (other roundings); of many positive x exp(reduce_sum(log(x)))."
     evidence = (
-        on_m4("reduce_prod is refused; the other reductions to numbers are accepted"),
-        private("reduce_prod has no form on any generation"),
+        cite_m4_study("reduce_prod is refused; the other reductions to numbers are accepted"),
+        cite_private_route("reduce_prod has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        return refusal(self, op, "the ANE has no reduce_prod", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, "the ANE has no reduce_prod", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one axis", lambda: program(lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3)))
-        yield Example("all", lambda: program(lambda x: Builder.reduce_prod(x=x, name="y"), x=(2, 3)))
-        yield Example("sum", lambda: program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 3)),
+        yield Example(
+            "one axis", lambda: build_program(lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3))
+        )
+        yield Example("all", lambda: build_program(lambda x: Builder.reduce_prod(x=x, name="y"), x=(2, 3)))
+        yield Example("sum", lambda: build_program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 3)),
                       reason="")
-        yield Example("of integers", lambda: program(
+        yield Example("of integers", lambda: build_program(
             lambda x: Builder.reduce_prod(x=x, axes=[0], name="y"), dtype=types.int32, x=(2, 3)),
             reason="computes on integers")

@@ -8,10 +8,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
 from ..core.targets import Gate
-from ._refused import M1_TO_M5, admits, refusal
+from ._unsupported_ops import M1_TO_M5, is_any_admitted, make_unsupported_hit
 
 
 class RandomNumbers(Rule):
@@ -30,30 +30,30 @@ class RandomNumbers(Rule):
     refuses, confidence = True, "high"
     advice = "Draw the numbers outside and pass them in as an input."
     evidence = (
-        on_m4("random_normal is refused"),
-        private("random_normal, random_bernoulli and random_categorical have no form on any generation; "
-                "random_uniform has one on M3, M4 and M5"),
+        cite_m4_study("random_normal is refused"),
+        cite_private_route("random_normal, random_bernoulli and random_categorical have no form on any generation; "
+                           "random_uniform has one on M3, M4 and M5"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         note = f"{op.op_type} draws numbers in the model"
-        if op.op_type == "random_uniform" and not admits(Gate(last="m2"), tuple(self.generations)):
+        if op.op_type == "random_uniform" and not is_any_admitted(Gate(last="m2"), tuple(self.generations)):
             return Hit(op, note=f"{note}; the hardware has it on M3 and later, nobody saw Core ML use it", sure=False)
-        return refusal(self, op, f"{note}; the ANE takes them as an input", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, f"{note}; the ANE takes them as an input", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("noise", _noisy)
-        yield Example("uniform", lambda: program(
+        yield Example("noise", _build_noise)
+        yield Example("uniform", lambda: build_program(
             lambda x: Builder.add(x=x, y=Builder.random_uniform(
                 shape=[2, 3], low=np.float16(0), high=np.float16(1), seed=1), name="y"), x=(2, 3)))
-        yield Example("noise as an input", lambda: program(
+        yield Example("noise as an input", lambda: build_program(
             lambda x, noise: Builder.add(x=x, y=noise, name="y"), x=(2, 3), noise=(2, 3)), reason="")
 
 
-def _noisy() -> Program:
+def _build_noise() -> Program:
     def body(x: Var) -> Var:
         noise = Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1), seed=1)
         result: Var = Builder.add(x=x, y=noise, name="y")
         return result
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))

@@ -8,9 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import notes, on_m4, private
-from ..core.examples import program
-from ._refused import at_run_time, refusal
+from ..core.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
+from ..core.examples import build_program
+from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 
 class Range1d(Rule):
@@ -29,30 +29,30 @@ class Range1d(Rule):
     refuses, confidence = True, "high"
     advice = "Put in a constant: with fixed bounds the same bits, else the longest range, cut to its length."
     evidence = (
-        on_m4("range_1d is refused, and runs on no GPU either"),
-        notes("range_1d runs on the CPU only"),
-        private("range_1d is rejected on M1", chip="M1"),
+        cite_m4_study("range_1d is refused, and runs on no GPU either"),
+        cite_xcode_notes("range_1d runs on the CPU only"),
+        cite_private_route("range_1d is rejected on M1", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        computed = at_run_time(op, "start", "end", "step")
+        computed = find_dynamic_inputs(op, "start", "end", "step")
         message = "Failed to retrieve parameter start" if computed == ["end"] else None
         what = f"its {' and '.join(computed)} computed" if computed else "its bounds fixed"
-        return refusal(self, op, f"the ANE takes no range_1d ({what})", message=message)
+        return make_unsupported_hit(self, op, f"the ANE takes no range_1d ({what})", message=message)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("computed bound", _counted)
-        yield Example("fixed bounds", lambda: program(
+        yield Example("computed bound", _build_dynamic_range)
+        yield Example("fixed bounds", lambda: build_program(
             lambda x: Builder.add(x=x, y=Builder.range_1d(start=np.float16(0), end=np.float16(3), step=np.float16(1)),
                                   name="y"), x=(2, 3)))
-        yield Example("constant", lambda: program(
+        yield Example("constant", lambda: build_program(
             lambda x: Builder.add(x=x, y=np.arange(3, dtype=np.float16), name="y"), x=(2, 3)), reason="")
 
 
-def _counted() -> Program:
+def _build_dynamic_range() -> Program:
     def body(n: Var) -> Var:
         counted = Builder.range_1d(start=np.int32(0), end=Builder.squeeze(x=n), step=np.int32(1))
         result: Var = Builder.cast(x=counted, dtype="fp16", name="y")
         return result
 
-    return program(body, dtype=types.int32, n=(1,))
+    return build_program(body, dtype=types.int32, n=(1,))

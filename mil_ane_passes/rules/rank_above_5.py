@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
-from ..core.examples import program
-from ..core.large import islands
-from ..core.limits import evidence_of
+from ..core.examples import build_program
+from ..core.large_values import group_ops_by_large_values
+from ..core.limits import collect_evidence
 
 
 class RankAbove5(BlockRule):
@@ -25,7 +25,7 @@ class RankAbove5(BlockRule):
     refuses, confidence = True, "high"
     advice = "Merge axes that stay together, or transpose in two steps of rank 4 or 5: the same bits."
     evidence = (
-        *evidence_of("rank"),
+        *collect_evidence("rank"),
         Vendor("Core ML does not support tensors with a rank greater than five (a maintainer)", date="2023-01-09",
                source="https://github.com/apple/coremltools/issues/1723"),
         Community("a log of Core ML's: ANE does not support blob with rank: 6", date="2023-08-09",
@@ -33,20 +33,20 @@ class RankAbove5(BlockRule):
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for ops, var in islands(block, lambda shape: len(shape) > 5):
+        for ops, var in group_ops_by_large_values(block, lambda shape: len(shape) > 5):
             more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
             yield Hit(ops[0], covers=ops, note=f"'{var.name}' has rank {var.rank}, the limit is 5{more}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("windows", lambda: _partition(1, 2, 4, 2, 4, 3))
-        yield Example("rank 5", lambda: _partition(2, 4, 2, 4, 3), reason="")
+        yield Example("windows", lambda: _build_window_partition(1, 2, 4, 2, 4, 3))
+        yield Example("rank 5", lambda: _build_window_partition(2, 4, 2, 4, 3), reason="")
 
 
-def _partition(*shape: int) -> Program:
+def _build_window_partition(*shape: int) -> Program:
     def body(x: Var) -> Var:
         split = Builder.reshape(x=x, shape=list(shape))
         turned = Builder.transpose(x=split, perm=[*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
         result: Var = Builder.reshape(x=turned, shape=[1, 8, 8, 3], name="y")
         return result
 
-    return program(body, x=(1, 8, 8, 3))
+    return build_program(body, x=(1, 8, 8, 3))

@@ -10,12 +10,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import in_2020, on_m1, on_m4, private
-from ..core.examples import program, weight
-from ..core.query import is_compressed, is_const, used
-from ._refused import BEFORE_M4, admits, at_run_time, chips, refusal
+from ..core.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
+from ..core.examples import build_program, make_weight
+from ..core.query import is_compressed, is_const, is_used
+from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
 
-_BESIDE = ("gather_nd", "gather_along_axis")
+_OTHER_GATHERS = ("gather_nd", "gather_along_axis")
 
 
 class RuntimeGather(Rule):
@@ -36,57 +36,72 @@ class RuntimeGather(Rule):
     """
 
     code, slug = "ANE214", "runtime-gather"
-    roots = ("gather", *_BESIDE)
+    roots = ("gather", *_OTHER_GATHERS)
     refuses, confidence = True, "high"
     advice = ("Make the lookup a model of its own (edit --split-at, behind the value that it gives); or multiply a "
               "one-hot row by a small table.")
     evidence = (
-        on_m4("gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True),
-        on_m4("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),
-        Vendor("the lookup of an embedding runs on the CPU: 4 of 606 ops", source="apple/ml-ane-transformers README.md",
-               date="2022-06"),
-        on_m1("the gather of GPT models runs on the CPU"),
-        in_2020("gather does not run on the ANE"),
-        Community("of RF-DETR only topk and the expand_dims, tile and gather_along_axis that use its indices leave "
-                  "the ANE", source="https://github.com/roboflow/rf-detr/pull/1495", chip="M3 Pro", os="macOS 27.0",
-                  date="2026-09-21"),
-        private("gather and gather_along_axis are taken in a narrow form on M1 and by the hardware from M2 on"),
+        cite_m4_study(
+            "gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True
+        ),
+        cite_m4_study("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),
+        Vendor(
+            "the lookup of an embedding runs on the CPU: 4 of 606 ops",
+            source="apple/ml-ane-transformers README.md",
+            date="2022-06",
+        ),
+        cite_m1_gpt_notes("the gather of GPT models runs on the CPU"),
+        cite_2020_layer_list("gather does not run on the ANE"),
+        Community(
+            "of RF-DETR only topk and the expand_dims, tile and gather_along_axis that use its indices leave the ANE",
+            source="https://github.com/roboflow/rf-detr/pull/1495",
+            chip="M3 Pro",
+            os="macOS 27.0",
+            date="2026-09-21",
+        ),
+        cite_private_route(
+            "gather and gather_along_axis are taken in a narrow form on M1 and by the hardware from M2 on"
+        ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        if not at_run_time(op, "indices"):
+        if not find_dynamic_inputs(op, "indices"):
             return Miss(op, "its indices are constant", near=False)
         kind = types.builtin_to_string(op.indices.dtype)
         if op.op_type == "gather":
             what = "embedding lookup" if is_const(op.x) or is_compressed(op.x) else "gather"
             message = "Unsupported gather index type" if kind == "int16" else None
-            behind = [(var.name,) for var in op.outputs if used(var) and isinstance(op.enclosing_block, Function)]
-            return refusal(self, op, f"{what} at computed indices ({kind})", message=message, split_at=behind)
+            behind = [(var.name,) for var in op.outputs if is_used(var) and isinstance(op.enclosing_block, Function)]
+            return make_unsupported_hit(
+                self, op, f"{what} at computed indices ({kind})", message=message, split_at=behind
+            )
         if kind == "int32":
-            return refusal(self, op, f"{op.op_type} reads int32 indices; those of 16 bits (target iOS17) pass on M4")
-        if not admits(BEFORE_M4, tuple(self.generations)):
+            return make_unsupported_hit(
+                self, op, f"{op.op_type} reads int32 indices; those of 16 bits (target iOS17) pass on M4"
+            )
+        if not is_any_admitted(BEFORE_M4, tuple(self.generations)):
             return Miss(op, f"{op.op_type} is accepted on M4", near=False)
-        where = chips(tuple(one for one in self.generations if BEFORE_M4.admits(one)))
+        where = format_chips(tuple(one for one in self.generations if BEFORE_M4.includes(one)))
         return Hit(op, note=f"{op.op_type} at computed indices is accepted on M4, not measured on {where}", sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("embedding", lambda: _gathered(weight(16, 4)))
-        yield Example("first opset", lambda: _gathered(weight(16, 4), ct.target.iOS15))
-        yield Example("16 bits", lambda: program(
-            lambda x, ids: Builder.gather_along_axis(x=weight(3, 4), indices=Builder.cast(x=ids, dtype="uint16"),
+        yield Example("embedding", lambda: _build_gather(make_weight(16, 4)))
+        yield Example("first opset", lambda: _build_gather(make_weight(16, 4), ct.target.iOS15))
+        yield Example("16 bits", lambda: build_program(
+            lambda x, ids: Builder.gather_along_axis(x=make_weight(3, 4), indices=Builder.cast(x=ids, dtype="uint16"),
                                                      axis=1, name="y"), dtype=types.int32, x=(1,), ids=(3, 2)))
-        yield Example("32 bits", lambda: program(
-            lambda ids: Builder.gather_nd(x=weight(3, 4), indices=ids, name="y"), dtype=types.int32, ids=(2, 1)))
-        yield Example("constant indices", lambda: program(
+        yield Example("32 bits", lambda: build_program(
+            lambda ids: Builder.gather_nd(x=make_weight(3, 4), indices=ids, name="y"), dtype=types.int32, ids=(2, 1)))
+        yield Example("constant indices", lambda: build_program(
             lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)),
             reason="its indices are constant")
-        yield Example("slice", lambda: program(
+        yield Example("slice", lambda: build_program(
             lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")
 
 
-def _gathered(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) -> Program:
+def _build_gather(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) -> Program:
     def body(ids: Var) -> Var:
         result: Var = Builder.gather(x=table, indices=ids, axis=0, name="y")
         return result
 
-    return program(body, opset=opset, dtype=types.int32, ids=(3,))
+    return build_program(body, opset=opset, dtype=types.int32, ids=(3,))

@@ -9,11 +9,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import on_m4, private
-from ..core.examples import program, weight
-from ._refused import M1_TO_M5, at_run_time, refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program, make_weight
+from ._unsupported_ops import M1_TO_M5, find_dynamic_inputs, make_unsupported_hit
 
-_PLACES = {
+_POSITION_INPUTS = {
     "slice_by_index": ("begin", "end", "stride"), "slice_by_size": ("begin", "size"),
     "slice_update": ("begin", "end", "stride"), "torch_tensor_assign": ("begin", "end", "stride"),
 }
@@ -33,53 +33,62 @@ class RuntimeSlice(Rule):
     """
 
     code, slug = "ANE215", "runtime-slice"
-    roots = tuple(_PLACES)
+    roots = tuple(_POSITION_INPUTS)
     refuses, confidence = True, "high"
     advice = "Fix the place (one function for each), or multiply by a mask that is an input, and sum."
     evidence = (
-        on_m4("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
-        on_m4("at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "
-              "too, and gives some ops no device", rows=True),
-        private("only a slice at a fixed place has a form"),
-        Vendor("an assignment to a window may reside on the ANE",
-               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        Community("at odds with it: a decoder that updates its cache in the model is rejected by the ANE's compiler",
-                  source="https://github.com/FluidInference/mobius/pull/77", chip="M5 Pro", date="2026-07-16"),
+        cite_m4_study("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
+        cite_m4_study(
+            "at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "
+            "too, and gives some ops no device",
+            rows=True,
+        ),
+        cite_private_route("only a slice at a fixed place has a form"),
+        Vendor(
+            "an assignment to a window may reside on the ANE",
+            source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
+        ),
+        Community(
+            "at odds with it: a decoder that updates its cache in the model is rejected by the ANE's compiler",
+            source="https://github.com/FluidInference/mobius/pull/77",
+            chip="M5 Pro",
+            date="2026-07-16",
+        ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        computed = at_run_time(op, *_PLACES[op.op_type])
+        computed = find_dynamic_inputs(op, *_POSITION_INPUTS[op.op_type])
         if not computed:
             return Miss(op, "its place is fixed", near=False)
         note = f"the {' and '.join(computed)} of a {op.op_type} {'are' if len(computed) > 1 else 'is'} computed"
         if op.op_type in ("slice_update", "torch_tensor_assign"):
             return Hit(op, note=f"{note}; sources disagree on whether the ANE takes it", sure=False)
-        return refusal(self, op, note, seen=M1_TO_M5, message=_message(op))
+        return make_unsupported_hit(self, op, note, seen=M1_TO_M5, message=_find_coreml_message(op))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("begin", lambda: program(
-            lambda at: Builder.slice_by_size(x=weight(4, 6), begin=at, size=[1, 2], name="y"), dtype=types.int32,
+        yield Example("begin", lambda: build_program(
+            lambda at: Builder.slice_by_size(x=make_weight(4, 6), begin=at, size=[1, 2], name="y"), dtype=types.int32,
             at=(2,)))
-        yield Example("end", lambda: program(
-            lambda at: Builder.slice_by_index(x=weight(4, 6), begin=[0, 0], end=at, name="y"), dtype=types.int32,
+        yield Example("end", lambda: build_program(
+            lambda at: Builder.slice_by_index(x=make_weight(4, 6), begin=[0, 0], end=at, name="y"), dtype=types.int32,
             at=(2,)))
-        yield Example("a row of a cache", _updated)
-        yield Example("fixed", lambda: program(
+        yield Example("a row of a cache", _build_slice_update)
+        yield Example("fixed", lambda: build_program(
             lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 2], name="y"), x=(4, 6)),
             reason="its place is fixed")
-        yield Example("masked", lambda: program(
+        yield Example("masked", lambda: build_program(
             lambda x, m: Builder.reduce_sum(x=Builder.mul(x=x, y=m), axes=[0], name="y"), x=(4, 6), m=(4, 1)),
             reason="")
 
 
-def _message(op: Operation) -> str | None:
+def _find_coreml_message(op: Operation) -> str | None:
     """What was measured for a begin that is a model input in int32."""
     begin = op.inputs.get("begin")
     given = begin is not None and begin.op is None and begin.dtype == types.int32
     return "Unsupported tensor data type: int32" if given and op.op_type == "slice_by_size" else None
 
 
-def _updated() -> Program:
+def _build_slice_update() -> Program:
     inputs = {"x": Builder.placeholder(shape=(4, 6), dtype=types.fp16),
               "at": Builder.placeholder(shape=(2,), dtype=types.int32)}
     with Function(inputs, opset_version=ct.target.iOS18) as function:

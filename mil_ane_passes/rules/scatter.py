@@ -9,9 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import on_m1, on_m4, private
-from ..core.examples import program
-from ._refused import at_run_time, refusal
+from ..core.evidence import cite_m1_gpt_notes, cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 
 class Scatter(Rule):
@@ -30,29 +30,36 @@ class Scatter(Rule):
     refuses, confidence = True, "high"
     advice = "Write a fixed window by slice_update or by slices and concat (same bits), chosen places by a mask."
     evidence = (
-        Vendor("scatter and scatter_nd fall off the ANE; an assignment to a window may reside there",
-               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        on_m4("scatter and scatter_along_axis are refused"),
-        private("scatter, scatter_nd and scatter_along_axis have no form on any generation"),
-        on_m1("a scatter into a key and value cache is not supported; where with a mask from outside runs on the ANE"),
-        Community("a scatter into a cache is rejected by the ANE's compiler at any precision, of rank 5 and of rank 4",
-                  source="https://github.com/FluidInference/mobius/pull/67", date="2026-06-07"),
+        Vendor(
+            "scatter and scatter_nd fall off the ANE; an assignment to a window may reside there",
+            source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
+        ),
+        cite_m4_study("scatter and scatter_along_axis are refused"),
+        cite_private_route("scatter, scatter_nd and scatter_along_axis have no form on any generation"),
+        cite_m1_gpt_notes(
+            "a scatter into a key and value cache is not supported; where with a mask from outside runs on the ANE"
+        ),
+        Community(
+            "a scatter into a cache is rejected by the ANE's compiler at any precision, of rank 5 and of rank 4",
+            source="https://github.com/FluidInference/mobius/pull/67",
+            date="2026-06-07",
+        ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        how = "computed" if at_run_time(op, "indices") else "constant"
-        return refusal(self, op, f"the ANE takes no {op.op_type} (indices {how})")
+        how = "computed" if find_dynamic_inputs(op, "indices") else "constant"
+        return make_unsupported_hit(self, op, f"the ANE takes no {op.op_type} (indices {how})")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("rows", lambda: program(
+        yield Example("rows", lambda: build_program(
             lambda x, v: Builder.scatter(data=x, indices=np.array([2], np.int32), updates=v, axis=0, name="y"),
             x=(4, 3), v=(1, 3)))
-        yield Example("places", lambda: program(
+        yield Example("places", lambda: build_program(
             lambda x, v: Builder.scatter_nd(data=x, indices=np.array([[0, 1], [2, 2]], np.int32), updates=v, name="y"),
             x=(4, 3), v=(2,)))
-        yield Example("along an axis", lambda: program(
+        yield Example("along an axis", lambda: build_program(
             lambda x, v: Builder.scatter_along_axis(data=x, indices=np.array([[0, 1, 2]], np.int32), updates=v, axis=0,
                                                     name="y"), x=(4, 3), v=(1, 3)))
-        yield Example("a window", lambda: program(
+        yield Example("a window", lambda: build_program(
             lambda x, v: Builder.slice_update(x=x, update=v, begin=[2, 0], end=[3, 3], name="y"),
             opset=ct.target.iOS18, x=(4, 3), v=(1, 3)), reason="")

@@ -8,10 +8,10 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
-from ..core.evidence import for_authors, on_m4
-from ..core.examples import program, weight
+from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..core.examples import build_program, make_weight
 from ..core.query import is_compressed, is_const, is_opaque
-from ..core.words import counted
+from ..core.text_format import format_count
 
 
 class SequenceLinears(BlockRule):
@@ -33,8 +33,8 @@ class SequenceLinears(BlockRule):
     evidence = (
         Vendor("linear layers become 1x1 convs on (B, C, 1, S), the data format that suits the ANE", date="2022-06",
                source="https://machinelearning.apple.com/research/neural-engine-transformers"),
-        for_authors("the same for Core AI, where a linear layer may fall back"),
-        on_m4("contradicts it: linear and matmul are accepted"),
+        cite_apple_authoring_rules("the same for Core AI, where a linear layer may fall back"),
+        cite_m4_study("contradicts it: linear and matmul are accepted"),
         Community("an encoder with 1x1 convs for linears, (B, C, 1, S) and attention head by head runs in 7.60 ms, "
                   "before in 11.61 ms", source="https://github.com/FluidInference/FluidAudio/pull/410", chip="M4 Max",
                   date="2026-03-22"),
@@ -43,29 +43,29 @@ class SequenceLinears(BlockRule):
     "Fewer such layers are not mentioned; the number is ours."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _on_sequence(op)]
+        found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _is_on_sequence(op)]
         if len(found) >= self.least:
             shape = "x".join("?" if is_symbolic(extent) else str(extent) for extent in found[0].x.shape)
             yield Hit(found[0], covers=found,
-                      note=f"{counted(len(found), 'linear layer')} on sequences, the first on {shape}")
+                      note=f"{format_count(len(found), 'linear layer')} on sequences, the first on {shape}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a stack", lambda: _stack(4, (1, 16, 8)))
-        yield Example("a few", lambda: _stack(3, (1, 16, 8)), reason="")
-        yield Example("no sequence", lambda: _stack(4, (16, 8)), reason="")
+        yield Example("a stack", lambda: _build_linears(4, (1, 16, 8)))
+        yield Example("a few", lambda: _build_linears(3, (1, 16, 8)), reason="")
+        yield Example("no sequence", lambda: _build_linears(4, (16, 8)), reason="")
 
 
-def _on_sequence(op: Operation) -> bool:
+def _is_on_sequence(op: Operation) -> bool:
     if is_opaque(op) or op.x.rank != 3:
         return False
     stored = op.op_type == "linear" or is_const(op.y) or is_compressed(op.y)
     return bool(stored and (is_symbolic(op.x.shape[1]) or op.x.shape[1] > 1))
 
 
-def _stack(count: int, shape: tuple[int, ...]) -> Program:
+def _build_linears(count: int, shape: tuple[int, ...]) -> Program:
     def body(x: Var) -> Var:
         for number in range(count):
-            x = Builder.linear(x=x, weight=weight(8, 8), name=f"y{number}")
+            x = Builder.linear(x=x, weight=make_weight(8, 8), name=f"y{number}")
         return x
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)

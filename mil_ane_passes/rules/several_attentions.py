@@ -8,11 +8,11 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
 
 from ..core.contract import BlockRule, Community, Example, Hit, Miss
-from ..core.evidence import for_authors, on_m4
-from ..core.examples import program
+from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..core.examples import build_program
 from ..core.query import is_opaque
 
-_KIND = "scaled_dot_product_attention"
+_ATTENTION_OP = "scaled_dot_product_attention"
 
 
 class SeveralAttentions(BlockRule):
@@ -36,45 +36,47 @@ class SeveralAttentions(BlockRule):
                   "falls back to the CPU without an error; 9 layers with one compile, 10 layers with two do not",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/89", os="macOS 26.5 and 26.6",
                   date="2026-08-26"),
-        on_m4("one scaled_dot_product_attention is accepted, with a mask, too"),
-        for_authors("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
+        cite_m4_study("one scaled_dot_product_attention is accepted, with a mask, too"),
+        cite_apple_authoring_rules("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not isinstance(block, Function):
             return
-        found = list(_attentions(block))
+        found = list(_iterate_attentions(block))
         if len(found) == 1:
             yield Miss(found[0], "one fused attention in the function, two are reported to fail")
         elif found:
-            keys, heads = (max((op.key.shape[at] for op in found), key=_size) for at in (-2, -1))
+            keys, heads = (max((op.key.shape[at] for op in found), key=_to_number) for at in (-2, -1))
             yield Hit(found[0], covers=found, note=f"{len(found)} fused attentions in one function (keys up to {keys} "
                                                    f"long, heads up to {heads}); two large ones are reported to fail")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two", lambda: _stack(2))
-        yield Example("one", lambda: _stack(1), reason="one fused attention in the function, two are reported to fail")
-        yield Example("none", lambda: _stack(0), reason="")
+        yield Example("two", lambda: _build_attentions(2))
+        yield Example(
+            "one", lambda: _build_attentions(1), reason="one fused attention in the function, two are reported to fail"
+        )
+        yield Example("none", lambda: _build_attentions(0), reason="")
 
 
-def _attentions(block: Block) -> Iterator[Operation]:
+def _iterate_attentions(block: Block) -> Iterator[Operation]:
     pending = [block]
     while pending:
         for op in pending.pop().operations:
             pending.extend(op.blocks)
-            if op.op_type == _KIND and not is_opaque(op):
+            if op.op_type == _ATTENTION_OP and not is_opaque(op):
                 yield op
 
 
-def _size(extent: object) -> int:
+def _to_number(extent: object) -> int:
     return int(str(extent)) if str(extent).isdigit() else 0
 
 
-def _stack(count: int) -> Program:
+def _build_attentions(count: int) -> Program:
     def body(q: Var, k: Var, v: Var) -> Var:
         for _ in range(count):
             q = Builder.scaled_dot_product_attention(query=q, key=k, value=v)
         result: Var = Builder.relu(x=q, name="y")
         return result
 
-    return program(body, opset=ct.target.iOS18, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
+    return build_program(body, opset=ct.target.iOS18, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private, surgery_tip
-from ..core.examples import program
-from ..core.targets import Gate, listed
-from ._sizes import among
+from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..core.examples import build_program
+from ..core.targets import Gate, format_generations
+from ._sizes import select_generations
 
 
 class SinCos(Rule):
@@ -30,21 +30,29 @@ class SinCos(Rule):
     refuses, confidence = True, "medium"
     advice = "Store the values where the angles are constants (the same bits); else a polynomial within one turn."
     evidence = (
-        private("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
-        surgery_tip("a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does"),
-        on_m4("contradicts it: sin and cos are accepted"),
+        cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+        cite_surgery_tip(
+            "a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does"
+        ),
+        cite_m4_study("contradicts it: sin and cos are accepted"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "no numbers", near=False)
-        struck = among(tuple(self.generations), "m1", "m2")
+        struck = select_generations(tuple(self.generations), "m1", "m2")
         if struck:
-            return Hit(op, note=f"{op.op_type} is refused on {listed(struck)} (a private route); M4 accepts it")
-        return Hit(op, sure=False, note=f"{op.op_type} is refused on M1 and M2, not measured on "
-                                        f"{listed(among(tuple(self.generations), 'a12', 'a13'))}")
+            return Hit(
+                op, note=f"{op.op_type} is refused on {format_generations(struck)} (a private route); M4 accepts it"
+            )
+        return Hit(
+            op,
+            sure=False,
+            note=f"{op.op_type} is refused on M1 and M2, not measured on "
+            f"{format_generations(select_generations(tuple(self.generations), 'a12', 'a13'))}",
+        )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("sin", lambda: program(lambda x: Builder.sin(x=x, name="y"), x=(2, 3)))
-        yield Example("cos", lambda: program(lambda x: Builder.cos(x=x, name="y"), x=(None, 3)))
-        yield Example("atan", lambda: program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
+        yield Example("sin", lambda: build_program(lambda x: Builder.sin(x=x, name="y"), x=(2, 3)))
+        yield Example("cos", lambda: build_program(lambda x: Builder.cos(x=x, name="y"), x=(None, 3)))
+        yield Example("atan", lambda: build_program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")

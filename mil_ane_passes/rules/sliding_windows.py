@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import value
-from ._refused import M1_TO_M5, refusal
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_const_value
+from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class SlidingWindows(Rule):
@@ -28,19 +28,19 @@ class SlidingWindows(Rule):
     refuses, confidence = True, "high"
     advice = "Reshape where windows do not overlap, else join slices (the same bits)."
     evidence = (
-        on_m4("sliding_windows is refused, and runs on no GPU either"),
-        private("sliding_windows has no form on any generation"),
+        cite_m4_study("sliding_windows is refused, and runs on no GPU either"),
+        cite_private_route("sliding_windows has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        size, step = value(op.size), value(op.stride, 1)
+        size, step = get_const_value(op.size), get_const_value(op.stride, 1)
         shape = f"of {size} elements, {step} apart" if size is not None else "of a computed size"
-        return refusal(self, op, f"the ANE takes no sliding_windows ({shape})", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, f"the ANE takes no sliding_windows ({shape})", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("overlapping", lambda: program(
+        yield Example("overlapping", lambda: build_program(
             lambda x: Builder.sliding_windows(x=x, axis=2, size=4, stride=2, name="y"), x=(1, 3, 16)))
-        yield Example("not overlapping", lambda: program(
+        yield Example("not overlapping", lambda: build_program(
             lambda x: Builder.sliding_windows(x=x, axis=1, size=4, stride=4, name="y"), x=(1, 16)))
-        yield Example("reshape", lambda: program(
+        yield Example("reshape", lambda: build_program(
             lambda x: Builder.reshape(x=x, shape=[1, 3, 4, 4], name="y"), x=(1, 3, 16)), reason="")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.islands import Stretch, by_function, stretches_of
+from ..core.partitions import StrandedOps, find_stranded_ops, iterate_rows_by_function
 from ..core.plan import Plan
-from ..core.words import duration_text
-from ._plans import COST_MODEL, chain, listed, rows_text
+from ..core.text_format import format_duration
+from ._plan_rules import COST_MODEL, format_list, format_op_range, make_chain_builder
 
-_SHOWN = 3
+_MAX_LISTED = 3
 "Stretches a note names."
 
 
@@ -40,27 +40,27 @@ class SmallSegment(PlanRule):
     "Shorter stretches, in ops, are not mentioned; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for function, rows in by_function(plan):
+        for function, rows in iterate_rows_by_function(plan):
             if all(row.backend == "cpu" for row in rows):
                 continue
             ends = frozenset(plan.program.functions[function].outputs)
-            found = [stretch for stretch in stretches_of(rows, ends)
-                     if len(stretch.rows) >= self.least and stretch.saves > 0]
+            found = [stretch for stretch in find_stranded_ops(rows, ends)
+                     if len(stretch.rows) >= self.least and stretch.saved_ms > 0]
             if found:
-                found.sort(key=lambda stretch: stretch.saves, reverse=True)
-                yield Hit(found[0].rows[0].op, note=_note(found),
+                found.sort(key=lambda stretch: stretch.saved_ms, reverse=True)
+                yield Hit(found[0].rows[0].op, note=_format_note(found),
                           covers=[row.op for stretch in found for row in stretch.rows])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("between two refused ops", chain("ttctcttt"))
-        yield Example("behind the last refused op", chain("tttct"))
-        yield Example("worth the way", chain("ttctttcttt"), reason="")
-        yield Example("all on the CPU", chain("tct", 1, 8), reason="")
-        yield Example("none so short", chain("ttctcttt"), reason="", options={"least": 2})
+        yield Example("between two refused ops", make_chain_builder("ttctcttt"))
+        yield Example("behind the last refused op", make_chain_builder("tttct"))
+        yield Example("worth the way", make_chain_builder("ttctttcttt"), reason="")
+        yield Example("all on the CPU", make_chain_builder("tct", 1, 8), reason="")
+        yield Example("none so short", make_chain_builder("ttctcttt"), reason="", options={"least": 2})
 
 
-def _note(stretches: list[Stretch]) -> str:
-    each = [f"{rows_text(one.rows)}, which would save {duration_text(one.saves)} there and cost "
-            f"{duration_text(one.needs)} for the way"
+def _format_note(stretches: list[StrandedOps]) -> str:
+    each = [f"{format_op_range(one.rows)}, which would save {format_duration(one.saved_ms)} there and cost "
+            f"{format_duration(one.needs)} for the way"
             for one in stretches]
-    return f"predicted on the CPU although the ANE takes it: {listed(each, _SHOWN, 'stretch')}"
+    return f"predicted on the CPU although the ANE takes it: {format_list(each, _MAX_LISTED, 'stretch')}"

@@ -8,10 +8,10 @@ from math import prod
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
 from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import for_authors, on_m4
-from ..core.examples import program
-from ..core.query import is_opaque, kind_of, value
-from ..core.words import counted
+from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..core.examples import build_program
+from ..core.query import get_const_value, get_type_info, is_opaque
+from ..core.text_format import format_count
 
 
 class SoftmaxAxis(BlockRule):
@@ -29,11 +29,15 @@ class SoftmaxAxis(BlockRule):
     level, confidence = "note", "high"
     advice = "Lay attention out so that the softmax is over axis 1, the channels."
     evidence = (
-        for_authors("softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the "
-                    "channels"),
-        Vendor("attention with the keys on axis 1, softmax over it", date="2022",
-               source="apple/ml-ane-transformers ane_transformers/reference/multihead_attention.py"),
-        on_m4("softmax over any axis is accepted"),
+        cite_apple_authoring_rules(
+            "softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the channels"
+        ),
+        Vendor(
+            "attention with the keys on axis 1, softmax over it",
+            date="2022",
+            source="apple/ml-ane-transformers ane_transformers/reference/multihead_attention.py",
+        ),
+        cite_m4_study("softmax over any axis is accepted"),
     )
     least: int = 1 << 20
     "Elements from which a tensor counts as large; the number is ours (2 MiB in fp16)."
@@ -41,20 +45,20 @@ class SoftmaxAxis(BlockRule):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         found = [op for op in block.operations if op.op_type == "softmax" and not is_opaque(op) and self._large(op)]
         if found:
-            largest = max(found, key=lambda op: prod(kind_of(op.x).shape or ()))
+            largest = max(found, key=lambda op: prod(get_type_info(op.x).shape or ()))
             shape = "x".join(map(str, largest.x.shape))
-            yield Hit(found[0], covers=found, note=f"{counted(len(found), 'op')} over height or width, the "
+            yield Hit(found[0], covers=found, note=f"{format_count(len(found), 'op')} over height or width, the "
                                                    f"largest of {shape}")
 
     def _large(self, op: Operation) -> bool:
-        shape, axis = kind_of(op.x).shape, value(op.axis, -1)
+        shape, axis = get_type_info(op.x).shape, get_const_value(op.axis, -1)
         return shape is not None and len(shape) == 4 and axis % 4 > 1 and prod(shape) >= self.least
 
     def examples(self) -> Iterable[Example]:
-        yield Example("heads", lambda: _softmax((1, 8, 512, 512), -1))
-        yield Example("channels", lambda: _softmax((1, 512, 8, 512), 1), reason="")
-        yield Example("small", lambda: _softmax((1, 8, 16, 16), -1), reason="")
+        yield Example("heads", lambda: _build_softmax((1, 8, 512, 512), -1))
+        yield Example("channels", lambda: _build_softmax((1, 512, 8, 512), 1), reason="")
+        yield Example("small", lambda: _build_softmax((1, 8, 16, 16), -1), reason="")
 
 
-def _softmax(shape: tuple[int, ...], axis: int) -> Program:
-    return program(lambda x: Builder.softmax(x=x, axis=axis, name="y"), x=shape)
+def _build_softmax(shape: tuple[int, ...], axis: int) -> Program:
+    return build_program(lambda x: Builder.softmax(x=x, axis=axis, name="y"), x=shape)

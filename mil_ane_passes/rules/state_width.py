@@ -9,12 +9,12 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Program, Va
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss
-from ..core.examples import program
-from ..core.query import consumers
-from ..core.targets import listed
-from ._sizes import among
+from ..core.examples import build_program
+from ..core.query import get_consumers
+from ..core.targets import format_generations
+from ._sizes import select_generations
 
-_MULTIPLE = 32
+_WIDTH_MULTIPLE = 32
 
 
 class StateWidth(BlockRule):
@@ -41,28 +41,28 @@ class StateWidth(BlockRule):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not isinstance(block, Function):
             return
-        m4 = among(tuple(self.generations), "m4")
+        m4 = select_generations(tuple(self.generations), "m4")
         for name, var in block.inputs.items():
-            if not types.is_state(var.sym_type) or not var.shape or not consumers(var):
+            if not types.is_state(var.sym_type) or not var.shape or not get_consumers(var):
                 continue
-            width, readers = var.shape[-1], consumers(var)
+            width, readers = var.shape[-1], get_consumers(var)
             if is_symbolic(width):
                 continue
-            if int(width) % _MULTIPLE == 0:
+            if int(width) % _WIDTH_MULTIPLE == 0:
                 yield Miss(readers[0], f"state '{name}' is {width} wide, a multiple of 32", near=False)
                 continue
-            beside = "" if m4 else f"; not measured on {listed(self.generations)}"
+            beside = "" if m4 else f"; not measured on {format_generations(self.generations)}"
             yield Hit(readers[0], covers=readers, sure=bool(m4),
-                      note=f"state '{name}' is {width} wide, no multiple of {_MULTIPLE}; 270 failed on M4, "
+                      note=f"state '{name}' is {width} wide, no multiple of {_WIDTH_MULTIPLE}; 270 failed on M4, "
                            f"256 ran{beside}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("270", lambda: _stateful(270))
-        yield Example("256", lambda: _stateful(256), reason="state 's' is 256 wide, a multiple of 32")
-        yield Example("no state", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 270)), reason="")
+        yield Example("270", lambda: _build_stateful(270))
+        yield Example("256", lambda: _build_stateful(256), reason="state 's' is 256 wide, a multiple of 32")
+        yield Example("no state", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 270)), reason="")
 
 
-def _stateful(width: int) -> Program:
+def _build_stateful(width: int) -> Program:
     held = Builder.state_tensor_placeholder((1, 2, width), types.fp16)
     given = Builder.placeholder((1, 2, width), types.fp16)
     with Function({"s": held, "x": given}, opset_version=ct.target.iOS18) as function:

@@ -9,11 +9,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import for_authors
-from ..core.examples import program, weight
-from ..core.query import is_compressed, value
+from ..core.evidence import cite_apple_authoring_rules
+from ..core.examples import build_program, make_weight
+from ..core.query import get_const_value, is_compressed
 
-_LUT = "constexpr_lut_to_dense"
+_LUT_OP = "constexpr_lut_to_dense"
 
 
 class StridedPalettizedConv(Rule):
@@ -33,27 +33,27 @@ class StridedPalettizedConv(Rule):
     level, confidence = "note", "high"
     advice = "Leave this conv's weight uncompressed, or bring the phases of the input into its channels first."
     evidence = (
-        for_authors("strides over 2 have limited support with palettized weights"),
+        cite_apple_authoring_rules("strides over 2 have limited support with palettized weights"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        strides = value(op.strides, [1])
-        if max(strides) <= 2 or not _palettized(op.weight):
+        strides = get_const_value(op.strides, [1])
+        if max(strides) <= 2 or not _is_palettized(op.weight):
             return Miss(op, "stride up to 2, or no palettized weight", near=False)
         return Hit(op, note=f"stride {'x'.join(map(str, strides))} with palettized weights")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("patches", lambda: _conv(4))
-        yield Example("stride 2", lambda: _conv(2), reason="stride up to 2, or no palettized weight")
-        yield Example("plain weight", lambda: program(
-            lambda x: Builder.conv(x=x, weight=weight(4, 2, 4, 4), strides=[4, 4], name="y"), x=(1, 2, 16, 16)),
+        yield Example("patches", lambda: _build_conv(4))
+        yield Example("stride 2", lambda: _build_conv(2), reason="stride up to 2, or no palettized weight")
+        yield Example("plain weight", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(4, 2, 4, 4), strides=[4, 4], name="y"), x=(1, 2, 16, 16)),
             reason="stride up to 2, or no palettized weight")
 
 
-def _palettized(var: Var) -> bool:
+def _is_palettized(var: Var) -> bool:
     """Whether a lookup table stands anywhere in the chain that stores `var`."""
     while is_compressed(var):
-        if var.op.op_type == _LUT:
+        if var.op.op_type == _LUT_OP:
             return True
         data = var.op.inputs.get("data")
         if data is None:
@@ -62,12 +62,12 @@ def _palettized(var: Var) -> bool:
     return False
 
 
-def _conv(stride: int) -> Program:
+def _build_conv(stride: int) -> Program:
     def body(x: Var) -> Var:
         indices = (np.arange(4 * 2 * 16) % 4).reshape(4, 2, 4, 4).astype(np.uint8)
-        stored = Builder.constexpr_lut_to_dense(indices=indices, lut=weight(1, 1, 1, 1, 256, 1))
+        stored = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(1, 1, 1, 1, 256, 1))
         result: Var = Builder.conv(x=x, weight=stored, strides=[stride, stride], name="y")
         return result
 
-    return program(body, opset=ct.target.iOS18, x=(1, 2, 16, 16))
+    return build_program(body, opset=ct.target.iOS18, x=(1, 2, 16, 16))
 

@@ -8,11 +8,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import value
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_const_value
 from ..core.targets import Gate
-from ._sizes import among
+from ._sizes import select_generations
 
 
 class TextureOps(Rule):
@@ -34,28 +34,28 @@ class TextureOps(Rule):
     refuses, confidence = True, "medium"
     advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
     evidence = (
-        private("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
-        private("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
-        on_m4("affine, resample, reflecting and replicating pads are accepted"),
+        cite_private_route("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
+        cite_private_route("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
+        cite_m4_study("affine, resample, reflecting and replicating pads are accepted"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "pad":
-            mode = value(op.mode, "constant")
+            mode = get_const_value(op.mode, "constant")
             if mode != "reflect":
                 return Miss(op, f"pads with mode {mode}", near=False)
             return Hit(op, sure=False, note="a reflecting pad: by a private route native from M2 on only")
-        sure = bool(among(tuple(self.generations), "m1"))
+        sure = bool(select_generations(tuple(self.generations), "m1"))
         where = "M1 (a private route)" if sure else "M1; older chips were not measured"
         return Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("resample", lambda: program(lambda x, at: Builder.resample(
+        yield Example("resample", lambda: build_program(lambda x, at: Builder.resample(
             x=x, coordinates=at, sampling_mode="bilinear", padding_mode="constant", padding_value=np.float16(0),
             coordinates_mode="normalized_minus_one_to_one", align_corners=True, name="y"), x=(1, 2, 4, 4),
             at=(1, 3, 3, 2)))
-        yield Example("reflect", lambda: program(
+        yield Example("reflect", lambda: build_program(
             lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4)))
-        yield Example("zeros", lambda: program(
+        yield Example("zeros", lambda: build_program(
             lambda x: Builder.pad(x=x, pad=[1, 1], mode="constant", constant_val=np.float16(0), name="y"),
             x=(1, 2, 4, 4)), reason="pads with mode constant")

@@ -8,13 +8,13 @@ from math import prod
 from coremltools.converters.mil.mil import Builder, Var, types
 
 from ..core.contract import Example, Hit, Miss, PlanRule
-from ..core.evidence import surgery_tip
-from ..core.examples import program
-from ..core.islands import by_function
+from ..core.evidence import cite_surgery_tip
+from ..core.examples import build_program
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
-from ..core.query import static_shape
-from ..core.words import counted
-from ._plans import COST_MODEL
+from ..core.query import get_static_shape
+from ..core.text_format import format_count
+from ._plan_rules import COST_MODEL
 
 
 class TinyTensors(PlanRule):
@@ -32,37 +32,39 @@ class TinyTensors(PlanRule):
     level, confidence = "note", "low"
     advice = "Put many inputs into one batch, or leave the model on the CPU: it is the faster place."
     evidence = (
-        surgery_tip("if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
-                    "total flattened size of 64 at least"),
+        cite_surgery_tip(
+            "if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
+            "total flattened size of 64 at least"
+        ),
         COST_MODEL,
     )
     least: int = 64
     "Elements of the largest tensor; the source's number."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for name, rows in by_function(plan):
+        for name, rows in iterate_rows_by_function(plan):
             inputs = plan.program.functions[name].inputs.values()
             sizes = []
-            for size in map(_elements, (*inputs, *(var for row in rows for var in row.op.outputs))):
+            for size in map(_count_elements, (*inputs, *(var for row in rows for var in row.op.outputs))):
                 if size is None or size >= self.least:
                     break
                 sizes.append(size)
             else:
                 yield Hit(rows[0].op, covers=[row.op for row in rows],
-                          note=f"the largest of {counted(len(sizes), 'tensor')} has "
-                               f"{counted(max(sizes, default=0), 'element')}, fewer than {self.least}")
+                          note=f"the largest of {format_count(len(sizes), 'tensor')} has "
+                               f"{format_count(max(sizes, default=0), 'element')}, fewer than {self.least}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a vector", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 63)))
-        yield Example("enough", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, 64)), reason="")
-        yield Example("grows inside", lambda: program(lambda x: Builder.reduce_sum(
+        yield Example("a vector", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 63)))
+        yield Example("enough", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 64)), reason="")
+        yield Example("grows inside", lambda: build_program(lambda x: Builder.reduce_sum(
             x=Builder.tile(x=x, reps=[64, 1]), name="y"), x=(1, 2)), reason="")
-        yield Example("open", lambda: program(lambda x: Builder.relu(x=x, name="y"), x=(1, None)), reason="")
+        yield Example("open", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, None)), reason="")
 
 
-def _elements(var: Var) -> int | None:
+def _count_elements(var: Var) -> int | None:
     """None where it may be any number."""
     if not types.is_tensor(var.sym_type):
         return 1 if types.is_scalar(var.sym_type) or types.is_str(var.sym_type) else None
-    shape = static_shape(var)
+    shape = get_static_shape(var)
     return None if shape is None else prod(shape)

@@ -8,12 +8,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import on_m4, private
-from ..core.examples import program
-from ..core.query import consumers, used
-from ._follow import readers
+from ..core.evidence import cite_m4_study, cite_private_route
+from ..core.examples import build_program
+from ..core.query import get_consumers, is_used
+from ._transitive_readers import find_transitive_readers
 
-_GATHERS = ("gather", "gather_along_axis", "gather_nd")
+_GATHER_OPS = ("gather", "gather_along_axis", "gather_nd")
 
 
 class TopkArgmax(Rule):
@@ -33,20 +33,34 @@ class TopkArgmax(Rule):
     roots = ("topk", "reduce_argmax", "reduce_argmin")
     advice = "Return the scores and rank them outside the model, or compare with a run on the CPU of that device."
     evidence = (
-        Community("argmax over 19 classes in fp16: 198,442 of 409,600 pixels differ from the CPU's; topk of one was "
-                  "right (366 ms for 3.7), so was the argmax of an fp32 operand (Core AI)",
-                  source="https://github.com/apple/coreai-torch/issues/116", chip="iPhone 17 Pro",
-                  os="iOS 27.0 (24A437)", date="2026-09-20"),
-        Community("an fp16 pose model with topk and gather returns wrong numbers silently; a detection model with the "
-                  "same head is right, so the author holds the graph responsible and not topk as such (Core AI)",
-                  source="https://github.com/apple/coreai-torch/issues/115", chip="iPhone 17 Pro", os="iOS 27.0",
-                  date="2026-09-18"),
-        Community("a topk costs 1.75 ms wherever the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
-                  source="https://github.com/apple/coreai-torch/issues/66", chip="iPhone 17 Pro",
-                  os="iOS 27.0 beta 6 (24A5418b)", date="2026-08-25"),
-        on_m4("topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
-              "without: about 200 times the estimate"),
-        private("topk and argmin are refused on M1, argmax is taken", chip="M1"),
+        Community(
+            "argmax over 19 classes in fp16: 198,442 of 409,600 pixels differ from the CPU's; topk of one was "
+            "right (366 ms for 3.7), so was the argmax of an fp32 operand (Core AI)",
+            source="https://github.com/apple/coreai-torch/issues/116",
+            chip="iPhone 17 Pro",
+            os="iOS 27.0 (24A437)",
+            date="2026-09-20",
+        ),
+        Community(
+            "an fp16 pose model with topk and gather returns wrong numbers silently; a detection model with the "
+            "same head is right, so the author holds the graph responsible and not topk as such (Core AI)",
+            source="https://github.com/apple/coreai-torch/issues/115",
+            chip="iPhone 17 Pro",
+            os="iOS 27.0",
+            date="2026-09-18",
+        ),
+        Community(
+            "a topk costs 1.75 ms wherever the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
+            source="https://github.com/apple/coreai-torch/issues/66",
+            chip="iPhone 17 Pro",
+            os="iOS 27.0 beta 6 (24A5418b)",
+            date="2026-08-25",
+        ),
+        cite_m4_study(
+            "topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
+            "without: about 200 times the estimate"
+        ),
+        cite_private_route("topk and argmin are refused on M1, argmax is taken", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -54,39 +68,47 @@ class TopkArgmax(Rule):
             kind = "fp32, where it was right" if op.x.dtype == types.fp32 else types.builtin_to_string(op.x.dtype)
             return Miss(op, f"ranks {kind}")
         if op.op_type == "topk":
-            return Hit(op, note=_topk(op))
+            return Hit(op, note=_describe_topk(op))
         what = op.op_type.removeprefix("reduce_")
         return Hit(op, note=f"{what} of fp16 numbers: reported wrong in Core AI on an iPhone 17 Pro with iOS 27")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("argmax", lambda: program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8)))
-        yield Example("argmin", lambda: program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
-        yield Example("topk", lambda: program(lambda x: Builder.topk(x=x, k=2, axis=-1)[0], x=(4, 8)))
-        yield Example("values of topk", lambda: program(
+        yield Example(
+            "argmax", lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
+        )
+        yield Example("argmin", lambda: build_program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
+        yield Example("topk", lambda: build_program(lambda x: Builder.topk(x=x, k=2, axis=-1)[0], x=(4, 8)))
+        yield Example("values of topk", lambda: build_program(
             lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), x=(4, 8)))
-        yield Example("topk and gather", _gathered)
-        yield Example("fp32", lambda: program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"),
-                                              dtype=types.fp32, x=(4, 8)), reason="ranks fp32, where it was right")
-        yield Example("no ranking", lambda: program(lambda x: Builder.reduce_max(x=x, axes=[-1], name="y"), x=(4, 8)),
-                      reason="")
+        yield Example("topk and gather", _build_topk_gather)
+        yield Example(
+            "fp32",
+            lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), dtype=types.fp32, x=(4, 8)),
+            reason="ranks fp32, where it was right",
+        )
+        yield Example(
+            "no ranking",
+            lambda: build_program(lambda x: Builder.reduce_max(x=x, axes=[-1], name="y"), x=(4, 8)),
+            reason="",
+        )
 
 
-def _topk(op: Operation) -> str:
+def _describe_topk(op: Operation) -> str:
     indices = op.outputs[1] if len(op.outputs) > 1 else None
-    if indices is None or not used(indices):
+    if indices is None or not is_used(indices):
         return "topk, only its values are read: slow on the ANE"
-    gathers = [reader for reader in readers(indices) if reader.op_type in _GATHERS]
+    gathers = [reader for reader in find_transitive_readers(indices) if reader.op_type in _GATHER_OPS]
     if gathers:
         return f"topk whose indices a {gathers[0].op_type} reads: the form that was reported wrong in Core AI"
-    where = "the model's output" if not consumers(indices) else "computed with"
+    where = "the model's output" if not get_consumers(indices) else "computed with"
     return f"topk whose indices are {where}: slow on the ANE"
 
 
-def _gathered() -> Program:
+def _build_topk_gather() -> Program:
     def body(x: Var) -> Var:
         _, indices = Builder.topk(x=x, k=2, axis=-1)
         table = np.arange(32, dtype=np.float16).reshape(4, 8)
         result: Var = Builder.gather_along_axis(x=Builder.mul(x=x, y=table), indices=indices, axis=-1, name="y")
         return result
 
-    return program(body, x=(4, 8))
+    return build_program(body, x=(4, 8))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Builder, Program, Var
 
 from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.evidence import on_m4
-from ..core.examples import program
-from ..core.islands import by_function
+from ..core.evidence import cite_m4_study
+from ..core.examples import build_program
+from ..core.partitions import iterate_rows_by_function
 from ..core.plan import Plan
-from ._plans import name
+from ._plan_rules import format_op_name
 
 
 class TopkInTheMiddle(PlanRule):
@@ -29,15 +29,21 @@ class TopkInTheMiddle(PlanRule):
     code, slug = "ANE514", "topk-in-the-middle"
     advice = "Split the model at the topk and rank outside, or measure it with and without the ANE."
     evidence = (
-        on_m4("a model with one topk: 8.00 ms with the ANE allowed, 6.23 ms on the CPU alone; the estimate is about "
-              "200 times too low"),
-        Community("a topk costs 1.75 ms where the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
-                  source="https://github.com/apple/coreai-torch/issues/66", chip="iPhone 17 Pro",
-                  os="iOS 27.0 beta 6 (24A5418b)", date="2026-08-25"),
+        cite_m4_study(
+            "a model with one topk: 8.00 ms with the ANE allowed, 6.23 ms on the CPU alone; the estimate is about "
+            "200 times too low"
+        ),
+        Community(
+            "a topk costs 1.75 ms where the rest is on the ANE, 0.05 ms on the GPU (Core AI)",
+            source="https://github.com/apple/coreai-torch/issues/66",
+            chip="iPhone 17 Pro",
+            os="iOS 27.0 beta 6 (24A5418b)",
+            date="2026-08-25",
+        ),
     )
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
-        for _, rows in by_function(plan):
+        for _, rows in iterate_rows_by_function(plan):
             places = [at for at, row in enumerate(rows) if row.backend == "ane" and row.op.op_type != "topk"]
             for at, row in enumerate(rows):
                 if row.op.op_type != "topk":
@@ -45,22 +51,25 @@ class TopkInTheMiddle(PlanRule):
                 before = sum(place < at for place in places[:1])
                 after = sum(place > at for place in places[-1:])
                 if before and after:
-                    yield Hit(row.op, note=f"{name(row.op)} is predicted on the {row.backend.upper()}, between parts "
-                                           "on the ANE; measured 8.00 ms against 6.23 ms without the ANE (M4)")
+                    yield Hit(
+                        row.op,
+                        note=f"{format_op_name(row.op)} is predicted on the {row.backend.upper()}, between parts "
+                        "on the ANE; measured 8.00 ms against 6.23 ms without the ANE (M4)",
+                    )
                 elif places:
                     yield Miss(row.op, "topk with the ANE on one side only", near=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("between", lambda: _ranked("ttttkttttttttt"))
-        yield Example("at the end", lambda: _ranked("ttttk"), reason="topk with the ANE on one side only")
-        yield Example("none", lambda: _ranked("tttt"), reason="")
+        yield Example("between", lambda: _build_topk_chain("ttttkttttttttt"))
+        yield Example("at the end", lambda: _build_topk_chain("ttttk"), reason="topk with the ANE on one side only")
+        yield Example("none", lambda: _build_topk_chain("tttt"), reason="")
 
 
-def _ranked(spec: str) -> Program:
+def _build_topk_chain(spec: str) -> Program:
     def body(x: Var) -> Var:
         for number, kind in enumerate(spec):
             label = f"{kind}{number}"
             x = Builder.tanh(x=x, name=label) if kind == "t" else Builder.topk(x=x, k=500, axis=-1, name=label)[0]
         return x
 
-    return program(body, x=(1, 64, 512, 512))
+    return build_program(body, x=(1, 64, 512, 512))

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
 from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import program, weight
+from ..core.examples import build_program, make_weight
 from ..core.targets import Gate
-from ._sizes import spatial
+from ._sizes import read_kernel_size
 
 
 class WideKernelSlow(Rule):
@@ -34,17 +34,19 @@ class WideKernelSlow(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        kernel = spatial(op)
+        kernel = read_kernel_size(op)
         if kernel is None or len(kernel) != 2 or not kernel[0] < kernel[1] or not 9 <= kernel[1] <= 15:
             return Miss(op, "no kernel 9 to 15 wide that is wider than tall", near=False)
         return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: about twice the weights on an M6; upright it is faster")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("1x9", lambda: _conv(1, 9))
-        yield Example("9x1", lambda: _conv(9, 1), reason="no kernel 9 to 15 wide that is wider than tall")
-        yield Example("1x7", lambda: _conv(1, 7), reason="no kernel 9 to 15 wide that is wider than tall")
+        yield Example("1x9", lambda: _build_conv(1, 9))
+        yield Example("9x1", lambda: _build_conv(9, 1), reason="no kernel 9 to 15 wide that is wider than tall")
+        yield Example("1x7", lambda: _build_conv(1, 7), reason="no kernel 9 to 15 wide that is wider than tall")
 
 
-def _conv(height: int, width: int) -> Program:
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, height, width), pad_type="same", name="y"),
-                   x=(1, 2, 32, 32))
+def _build_conv(height: int, width: int) -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(2, 2, height, width), pad_type="same", name="y"),
+        x=(1, 2, 32, 32),
+    )

@@ -28,9 +28,9 @@ Importing this package does not import torch; constructing a `Runtime` (or calli
 
 from __future__ import annotations
 
-from .drop_in import PredictError, Predictor, predictor
 from .engine import PRECISIONS, Runtime, missing_ops
 from .pipeline import PipelineRuntime
+from .prediction import PredictError, Predictor, predictor
 from .quirks import QUIRKS
 
 __all__ = ["PRECISIONS", "QUIRKS", "PipelineRuntime", "PredictError", "Predictor", "Runtime", "missing_ops",

@@ -45,28 +45,28 @@ class Departure(Quirk):
         self._changes, self._trial = changes, trial
         self._random: Any = None
 
-    def concerns(self, op: Any) -> bool:
+    def affects(self, op: Any) -> bool:
         return op in self._changes
 
     def operands(self, op: Any, inputs: Any) -> Any:
         """`inputs` with constants raised."""
         import torch
 
-        from .quirks._operands import Operands
+        from .quirks._operands import ReplacedInputs
 
         raised = {}
         for name, var in op.inputs.items() if self._changes[op].raises else ():
             if _is_scalar_float(var) and 0 <= float(var.val) < LEAST:
                 raised[name] = torch.full_like(inputs[name], LEAST)
-        return Operands(inputs, raised) if raised else inputs
+        return ReplacedInputs(inputs, raised) if raised else inputs
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """`outputs`, with those of exact zeros as they were, and moved."""
-        from .inputs import Inputs
+        from .op_inputs import OpInputs
 
         change = self._changes[op]
         if change.raises:
-            outputs = self._with_zeros(op, Inputs(op, inputs.machine), outputs)
+            outputs = self._with_zeros(op, OpInputs(op, inputs.machine), outputs)
         if self._trial is None:
             return outputs
         operands = list(_computed(op, inputs))

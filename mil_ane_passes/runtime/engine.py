@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import InputError, NotSupported, nearest
+from ..core.errors import InputError, NotSupported, suggest_nearest
 from ..core.locking import synchronized
 from ..core.query import contradiction, plain_type
 from .feeds import check_feeds, check_state, split_inputs
-from .interface import apply_description
-from .magnitudes import PartialSums
-from .memory import refuse_giants, refuse_peak
+from .memory_limits import refuse_excessive_peak, refuse_oversized_values
+from .model_description import apply_description
+from .partial_sum_observer import PartialSumObserver
 from .quirks import QUIRKS, Quirk
 from .registry import load_kernels
 
 if TYPE_CHECKING:
-    from .machine import Machine, StateCell
-    from .prepared import Prepared
+    from .interpreter import Interpreter, StateCell
+    from .prepared_function import PreparedFunction
 
 __all__ = ["PRECISIONS", "Runtime", "missing_ops"]
 
@@ -27,18 +27,18 @@ __all__ = ["PRECISIONS", "Runtime", "missing_ops"]
 PRECISIONS = ("float64", "float32", "float16")
 
 #: how many places an error about missing ops names for each op type
-_PLACES = 3
+_MAX_NAMES_PER_OP_TYPE = 3
 
 
 @synchronized
 def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, str]]:
     """(op type, value name) of each op that has no kernel, nested blocks included; of all functions by default."""
     kernels = load_kernels()
-    functions = program.functions.values() if function is None else [_function(program, function)]
+    functions = program.functions.values() if function is None else [_get_function(program, function)]
     return [
         (op.op_type, op.outputs[0].name if op.outputs else op.name)
         for each in functions
-        for op in _walk(each)
+        for op in _iterate_ops(each)
         if op.op_type not in kernels
     ]
 
@@ -66,29 +66,31 @@ class Runtime:
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise InputError(f"precision '{precision}': unknown{nearest(precision, PRECISIONS)} (known: {known})")
+            raise InputError(
+                f"precision '{precision}': unknown{suggest_nearest(precision, PRECISIONS)} (known: {known})"
+            )
         quirks = [quirks] if isinstance(quirks, str) else list(quirks)
         for quirk in quirks:
             if quirk not in QUIRKS:
                 known = ", ".join(sorted(QUIRKS))
-                raise InputError(f"quirk '{quirk}': unknown{nearest(quirk, QUIRKS)} (known: {known})")
+                raise InputError(f"quirk '{quirk}': unknown{suggest_nearest(quirk, QUIRKS)} (known: {known})")
         self.precision = precision
-        self.function = _function_name(program, function)
-        self._block = _function(program, self.function)
+        self.function = _select_function_name(program, function)
+        self._block = _get_function(program, self.function)
         self._kernels = load_kernels()
         _refuse_contradictions(self._block)
-        _refuse_missing(missing_ops(program, self.function))
-        refuse_giants(_walk(self._block))
+        _refuse_missing_ops(missing_ops(program, self.function))
+        refuse_oversized_values(_iterate_ops(self._block))
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
         if partial_sums is not None:
-            self._quirks.append(PartialSums(partial_sums))
+            self._quirks.append(PartialSumObserver(partial_sums))
         if departure is not None:
             self._quirks.append(departure)
         self._observer = observer
         self._description = description
         self._finite_constants, self._rounded_steps = finite_constants, rounded_steps
-        self._prepared: Prepared | None = None
-        self.entered: set[Any] = set()
+        self._prepared: PreparedFunction | None = None
+        self.executed_blocks: set[Any] = set()
         "The blocks that runs so far have entered, nested ones included."
 
     @synchronized
@@ -99,8 +101,8 @@ class Runtime:
 
         Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
         """
-        arrays, states = self._checked(feeds, state or {})
-        machine = self._machine()
+        arrays, states = self._check_inputs(feeds, state or {})
+        machine = self._make_interpreter()
         cells = self._state_cells(machine, states, state or {})
         # No list of them: what is read early in the run is freed early.
         arguments = (
@@ -110,20 +112,20 @@ class Runtime:
         try:
             results = machine.run_block(self._block, arguments)
         finally:
-            self.entered |= machine.entered
+            self.executed_blocks |= machine.executed_blocks
         if state is not None:
             for name, cell in cells.items():
                 if cell.written or name not in state:
                     state[name] = machine.precision.numpy(cell.content, states[name].dtype)
         # Each tensor is freed before the next is copied.
-        return {var.name: self._leave(machine, var, results.pop(0)) for var in self._block.outputs}
+        return {var.name: self._to_result(machine, var, results.pop(0)) for var in self._block.outputs}
 
     @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         """Raises InputError for feeds or states of the wrong name, dtype or shape; runs nothing."""
-        self._checked(feeds, state or {})
+        self._check_inputs(feeds, state or {})
 
-    def _checked(
+    def _check_inputs(
         self, feeds: Mapping[str, Any], state: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
         """The feeds as arrays, and the declared states."""
@@ -134,20 +136,20 @@ class Runtime:
         check_state(states, state)
         return arrays, states
 
-    def _machine(self) -> Machine:
-        from .machine import Machine
+    def _make_interpreter(self) -> Interpreter:
+        from .interpreter import Interpreter
         from .numeric import Precision
-        from .prepared import Prepared
+        from .prepared_function import PreparedFunction
 
         if self._prepared is None or not self._prepared.is_current():
-            self._prepared = Prepared(self._block,
-                                      Precision(self.precision, self._finite_constants, self._rounded_steps))
-            refuse_peak(self._prepared, self._block)
-        return Machine(self._kernels, self._prepared, self._quirks, self._observer)
+            self._prepared = PreparedFunction(self._block,
+                                              Precision(self.precision, self._finite_constants, self._rounded_steps))
+            refuse_excessive_peak(self._prepared, self._block)
+        return Interpreter(self._kernels, self._prepared, self._quirks, self._observer)
 
     @staticmethod
-    def _state_cells(machine: Machine, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:
-        from .machine import StateCell
+    def _state_cells(machine: Interpreter, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:
+        from .interpreter import StateCell
 
         cells = {}
         for name, var in states.items():
@@ -157,20 +159,20 @@ class Runtime:
         return cells
 
     @staticmethod
-    def _leave(machine: Machine, var: Any, value: Any) -> Any:
+    def _to_result(machine: Interpreter, var: Any, value: Any) -> Any:
         import torch
 
         return machine.precision.numpy(value, var.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _walk(block: Any) -> Iterable[Any]:
+def _iterate_ops(block: Any) -> Iterable[Any]:
     for op in block.operations:
         yield op
         for inner in op.blocks:
-            yield from _walk(inner)
+            yield from _iterate_ops(inner)
 
 
-def _function_name(program: Any, name: str | None) -> str:
+def _select_function_name(program: Any, name: str | None) -> str:
     """The function to run: the named one, else the program's default, else its only one."""
     names = list(program.functions)
     if name is None:
@@ -181,17 +183,19 @@ def _function_name(program: Any, name: str | None) -> str:
             return str(names[0])
         raise InputError(f"the program has no default function; name one of: {', '.join(names)}")
     if name not in names:
-        raise InputError(f"function '{name}': not in the program{nearest(name, names)} (functions: {', '.join(names)})")
+        raise InputError(
+            f"function '{name}': not in the program{suggest_nearest(name, names)} (functions: {', '.join(names)})"
+        )
     return name
 
 
-def _function(program: Any, name: str) -> Any:
-    return program.functions[_function_name(program, name)]
+def _get_function(program: Any, name: str) -> Any:
+    return program.functions[_select_function_name(program, name)]
 
 
 def _refuse_contradictions(block: Any) -> None:
     """Raises NotSupported where coremltools knows an op but does not accept it as it stands in the package."""
-    found = [op for op in _walk(block) if contradiction(op)]
+    found = [op for op in _iterate_ops(block) if contradiction(op)]
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -201,15 +205,15 @@ def _refuse_contradictions(block: Any) -> None:
             f"inputs and outputs ({contradiction(first)}); correct them where the package is made")
 
 
-def _refuse_missing(missing: Sequence[tuple[str, str]]) -> None:
+def _refuse_missing_ops(missing: Sequence[tuple[str, str]]) -> None:
     if not missing:
         return
     places: dict[str, list[str]] = {}
     for op_type, name in missing:
         places.setdefault(op_type, []).append(name)
     listed = "; ".join(
-        f"{op_type} ({', '.join(repr(name) for name in names[:_PLACES])}"
-        + (f" and {len(names) - _PLACES} more)" if len(names) > _PLACES else ")")
+        f"{op_type} ({', '.join(repr(name) for name in names[:_MAX_NAMES_PER_OP_TYPE])}"
+        + (f" and {len(names) - _MAX_NAMES_PER_OP_TYPE} more)" if len(names) > _MAX_NAMES_PER_OP_TYPE else ")")
         for op_type, names in sorted(places.items())
     )
     raise NotSupported(f"the reference runtime has no kernel for: {listed}")

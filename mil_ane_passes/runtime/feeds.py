@@ -9,11 +9,11 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.errors import InputError, nearest
+from ..core.errors import InputError, suggest_nearest
 from ..core.npz import StoredArray
-from ..core.printer import size_text
+from ..core.printer import format_dimension
 
-__all__ = ["as_array", "check_feeds", "check_state", "named_feeds", "read_stored", "split_inputs"]
+__all__ = ["check_feeds", "check_state", "read_stored_feeds", "split_inputs", "to_array", "to_feed_dict"]
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -27,45 +27,45 @@ def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """The feeds as arrays, in declared order; raises `InputError` with who, found and expected."""
-    for name in named_feeds(feeds):
+    for name in to_feed_dict(feeds):
         if name not in declared:
             known = ", ".join(declared) or "none"
-            raise InputError(f"feed '{name}': no such input{nearest(name, declared)} (inputs: {known})")
+            raise InputError(f"feed '{name}': no such input{suggest_nearest(name, declared)} (inputs: {known})")
     symbols: dict[Any, tuple[int, str]] = {}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, var in declared.items():
         if name not in feeds:
-            raise InputError(f"input '{name}': not fed; expected {_describe(var)}")
-        arrays[name] = _checked(f"feed '{name}'", feeds[name], var, symbols)
+            raise InputError(f"input '{name}': not fed; expected {_describe_type(var)}")
+        arrays[name] = _check_value(f"feed '{name}'", feeds[name], var, symbols)
     return arrays
 
 
-def _checked(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, str]]) -> np.ndarray[Any, Any]:
+def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, str]]) -> np.ndarray[Any, Any]:
     """`value` as an array. Raises InputError where it does not fit `var`; one of a file is not read before it does."""
-    array = value if isinstance(value, StoredArray) else as_array(who, value)
-    _check_kind(who, array.dtype, var)
+    array = value if isinstance(value, StoredArray) else to_array(who, value)
+    _check_dtype_kind(who, array.dtype, var)
     if isinstance(value, StoredArray):
         _check_shape(who, value.shape, var, symbols)
-    array = as_array(who, array)
+    array = to_array(who, array)
     _check_range(who, array, var)
     _check_shape(who, array.shape, var, symbols)
     return array
 
 
-def read_stored(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+def read_stored_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The feeds with those of a file read. Raises InputError where one does not fit, before it is read."""
-    return {name: _checked(f"feed '{name}'", value, declared[name], {})
+    return {name: _check_value(f"feed '{name}'", value, declared[name], {})
             if isinstance(value, StoredArray) and name in declared else value for name, value in feeds.items()}
 
 
-def named_feeds(feeds: object) -> dict[str, Any]:
+def to_feed_dict(feeds: object) -> dict[str, Any]:
     """The feeds as a dictionary of their own. Raises InputError when they are not by name."""
     if not isinstance(feeds, Mapping):
         raise InputError(f"feeds: found a {type(feeds).__name__}; expected a dictionary with an array for each input")
     return dict(feeds)
 
 
-def as_array(who: str, value: Any) -> np.ndarray[Any, Any]:
+def to_array(who: str, value: Any) -> np.ndarray[Any, Any]:
     """`value` as an array. Raises InputError for what is none, such as lists of different lengths."""
     try:
         return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
@@ -80,16 +80,16 @@ def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         if name not in declared:
             known = ", ".join(declared) or "none"
-            raise InputError(f"state '{name}': no such state{nearest(name, declared)} (states: {known})")
-        _checked(f"state '{name}'", value, declared[name], {})
+            raise InputError(f"state '{name}': no such state{suggest_nearest(name, declared)} (states: {known})")
+        _check_value(f"state '{name}'", value, declared[name], {})
 
 
-def _describe(var: Any) -> str:
-    extents = ", ".join(map(size_text, var.shape))
+def _describe_type(var: Any) -> str:
+    extents = ", ".join(map(format_dimension, var.shape))
     return f"{types.builtin_to_string(var.dtype)} ({extents})"
 
 
-def _check_kind(who: str, found: np.dtype[Any], var: Any) -> None:
+def _check_dtype_kind(who: str, found: np.dtype[Any], var: Any) -> None:
     """Any float is accepted for a float, any integer for an integer, and only bool for a bool."""
     kinds = "f" if types.is_float(var.dtype) else "b" if types.is_bool(var.dtype) else "iu"
     if found.kind not in kinds:
@@ -113,11 +113,13 @@ def _check_shape(who: str, found: Sequence[int], var: Any, symbols: dict[Any, tu
     if any("*" in str(extent) and is_symbolic(extent) for extent in expected):
         return  # variadic rank: any shape goes
     if len(found) != len(expected):
-        raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe(var)}")
+        raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe_type(var)}")
     for axis, (size, extent) in enumerate(zip(found, expected)):
         if not is_symbolic(extent):
             if size != int(extent):
-                raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe(var)}; axis {axis} differs")
+                raise InputError(
+                    f"{who}: found shape {tuple(found)}, expected {_describe_type(var)}; axis {axis} differs"
+                )
             continue
         known, where = symbols.setdefault(extent, (size, f"{who} axis {axis}"))
         if known != size:

@@ -12,7 +12,7 @@ from coremltools import proto
 
 from ..core.errors import InputError
 
-__all__ = ["image_array", "image_of", "is_image", "is_pixels", "pixels_of"]
+__all__ = ["array_from_image", "image_from_array", "is_image", "is_pixels", "pixels_from_array"]
 
 _Image = proto.FeatureTypes_pb2.ImageFeatureType
 _RGB, _BGR = int(_Image.RGB), int(_Image.BGR)
@@ -30,7 +30,7 @@ def is_pixels(value: object) -> bool:
         value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3))
 
 
-def image_array(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
+def array_from_image(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
     """A PIL image, or uint8 pixels (height, width[, 3]) in RGB order, as float32 (1, channels, height, width).
 
     `colour` is the description's `ImageFeatureType.ColorSpace`. Raises InputError when the image has another mode.
@@ -50,7 +50,7 @@ def image_array(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(planes[:, ::-1] if colour == _BGR else planes)
 
 
-def pixels_of(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
+def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
     """Values of shape (1, channels, height, width) as the pixels of an image: uint8 (height, width[, 3]), RGB; of a
     float16 greyscale image float32 (height, width).
 
@@ -65,7 +65,7 @@ def pixels_of(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray((pixels[::-1] if colour == _BGR else pixels).transpose(1, 2, 0))
 
 
-def image_of(array: np.ndarray[Any, Any], colour: int) -> Any:
+def image_from_array(array: np.ndarray[Any, Any], colour: int) -> Any:
     """A result of shape (1, channels, height, width) as a PIL image of the described colour layout.
 
     Raises InputError when Pillow is not installed.
@@ -74,4 +74,4 @@ def image_of(array: np.ndarray[Any, Any], colour: int) -> Any:
         from PIL import Image
     except ImportError as error:
         raise InputError("an image output needs Pillow, which is not installed: pip install pillow") from error
-    return Image.fromarray(pixels_of(array, colour))
+    return Image.fromarray(pixels_from_array(array, colour))

@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped import check_file_of, is_mapped, pieces, read_once
+from ..core.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
 
-__all__ = ["Precision", "bit_width", "is_tensor_value", "tidy"]
+__all__ = ["Precision", "canonicalize_layout", "get_bit_width", "is_tensor_value"]
 
 #: torch allocates on this boundary; vector libraries may round differently on another, so everything is brought to it.
 _ALIGNMENT = 64
 
 #: the largest number of fp16
-_LARGEST = 65504.0
+_FP16_MAX = 65504.0
 
 #: what torch reads as numpy lays it out, in the machine's byte order
-_NUMPY = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
+_SHARED_NUMPY_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
 
 
-def tidy(x: torch.Tensor) -> torch.Tensor:
+def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
     """`x` with the one canonical memory layout of its shape: dense, row-major, aligned."""
     x = x.contiguous()
     if x.data_ptr() % _ALIGNMENT:
@@ -36,7 +36,7 @@ def tidy(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).view(x.shape) if 1 in x.shape else x
 
 
-def bit_width(dtype: Any) -> int:
+def get_bit_width(dtype: Any) -> int:
     """Bits of an integer builtin type."""
     return int(dtype.get_bitwidth())
 
@@ -46,16 +46,16 @@ def is_tensor_value(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and not isinstance(value, np.str_)
 
 
-def _fill(out: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
+def _copy_elements(out: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
     """Copy the elements of `array` to `out`, which has as many."""
-    if array.dtype in _NUMPY and array.flags.c_contiguous and array.nbytes:
+    if array.dtype in _SHARED_NUMPY_DTYPES and array.flags.c_contiguous and array.nbytes:
         # The same bits as from numpy, and several times faster from float16.
-        out.copy_(torch.from_numpy(np.asarray(_Lent(array))))
+        out.copy_(torch.from_numpy(np.asarray(_WritableView(array))))
     else:
         np.copyto(out.numpy(), array, casting="unsafe")
 
 
-class _Lent:
+class _WritableView:
     """An array's memory offered as writable: torch warns of arrays that are not. No kernel writes to its operands."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -81,18 +81,18 @@ class Precision:
         array = np.asarray(value)
         out = torch.empty(array.shape, dtype=self._computed(array.dtype))
         if is_mapped(array) and array.flags.c_contiguous:
-            for start, piece in pieces(array):
-                _fill(out.view(-1)[start : start + piece.size], piece)
+            for start, piece in iterate_chunks(array):
+                _copy_elements(out.view(-1)[start : start + piece.size], piece)
             return out
         check_file_of(array)
-        _fill(out, array)
+        _copy_elements(out, array)
         return out
 
     def constant(self, value: Any) -> torch.Tensor:
         """As `tensor`, with what fp16 cannot hold, or only just, read as this precision reads it in constants."""
         made = self.tensor(value)
         if self.infinity is not None and made.is_floating_point():
-            made.masked_fill_(made >= _LARGEST, self.infinity).masked_fill_(made <= -_LARGEST, -self.infinity)
+            made.masked_fill_(made >= _FP16_MAX, self.infinity).masked_fill_(made <= -_FP16_MAX, -self.infinity)
         return made
 
     def shared(self, value: Any) -> torch.Tensor | None:
@@ -103,7 +103,7 @@ class Precision:
             return None
         if is_mapped(array):
             return torch.from_numpy(read_once(array))
-        found = torch.from_numpy(np.asarray(_Lent(array)))
+        found = torch.from_numpy(np.asarray(_WritableView(array)))
         return found if found.data_ptr() % _ALIGNMENT == 0 else None
 
     def is_read_once(self, value: Any) -> bool:
@@ -112,7 +112,7 @@ class Precision:
         return self._is_as_stored(array) and is_mapped(array)
 
     def _is_as_stored(self, array: np.ndarray[Any, Any]) -> bool:
-        if self.infinity is not None or array.dtype not in _NUMPY:
+        if self.infinity is not None or array.dtype not in _SHARED_NUMPY_DTYPES:
             return False
         # torch's names of these dtypes are numpy's
         is_computed = str(self._computed(array.dtype)) == f"torch.{array.dtype.name}"
@@ -142,12 +142,12 @@ class Precision:
         if value.is_floating_point() and not (storage.is_floating_point or storage == torch.bool):
             # MIL does not define it and no report of a device was found. arm64's conversions saturate, which is what is
             # done here for every width: NaN becomes 0, what is out of range the nearest end of the declared type.
-            lowest, highest = _range(dtype)
+            lowest, highest = _get_integer_range(dtype)
             value = value.double().nan_to_num(0.0).clamp(lowest, min(highest, 2**63 - 1024))
         value = value.to(storage)
         if not (storage.is_floating_point or storage == torch.bool):
-            value = self._wrapped(value, dtype)
-        stored = tidy(value)
+            value = self._wrap_integers(value, dtype)
+        stored = canonicalize_layout(value)
         # A part of something larger would keep the whole in memory.
         return stored.clone() if stored.untyped_storage().nbytes() > stored.nbytes else stored
 
@@ -162,11 +162,11 @@ class Precision:
             return torch.float16 if self.name == "float16" and dtype == types.fp16 else self.compute
         if types.is_bool(dtype):
             return torch.bool
-        return torch.int64 if bit_width(dtype) == 64 or dtype == types.uint32 else torch.int32
+        return torch.int64 if get_bit_width(dtype) == 64 or dtype == types.uint32 else torch.int32
 
     @staticmethod
-    def _wrapped(value: torch.Tensor, dtype: Any) -> torch.Tensor:
-        bits = bit_width(dtype)
+    def _wrap_integers(value: torch.Tensor, dtype: Any) -> torch.Tensor:
+        bits = get_bit_width(dtype)
         if bits >= 64 or dtype == types.int32:
             return value
         value = value & ((1 << bits) - 1)
@@ -190,7 +190,7 @@ class Precision:
         return np.array(value.numpy(), dtype=self.numpy_dtype(dtype))
 
 
-def _range(dtype: Any) -> tuple[int, int]:
+def _get_integer_range(dtype: Any) -> tuple[int, int]:
     """The smallest and the largest integer of builtin type `dtype`."""
-    bits = bit_width(dtype)
+    bits = get_bit_width(dtype)
     return (0, (1 << bits) - 1) if dtype.is_unsigned() else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)

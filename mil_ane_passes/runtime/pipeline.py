@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from coremltools.converters.mil.mil import types
 
-from ..core.errors import InputError, NotSupported, nearest
+from ..core.errors import InputError, NotSupported, suggest_nearest
 from ..core.locking import synchronized
-from ..core.query import chain
+from ..core.query import get_pipeline_functions
 from .engine import Runtime
-from .feeds import named_feeds, split_inputs
+from .feeds import split_inputs, to_feed_dict
 
 if TYPE_CHECKING:
     from ..package import Package
 
-__all__ = ["PipelineRuntime", "taken"]
+__all__ = ["PipelineRuntime", "select_feeds"]
 
 
 class PipelineRuntime:
@@ -37,7 +37,7 @@ class PipelineRuntime:
                                f"{', '.join(package.functions)}")
         self._description = package.spec.description
         self._parts: list[tuple[Any, Runtime]] = []
-        for name in chain(package.program):
+        for name in get_pipeline_functions(package.program):
             function = package.program.functions[name]
             if split_inputs(function)[1]:
                 raise NotSupported(f"the part '{name}' of the pipeline has states, which a pipeline does not keep; run "
@@ -65,21 +65,23 @@ class PipelineRuntime:
         """Raises InputError for feeds of a wrong name and for states; runs nothing."""
         if state:
             raise InputError(f"state '{next(iter(state))}': a pipeline has no states; expected none")
-        given, inputs = named_feeds(feeds), {feature.name: feature for feature in self._description.input}
+        given, inputs = to_feed_dict(feeds), {feature.name: feature for feature in self._description.input}
         for name in given:
             if name not in inputs:
-                raise InputError(f"feed '{name}': no such input{nearest(name, inputs)} (inputs: {', '.join(inputs)})")
+                raise InputError(
+                    f"feed '{name}': no such input{suggest_nearest(name, inputs)} (inputs: {', '.join(inputs)})"
+                )
         for name, feature in inputs.items():
             if name not in given and not feature.type.isOptional:
                 raise InputError(f"input '{name}': not fed; expected it, as the pipeline takes it")
 
 
-def taken(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+def select_feeds(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     """What a part takes of the values known by name: floats become the width that it declares."""
-    return {name: _fitting(var, known[name]) for name, var in function.inputs.items() if name in known}
+    return {name: _cast_to_declared(var, known[name]) for name, var in function.inputs.items() if name in known}
 
 
-def _fitting(var: Any, value: Any) -> Any:
+def _cast_to_declared(var: Any, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind == "f" and types.is_float(var.dtype):
         return value.astype(types.nptype_from_builtin(var.dtype))
     return value

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import InputError
 
-__all__ = ["Kernel", "kernel", "load_kernels"]
+__all__ = ["Kernel", "load_kernels", "register_kernel"]
 
 #: (pymil op, resolved inputs) -> value of the only output, or a tuple with one value per output
 Kernel = Callable[[Any, Any], Any]
@@ -18,7 +18,7 @@ _KERNELS: dict[str, Kernel] = {}
 _loaded = False
 
 
-def kernel(*op_types: str) -> Callable[[Kernel], Kernel]:
+def register_kernel(*op_types: str) -> Callable[[Kernel], Kernel]:
     """Register the decorated function as the implementation of each of `op_types`."""
 
     def register(function: Kernel) -> Kernel:

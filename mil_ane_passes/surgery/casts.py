@@ -6,26 +6,31 @@ from typing import Any
 
 from coremltools import proto
 
-from ..package.names import fresh
-from .parts import Op
+from ..package.names import make_free_name
+from .program_parts import Op
 
-__all__ = ["ARRAYS", "DTYPES", "cast_of", "dtype_of", "make_cast", "make_identity", "with_dtype"]
+__all__ = ["ARRAY_DTYPES", "DTYPES", "get_cast_input", "get_dtype", "make_cast", "make_identity", "replace_dtype"]
 
 MIL = proto.MIL_pb2
 DTYPES = {"fp16": MIL.FLOAT16, "fp32": MIL.FLOAT32, "int32": MIL.INT32}
 "Types as `cast` is told them, in the program."
-_FEATURES = proto.FeatureTypes_pb2.ArrayFeatureType
-ARRAYS = {MIL.FLOAT16: _FEATURES.FLOAT16, MIL.FLOAT32: _FEATURES.FLOAT32, MIL.INT32: _FEATURES.INT32,
-          MIL.INT8: 0x20008, MIL.FLOAT64: _FEATURES.DOUBLE}
+_ARRAY_FEATURE = proto.FeatureTypes_pb2.ArrayFeatureType
+ARRAY_DTYPES = {
+    MIL.FLOAT16: _ARRAY_FEATURE.FLOAT16,
+    MIL.FLOAT32: _ARRAY_FEATURE.FLOAT32,
+    MIL.INT32: _ARRAY_FEATURE.INT32,
+    MIL.INT8: 0x20008,
+    MIL.FLOAT64: _ARRAY_FEATURE.DOUBLE,
+}
 "Types in the program and as a model describes arrays; int8 by its number, which has a name from coremltools 9.0 on."
 
 
-def dtype_of(declared: Any) -> int | None:
+def get_dtype(declared: Any) -> int | None:
     """The element type of a ValueType proto; None for what is no tensor."""
     return int(declared.tensorType.dataType) if declared is not None and declared.HasField("tensorType") else None
 
 
-def with_dtype(declared: Any, dtype: str) -> Any:
+def replace_dtype(declared: Any, dtype: str) -> Any:
     """A ValueType proto of the same shape with other elements."""
     made = MIL.ValueType()
     made.CopyFrom(declared)
@@ -35,20 +40,20 @@ def with_dtype(declared: Any, dtype: str) -> Any:
 
 def make_cast(value: str, declared: Any, dtype: str, output: str, taken: set[str]) -> list[Op]:
     """The ops that make `output` of `value` (of type `declared`): the const that says the type, and the cast."""
-    said = fresh(f"{output}_dtype_0", taken)
+    said = make_free_name(f"{output}_dtype_0", taken)
     const = MIL.Operation(type="const")
-    const.outputs.add(name=said, type=_text(said).type)
-    const.attributes["val"].CopyFrom(_text(dtype))
-    const.attributes["name"].CopyFrom(_text(said))
-    return [Op.of(const), _unary("cast", value, with_dtype(declared, dtype), output, dtype=said)]
+    const.outputs.add(name=said, type=_make_string_value(said).type)
+    const.attributes["val"].CopyFrom(_make_string_value(dtype))
+    const.attributes["name"].CopyFrom(_make_string_value(said))
+    return [Op.of(const), _make_unary_op("cast", value, replace_dtype(declared, dtype), output, dtype=said)]
 
 
 def make_identity(value: str, declared: Any, output: str) -> Op:
     """The op that gives `value` another name."""
-    return _unary("identity", value, declared, output)
+    return _make_unary_op("identity", value, declared, output)
 
 
-def cast_of(op: Op) -> str:
+def get_cast_input(op: Op) -> str:
     """The value that an op casts; empty when it is no cast."""
     if op.type != "cast":
         return ""
@@ -56,16 +61,16 @@ def cast_of(op: Op) -> str:
     return str(arguments[0].name) if len(arguments) == 1 else ""
 
 
-def _unary(kind: str, value: str, declared: Any, output: str, **further: str) -> Op:
+def _make_unary_op(kind: str, value: str, declared: Any, output: str, **further: str) -> Op:
     made = MIL.Operation(type=kind)
     for name, bound in {"x": value, **further}.items():
         made.inputs[name].arguments.add(name=bound)
     made.outputs.add(name=output, type=declared)
-    made.attributes["name"].CopyFrom(_text(output))
+    made.attributes["name"].CopyFrom(_make_string_value(output))
     return Op.of(made)
 
 
-def _text(words: str) -> Any:
+def _make_string_value(words: str) -> Any:
     made = MIL.Value()
     made.type.tensorType.dataType = MIL.STRING
     made.immediateValue.tensor.strings.values.append(words)

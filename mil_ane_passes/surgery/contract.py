@@ -11,14 +11,14 @@ from ..core.errors import InputError
 if TYPE_CHECKING:
     from .document import Document
 
-__all__ = ["PARTS", "Done", "Edit", "apply_all", "part_path"]
+__all__ = ["PART_SUFFIXES", "Edit", "EditRecord", "apply_edits", "build_part_path"]
 
-PARTS = ("1", "2")
+PART_SUFFIXES = ("1", "2")
 "What tells the two packages apart that `--split-at` makes of one."
 
 
 @dataclass(frozen=True)
-class Done:
+class EditRecord:
     """One thing an edit did: the option that asked for it, the function it was done to, the value, and the words.
 
     `changed` is false where there was nothing to do. `exact` says whether results stay the same bits (None where that
@@ -50,7 +50,7 @@ class Edit(Protocol):
         ...
 
 
-def apply_all(document: Document, edits: list[Edit]) -> list[Document]:
+def apply_edits(document: Document, edits: list[Edit]) -> list[Document]:
     """Make edits one after the other, each to all that the ones before it made.
 
     Raises InputError for a pipeline and an edit that does not say of itself that it can be made there.
@@ -64,6 +64,6 @@ def apply_all(document: Document, edits: list[Edit]) -> list[Document]:
     return documents
 
 
-def part_path(target: Path, part: str) -> Path:
+def build_part_path(target: Path, part: str) -> Path:
     """Where a document goes: to `target`, or beside it with its part behind the name."""
     return target.with_name(f"{target.stem}_{part}{target.suffix}") if part else target

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from ..package.duplicates import Duplicates, Group, find_duplicates
-from ..package.refs import redirect_refs
-from .contract import Done
+from ..package.blob_refs import redirect_refs
+from ..package.duplicates import DuplicateGroup, Duplicates, find_duplicates
+from .contract import EditRecord
 from .document import Document
 
 __all__ = ["DedupWeights"]
 
 _OPTION = "--dedup-weights"
-_SHOWN = 10
+_MAX_GROUPS_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,41 @@ class DedupWeights:
             places = {other: group.places[0] for group in found.equal for other in group.places[1:]}
             document = document.again(redirect_refs(raw, places))
             document.repack, document.dead_limit = True, 0.0
-        document.done += [Done(_OPTION, "", _value(group), note, changed=changed)
-                          for group, note, changed in _notes(found)]
-        document.done += _apart(found)
+        document.done += [EditRecord(_OPTION, "", _format_blob_location(group), note, changed=changed)
+                          for group, note, changed in _iterate_notes(found)]
+        document.done += _iterate_dtype_mismatches(found)
         return [document]
 
 
-def _notes(found: Duplicates) -> Iterator[tuple[Group | None, str, bool]]:
+def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:
     """What to say of each group, and whether it is a change."""
     if not found.equal:
         yield None, "no weights are in the package twice", False
         return
-    saved = sum(group.saved for group in found.equal)
+    saved = sum(group.saved_bytes for group in found.equal)
     blobs = sum(len(group.places) for group in found.equal)
     yield None, f"{blobs:,} blobs hold {len(found.equal):,} different values; {saved:,} bytes are saved", True
-    largest = sorted(found.equal, key=lambda group: -group.saved)[:_SHOWN]
+    largest = sorted(found.equal, key=lambda group: -group.saved_bytes)[:_MAX_GROUPS_LISTED]
     for group in largest:
         yield group, f"{len(group.places):,} blobs of {group.nbytes:,} bytes are one", True
     if len(found.equal) > len(largest):
         yield None, f"and {len(found.equal) - len(largest):,} groups that save less", True
 
 
-def _apart(found: Duplicates) -> Iterator[Done]:
-    if found.apart:
-        nbytes = sum(group.saved for group in found.apart)
-        yield Done(_OPTION, "", "", f"left as they are: {len(found.apart):,} groups of blobs with equal bytes that are "
-                                    f"of different dtypes ({nbytes:,} bytes)", changed=False)
+def _iterate_dtype_mismatches(found: Duplicates) -> Iterator[EditRecord]:
+    if found.equal_with_other_dtype:
+        nbytes = sum(group.saved_bytes for group in found.equal_with_other_dtype)
+        yield EditRecord(
+            _OPTION,
+            "",
+            "",
+            f"left as they are: {len(found.equal_with_other_dtype):,} groups of blobs with equal bytes that are "
+            f"of different dtypes ({nbytes:,} bytes)",
+            changed=False,
+        )
 
 
-def _value(group: Group | None) -> str:
+def _format_blob_location(group: DuplicateGroup | None) -> str:
     if group is None:
         return ""
     name, offset = group.places[0]

@@ -7,14 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from coremltools import proto
 
 from ..package import wire
-from .piece import NAME, Named
+from .piece import NAME_FIELD, Named
 
 __all__ = ["Description", "Feature", "Section"]
 
-_MODEL, _OF_FUNCTION = proto.Model_pb2.ModelDescription, proto.Model_pb2.FunctionDescription
-_KINDS = ("input", "output", "state")
-_PREDICTED = ("predictedFeatureName", "predictedProbabilitiesName")
-_FUNCTIONS, _DEFAULT = (_MODEL.DESCRIPTOR.fields_by_name[name].number for name in ("functions", "defaultFunctionName"))
+_MODEL_DESCRIPTION, _FUNCTION_DESCRIPTION = proto.Model_pb2.ModelDescription, proto.Model_pb2.FunctionDescription
+_FEATURE_KINDS = ("input", "output", "state")
+_PREDICTED_NAME_FIELDS = ("predictedFeatureName", "predictedProbabilitiesName")
+_FUNCTIONS_FIELD, _DEFAULT_FUNCTION_FIELD = (
+    _MODEL_DESCRIPTION.DESCRIPTOR.fields_by_name[name].number for name in ("functions", "defaultFunctionName")
+)
 
 
 class Feature(Named):
@@ -29,42 +31,44 @@ class Section:
 
     def __init__(self, data: bytes, of_function: bool) -> None:
         self.data = data
-        kind = _OF_FUNCTION if of_function else _MODEL
+        kind = _FUNCTION_DESCRIPTION if of_function else _MODEL_DESCRIPTION
         self._numbers = {name: field.number for name, field in kind.DESCRIPTOR.fields_by_name.items()}
-        self.name = wire.entry_key(data) if of_function else ""
+        self.name = wire.get_entry_key(data) if of_function else ""
 
     def features(self, kind: str) -> list[Feature]:
         """The features of `kind` ("input", "output" or "state"), in order."""
-        return [Feature(data) for data in wire.payloads(self.data, self._numbers[kind])]
+        return [Feature(data) for data in wire.get_payloads(self.data, self._numbers[kind])]
 
     def put(self, kind: str, features: Sequence[Feature]) -> None:
         """Replaces all features of `kind`."""
-        self.data = wire.replace(self.data, self._numbers[kind], [feature.data for feature in features])
+        self.data = wire.replace_fields(self.data, self._numbers[kind], [feature.data for feature in features])
 
     @property
     def predicted(self) -> tuple[str, ...]:
         """The outputs by which a classifier gives its answer: the label and the probabilities."""
-        found = [wire.payloads(self.data, self._numbers[name]) for name in _PREDICTED]
+        found = [wire.get_payloads(self.data, self._numbers[name]) for name in _PREDICTED_NAME_FIELDS]
         return tuple(names[-1].decode() for names in found if names and names[-1])
 
-    def predict_only(self, names: Collection[str]) -> None:
+    def keep_predicted(self, names: Collection[str]) -> None:
         """Says no more of what is predicted than those of `names`."""
-        for field in _PREDICTED:
+        for field in _PREDICTED_NAME_FIELDS:
             number = self._numbers[field]
-            kept = [name for name in wire.payloads(self.data, number) if name.decode() in names]
-            self.data = wire.replace(self.data, number, kept)
+            kept = [name for name in wire.get_payloads(self.data, number) if name.decode() in names]
+            self.data = wire.replace_fields(self.data, number, kept)
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Renames features, also where the section says what is predicted."""
-        for kind in _KINDS:
+        for kind in _FEATURE_KINDS:
             self.put(kind, [feature.named(names.get(feature.name, feature.name)) for feature in self.features(kind)])
-        for field in _PREDICTED:
-            old = [name.decode() for name in wire.payloads(self.data, self._numbers[field])]
-            self.data = wire.replace(self.data, self._numbers[field], [names.get(name, name).encode() for name in old])
+        for field in _PREDICTED_NAME_FIELDS:
+            old = [name.decode() for name in wire.get_payloads(self.data, self._numbers[field])]
+            self.data = wire.replace_fields(
+                self.data, self._numbers[field], [names.get(name, name).encode() for name in old]
+            )
 
     def copy(self, name: str) -> Section:
         """The section of a function under another name."""
-        return Section(wire.replace(self.data, NAME, [name.encode()]), of_function=True)
+        return Section(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]), of_function=True)
 
 
 class Description:
@@ -72,17 +76,17 @@ class Description:
 
     def __init__(self, data: bytes) -> None:
         self.model = Section(data, of_function=False)
-        self.functions = [Section(each, of_function=True) for each in wire.payloads(data, _FUNCTIONS)]
+        self.functions = [Section(each, of_function=True) for each in wire.get_payloads(data, _FUNCTIONS_FIELD)]
 
     @property
     def default(self) -> str:
         """The name of the default function, empty where the model says none."""
-        names = wire.payloads(self.model.data, _DEFAULT)
+        names = wire.get_payloads(self.model.data, _DEFAULT_FUNCTION_FIELD)
         return names[-1].decode() if names else ""
 
     @default.setter
     def default(self, name: str) -> None:
-        self.model.data = wire.replace(self.model.data, _DEFAULT, [name.encode()])
+        self.model.data = wire.replace_fields(self.model.data, _DEFAULT_FUNCTION_FIELD, [name.encode()])
 
     def of(self, function: str) -> list[Section]:
         """The sections that describe `function`: its own, and the model's when that stands for it."""
@@ -92,4 +96,4 @@ class Description:
 
     def emit(self) -> bytes:
         """The description's bytes; those it came with when nothing was changed."""
-        return wire.replace(self.model.data, _FUNCTIONS, [section.data for section in self.functions])
+        return wire.replace_fields(self.model.data, _FUNCTIONS_FIELD, [section.data for section in self.functions])

@@ -7,19 +7,19 @@ from typing import Any
 
 from coremltools import proto
 
-from ..core.errors import InputError, nearest
+from ..core.errors import InputError, suggest_nearest
 from ..package import wire
+from ..package.blob_refs import find_refs
 from ..package.blobs import WeightFiles
 from ..package.manifest import Layout
-from ..package.plan import DEAD_LIMIT, WeightPlan
-from ..package.refs import find_refs
-from .contract import Done
+from ..package.weight_plan import DEAD_LIMIT, WeightPlan
+from .contract import EditRecord
 from .description import Description
-from .parts import Function
+from .program_parts import Function
 
-__all__ = ["DESCRIPTION", "Document"]
+__all__ = ["DESCRIPTION_FIELD", "Document"]
 
-_VERSION, DESCRIPTION, _ML_PROGRAM, _FUNCTIONS = 1, 2, 502, 2
+_VERSION_FIELD, DESCRIPTION_FIELD, _ML_PROGRAM_FIELD, _FUNCTIONS_FIELD = 1, 2, 502, 2
 
 
 class Document:
@@ -36,27 +36,27 @@ class Document:
         self.layout, self.raw = layout, raw
         self.files = WeightFiles(layout)
         self.where = str(layout.root)
-        self.version = self._then = int(spec.specificationVersion)
-        self.done: list[Done] = []
+        self.version = self._original = int(spec.specificationVersion)
+        self.done: list[EditRecord] = []
         self.repack, self.dead_limit = False, DEAD_LIMIT
         self.plan: WeightPlan | None = None
         self.part = ""
         self.gone: set[str] = set()
-        programs = wire.payloads(raw, _ML_PROGRAM)
-        self._entries = {wire.entry_key(e): e for p in programs for e in wire.payloads(p, _FUNCTIONS)}
-        if len(programs) != 1 or len(self._entries) != len(wire.payloads(programs[0], _FUNCTIONS)):
+        programs = wire.get_payloads(raw, _ML_PROGRAM_FIELD)
+        self._entries = {wire.get_entry_key(e): e for p in programs for e in wire.get_payloads(p, _FUNCTIONS_FIELD)}
+        if len(programs) != 1 or len(self._entries) != len(wire.get_payloads(programs[0], _FUNCTIONS_FIELD)):
             raise InputError(f"{self.where}: the model file has {len(programs)} programs, or two functions of one "
                              "name; expected one with distinct names; the package is damaged: take a fresh copy")
-        self.functions = {name: Function(name, wire.entry_value(entry), self.where)
+        self.functions = {name: Function(name, wire.get_entry_value(entry), self.where)
                           for name, entry in self._entries.items()}
-        self.description = Description(b"".join(wire.payloads(raw, DESCRIPTION)))
+        self.description = Description(b"".join(wire.get_payloads(raw, DESCRIPTION_FIELD)))
 
     def chosen(self, function: str | None) -> list[Function]:
         """The functions to edit: those made of `function` of the source, or all. InputError when it is none."""
         sources = [each.source for each in self.functions.values()]
         if function is not None and function not in sources:
-            raise InputError(f"{self.where}: no function '{function}'; the model has {_listed(sources)}"
-                             f"{nearest(function, sources)}")
+            raise InputError(f"{self.where}: no function '{function}'; the model has {_format_names(sources)}"
+                             f"{suggest_nearest(function, sources)}")
         return [each for each in self.functions.values() if function in (None, each.source)]
 
     def places(self, function: str | None) -> list[tuple[str, Document, Function]]:
@@ -80,23 +80,23 @@ class Document:
     def emit(self) -> bytes:
         """The model file as it is now; byte for byte that of the source when nothing was changed."""
         entries = [self._entry(each) for each in self.functions.values()]
-        program = wire.replace(wire.payloads(self.raw, _ML_PROGRAM)[0], _FUNCTIONS, entries)
+        program = wire.replace_fields(wire.get_payloads(self.raw, _ML_PROGRAM_FIELD)[0], _FUNCTIONS_FIELD, entries)
         described = self.description.emit()
-        raw = wire.replace(self.raw, _ML_PROGRAM, [program])
-        if described != b"".join(wire.payloads(self.raw, DESCRIPTION)):
-            raw = wire.replace(raw, DESCRIPTION, [described])
-        return raw if self.version == self._then else _with_version(raw, self.version)
+        raw = wire.replace_fields(self.raw, _ML_PROGRAM_FIELD, [program])
+        if described != b"".join(wire.get_payloads(self.raw, DESCRIPTION_FIELD)):
+            raw = wire.replace_fields(raw, DESCRIPTION_FIELD, [described])
+        return raw if self.version == self._original else _replace_version(raw, self.version)
 
     def _entry(self, function: Function) -> bytes:
         made = function.emit()
         old = self._entries.get(function.name)
-        return wire.entry(function.name, made) if old is None else wire.replace(old, wire.VALUE, [made])
+        return wire.encode_entry(function.name, made) if old is None else wire.replace_fields(old, wire.VALUE, [made])
 
 
-def _with_version(raw: bytes, version: int) -> bytes:
-    number = wire.varint(_VERSION << 3 | wire.VARINT) + wire.varint(version)
-    return number + b"".join(raw[f.start : f.end] for f in wire.fields(raw) if f.number != _VERSION)
+def _replace_version(raw: bytes, version: int) -> bytes:
+    number = wire.encode_varint(_VERSION_FIELD << 3 | wire.VARINT) + wire.encode_varint(version)
+    return number + b"".join(raw[f.start : f.end] for f in wire.iterate_fields(raw) if f.number != _VERSION_FIELD)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))

@@ -9,25 +9,25 @@ from typing import Any
 from coremltools import proto
 
 from ..core.errors import InputError
-from ..core.spelling import asked
-from ..package.names import fresh
-from .casts import ARRAYS, MIL, dtype_of, make_cast, with_dtype
-from .contract import Done
+from ..core.option_spelling import format_option_values
+from ..package.names import make_free_name
+from .casts import ARRAY_DTYPES, MIL, get_dtype, make_cast, replace_dtype
+from .contract import EditRecord
 from .description import Feature
 from .document import Document
-from .names import unknown
-from .parts import Function
+from .names import make_unknown_name_error
+from .program_parts import Function
 
-__all__ = ["Expose", "holds_halves"]
+__all__ = ["Expose", "can_have_fp16_interface"]
 
 _OPTION = "--expose"
-_HALVES_FROM, _BYTES_FROM = 7, 10
+_MIN_VERSION_FP16, _MIN_VERSION_INT8 = 7, 10
 "The specification versions (iOS16, iOS26) from which arrays of fp16 and of int8 may leave a model."
-_OLD = ("CoreML3", "CoreML4", "CoreML5")
-_AS = {MIL.FLOAT16: "fp32", MIL.BOOL: "int32", MIL.INT8: "int32", MIL.UINT8: "int32", MIL.INT16: "int32",
-       MIL.UINT16: "int32"}
+_OPSETS_BEFORE_IOS16 = ("CoreML3", "CoreML4", "CoreML5")
+_EXACT_CAST_TYPES = {MIL.FLOAT16: "fp32", MIL.BOOL: "int32", MIL.INT8: "int32", MIL.UINT8: "int32", MIL.INT16: "int32",
+                     MIL.UINT16: "int32"}
 "What holds all values of a type that may not leave a model."
-_CAST_LATE = {MIL.INT8, MIL.UINT8, MIL.INT16, MIL.UINT16}
+_CAST_TYPES_FROM_IOS17 = {MIL.INT8, MIL.UINT8, MIL.INT16, MIL.UINT16}
 "What `cast` takes from iOS17 on."
 
 
@@ -44,46 +44,50 @@ class Expose:
         for value in dict.fromkeys(self.values):
             having = [function for function in functions if function.has(value)]
             if not having:
-                raise _absent(value, functions)
+                raise _make_absent_error(value, functions)
             for function in having:
-                _expose(document, function, value)
+                _expose_value(document, function, value)
         return [document]
 
 
-def holds_halves(document: Document, function: Function) -> bool:
+def can_have_fp16_interface(document: Document, function: Function) -> bool:
     """Whether inputs and outputs of a function may be fp16: from iOS16 on."""
-    return document.version >= _HALVES_FROM and function.opset not in _OLD
+    return document.version >= _MIN_VERSION_FP16 and function.opset not in _OPSETS_BEFORE_IOS16
 
 
-def _absent(value: str, functions: Sequence[Function]) -> InputError:
+def _make_absent_error(value: str, functions: Sequence[Function]) -> InputError:
     names = set().union(*(function.names() for function in functions))
     if value in names:
-        return InputError(f"{asked('expose', value)}: '{value}' is made inside a nested block, of a condition or a "
-                          "loop; only values at the top of a function can be outputs")
-    return unknown(value, asked("expose", value), names)
+        return InputError(
+            f"{format_option_values('expose', value)}: '{value}' is made inside a nested block, of a condition or a "
+            "loop; only values at the top of a function can be outputs"
+        )
+    return make_unknown_name_error(value, format_option_values("expose", value), names)
 
 
-def _expose(document: Document, function: Function, value: str) -> None:
+def _expose_value(document: Document, function: Function, value: str) -> None:
     if value in function.block.outputs:
-        document.done.append(Done(_OPTION, function.name, value, f"'{value}' is an output already", changed=False))
+        document.done.append(
+            EditRecord(_OPTION, function.name, value, f"'{value}' is an output already", changed=False)
+        )
         return
-    declared, who = function.type_of(value), asked("expose", value)
-    _check(function, value, declared, who)
-    name, cast = value, _cast_to(document, function, declared, who)
+    declared, who = function.get_type(value), format_option_values("expose", value)
+    _check_value(function, value, declared, who)
+    name, cast = value, _choose_cast(document, function, declared, who)
     if cast:
         taken = function.names()
-        name = fresh(f"{value}_{cast}", taken)
+        name = make_free_name(f"{value}_{cast}", taken)
         function.block.ops += make_cast(value, declared, cast, name, taken)
-        declared = with_dtype(declared, cast)
+        declared = replace_dtype(declared, cast)
     function.block.outputs.append(name)
-    feature = Feature.of(_described(name, declared))
+    feature = Feature.of(_build_feature(name, declared))
     for section in document.description.of(function.name):
         section.put("output", [*section.features("output"), feature])
-    note = f"'{value}' is an output" + (f", cast to {cast} and called '{name}': {_why(cast)}" if cast else "")
-    document.done.append(Done(_OPTION, function.name, name, note))
+    note = f"'{value}' is an output" + (f", cast to {cast} and called '{name}': {_explain_cast(cast)}" if cast else "")
+    document.done.append(EditRecord(_OPTION, function.name, name, note))
 
 
-def _check(function: Function, value: str, declared: Any, who: str) -> None:
+def _check_value(function: Function, value: str, declared: Any, who: str) -> None:
     """Raises InputError for a value that is there and cannot be an output."""
     if any(value == each.name for each in function.inputs):
         raise InputError(f"{who}: '{value}' is an input of function '{function.name}' already: whoever runs it has it")
@@ -91,34 +95,34 @@ def _check(function: Function, value: str, declared: Any, who: str) -> None:
     if maker.type == "const" or maker.type.startswith("constexpr_"):
         raise InputError(f"{who}: '{value}' is a constant of function '{function.name}', the same in each run; it "
                          "is in the package to be read")
-    if dtype_of(declared) is None:
+    if get_dtype(declared) is None:
         kind = str(declared.WhichOneof("type") or "nothing").removesuffix("Type")
         raise InputError(f"{who}: '{value}' is a {kind}; only tensors can be made outputs")
 
 
-def _cast_to(document: Document, function: Function, declared: Any, who: str) -> str:
+def _choose_cast(document: Document, function: Function, declared: Any, who: str) -> str:
     """The type a value has to be cast to before it may leave the model, empty when it may as it is."""
-    dtype = dtype_of(declared)
-    if dtype in (MIL.FLOAT32, MIL.INT32) or (dtype == MIL.FLOAT16 and holds_halves(document, function)):
+    dtype = get_dtype(declared)
+    if dtype in (MIL.FLOAT32, MIL.INT32) or (dtype == MIL.FLOAT16 and can_have_fp16_interface(document, function)):
         return ""
-    if dtype == MIL.INT8 and document.version >= _BYTES_FROM:
+    if dtype == MIL.INT8 and document.version >= _MIN_VERSION_INT8:
         return ""
-    late = dtype in _CAST_LATE and function.opset in (*_OLD, "CoreML6")
-    if dtype not in _AS or late:
+    late = dtype in _CAST_TYPES_FROM_IOS17 and function.opset in (*_OPSETS_BEFORE_IOS16, "CoreML6")
+    if dtype not in _EXACT_CAST_TYPES or late:
         raise InputError(f"{who}: the value is {MIL.DataType.Name(dtype or 0).lower()}, which Core ML has no outputs "
                          f"of, and which cannot be cast in function '{function.name}' (for {function.opset})")
-    return _AS[dtype]
+    return _EXACT_CAST_TYPES[dtype]
 
 
-def _why(cast: str) -> str:
+def _explain_cast(cast: str) -> str:
     return "fp16 outputs need iOS16" if cast == "fp32" else "there are no outputs of its type"
 
 
-def _described(name: str, declared: Any) -> Any:
+def _build_feature(name: str, declared: Any) -> Any:
     """The FeatureDescription of a tensor; as coremltools does, without a shape where a dimension is unknown."""
     feature = proto.Model_pb2.FeatureDescription(name=name)
     array = feature.type.multiArrayType
-    array.dataType = ARRAYS[declared.tensorType.dataType]
+    array.dataType = ARRAY_DTYPES[declared.tensorType.dataType]
     dimensions = declared.tensorType.dimensions
     if all(each.WhichOneof("dimension") == "constant" for each in dimensions):
         array.shape.extend(each.constant.size for each in dimensions)

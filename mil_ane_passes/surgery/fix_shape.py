@@ -12,33 +12,34 @@ from typing import Any
 from coremltools import proto
 from coremltools.converters.mil.mil import Function as HostFunction
 
-from ..core.errors import nearest
-from ..core.spelling import option
-from ..core.words import counted
-from ..package.plan import WeightPlan
-from .contract import Done
+from ..core.errors import suggest_nearest
+from ..core.option_spelling import format_option
+from ..core.text_format import format_count
+from ..package.weight_plan import WeightPlan
+from .contract import EditRecord
 from .description import Description, Feature, Section
 from .document import Document
-from .fix_shape_fold import fates_of
-from .fix_shape_infer import failing, infer, sizes_of
-from .fix_shape_inputs import check_shape, described, fixed_type, is_open
-from .fix_shape_requests import Shape, Variant, named, refused, said, variants_of
-from .fix_shape_write import Written, write
-from .parts import Declared, Function
+from .fix_shape_folding import plan_folding
+from .fix_shape_inference import get_sizes, infer_function, iterate_rejected_ops
+from .fix_shape_inputs import check_shape, fix_feature_shape, fix_type_sizes, has_flexible_size
+from .fix_shape_requests import Shape, Variant, format_shape, make_request_error, name_variants, parse_variants
+from .fix_shape_writer import WriteResult, write_function
+from .program_parts import Function, ValueDeclaration
 
 __all__ = ["FixShape"]
 
 _OPTION = "--fix-shape"
-_SEVERAL_FROM = 9
+_MIN_VERSION_FUNCTIONS = 9
 "The specification version (iOS 18) from which a model may have several functions."
-_LISTED = 3
+_MAX_NAMES_LISTED = 3
 
 
 class FixShape:
-    """Fixes the shapes of inputs. `given` as `variants_of` takes it; `function` says which function of the source."""
+    """Fixes the shapes of inputs. `given` as `parse_variants` takes it; `function` says which function of the
+    source."""
 
     def __init__(self, given: Any, function: str | None = None) -> None:
-        self._variants = variants_of(given)
+        self._variants = parse_variants(given)
         self._function = function
 
     def apply(self, document: Document) -> list[Document]:
@@ -46,8 +47,10 @@ class FixShape:
         functions = self._chosen(document)
         several = len(self._variants) > 1 or self._variants[0].name is not None
         if several and len(functions) > 1:
-            raise refused(f"several functions have these inputs ({_listed([f.name for f in functions])}); "
-                          f"expected {option('function')} to say which one to make others of")
+            raise make_request_error(
+                f"several functions have these inputs ({_format_names([f.name for f in functions])}); "
+                f"expected {format_option('function')} to say which one to make others of"
+            )
         for function in functions:
             if several and not (len(self._variants) == 1 and self._variants[0].name == function.name):
                 self._make_several(document, function)
@@ -63,34 +66,38 @@ class FixShape:
             functions = [each for each in functions if name in {declared.name for declared in each.inputs}]
             if not functions:
                 beside = " beside the others" if name in known else ""
-                raise refused(f"no input or state '{name}'{beside}; the model has {_listed(sorted(known))}"
-                              f"{nearest(name, known - {name})}")
+                raise make_request_error(
+                    f"no input or state '{name}'{beside}; the model has {_format_names(sorted(known))}"
+                    f"{suggest_nearest(name, known - {name})}"
+                )
         return functions
 
     def _fix_one(self, document: Document, function: Function) -> None:
-        shapes = _to_fix(document, function, self._variants[0])
+        shapes = _select_shapes_to_fix(document, function, self._variants[0])
         if not shapes:
-            note = f"fixed already: {_shapes_said(self._variants[0].shapes)}"
-            document.done.append(Done(_OPTION, function.name, "", note, changed=False))
+            note = f"fixed already: {_format_shapes(self._variants[0].shapes)}"
+            document.done.append(EditRecord(_OPTION, function.name, "", note, changed=False))
             return
-        outputs = _fix(document, function, shapes)
+        outputs = _fix_function(document, function, shapes)
         for section in document.description.of(function.name):
-            _describe(section, {**shapes, **outputs})
+            _update_section(section, {**shapes, **outputs})
 
     def _make_several(self, document: Document, function: Function) -> None:
-        _check_several(document, function)
-        names = named(self._variants, function.name, document.functions.keys() - {function.name})
+        _check_several_functions(document, function)
+        names = name_variants(self._variants, function.name, document.functions.keys() - {function.name})
         made: dict[str, Function] = {}
         description = document.description
-        section = _own_section(description, function.name)
+        section = _get_own_section(description, function.name)
         sections, was_default = [], description.default in ("", function.name)
         for variant, name in zip(self._variants, names, strict=True):
             twin = function.copy(function.name)
-            shapes = _to_fix(document, function, variant)
+            shapes = _select_shapes_to_fix(document, function, variant)
             twin_section = section.copy(name)
             twin.name = name
             if shapes:
-                _describe(twin_section, {**shapes, **_fix(document, twin, shapes, described_as=function.name)})
+                _update_section(
+                    twin_section, {**shapes, **_fix_function(document, twin, shapes, described_as=function.name)}
+                )
             sections.append(twin_section)
             made[name] = twin
         place = description.functions.index(section)
@@ -101,19 +108,20 @@ class FixShape:
                               for new, each in (made.items() if name == function.name else [(name, old)])}
 
 
-def _check_several(document: Document, function: Function) -> None:
+def _check_several_functions(document: Document, function: Function) -> None:
     """Raises InputError where the model cannot have several functions, or not this one as one of them."""
-    if document.version < _SEVERAL_FROM:
-        raise refused(
+    if document.version < _MIN_VERSION_FUNCTIONS:
+        raise make_request_error(
             f"several functions, or one with a name of its own, need a model for iOS 18 or later "
-            f"(specification version {_SEVERAL_FROM}; this one has {document.version}); convert the source model with "
-            "minimum_deployment_target=ct.target.iOS18, or make a package for each shape")
+            f"(specification version {_MIN_VERSION_FUNCTIONS}; this one has {document.version}); convert the source model with "
+            "minimum_deployment_target=ct.target.iOS18, or make a package for each shape"
+        )
     if any(section.predicted for section in document.description.of(function.name)):
-        raise refused(f"'{function.name}' is a classifier, and coremltools makes none with several "
-                      "functions; make a package for each shape")
+        raise make_request_error(f"'{function.name}' is a classifier, and coremltools makes none with several "
+                                 "functions; make a package for each shape")
 
 
-def _to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
+def _select_shapes_to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
     """The shapes of a variant that fix something. Raises InputError for one that an input cannot have."""
     features = {feature.name: feature.message for section in document.description.of(function.name)
                 for kind in ("input", "state") for feature in section.features(kind)}
@@ -122,47 +130,49 @@ def _to_fix(document: Document, function: Function, variant: Variant) -> dict[st
             if check_shape(name, shape, types[name], features.get(name))}
 
 
-def _fix(document: Document, function: Function, shapes: dict[str, Shape], described_as: str = "") -> dict[str, Shape]:
+def _fix_function(
+    document: Document, function: Function, shapes: dict[str, Shape], described_as: str = ""
+) -> dict[str, Shape]:
     """Fixes inputs of `function` and all that follows. Returns the shapes of the outputs as far as they are fixed."""
     flexible = function.copy(described_as or function.name)
-    function.inputs = [Declared.of_type(each.name, fixed_type(each.message.type, shapes[each.name]))
+    function.inputs = [ValueDeclaration.of_type(each.name, fix_type_sizes(each.message.type, shapes[each.name]))
                        if each.name in shapes else each for each in function.inputs]
     twin = function.copy(described_as or function.name)
-    host = infer(document, twin)
+    host = infer_function(document, twin)
     contradicted = _check_inferred(document, flexible, host, shapes)
     if document.plan is None:
         document.plan = WeightPlan(document.files)
-    written = write(function, host, fates_of(host, document.version), document.version, document.plan)
-    _say(document, function, shapes, written, contradicted)
-    sizes = {var.name: sizes_of(var.sym_type) for var in host.outputs}
+    written = write_function(function, host, plan_folding(host, document.version), document.version, document.plan)
+    _record_changes(document, function, shapes, written, contradicted)
+    sizes = {var.name: get_sizes(var.sym_type) for var in host.outputs}
     return {name: tuple(size for size in each if size is not None)
             for name, each in sizes.items() if each and None not in each}
 
 
 def _check_inferred(document: Document, flexible: Function, host: HostFunction, shapes: dict[str, Shape]) -> list[str]:
     """The values whose declared types the host contradicts only now; InputError where an op cannot have such inputs."""
-    failed = {op.outputs[0].name: (op, why) for op, why in failing(host) if op.outputs}
+    failed = {op.outputs[0].name: (op, why) for op, why in iterate_rejected_ops(host) if op.outputs}
     if not failed:
         return []
-    for op, _ in failing(infer(document, flexible)):
+    for op, _ in iterate_rejected_ops(infer_function(document, flexible)):
         for var in op.outputs:
             failed.pop(var.name, None)
     for name, (op, why) in failed.items():
         if why:
-            raise refused(f"with {_shapes_said(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
-                          f"impossible: {why}; expected shapes that go together")
+            raise make_request_error(f"with {_format_shapes(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
+                                     f"impossible: {why}; expected shapes that go together")
     return list(failed)
 
 
-def _describe(section: Section, shapes: dict[str, Shape]) -> None:
+def _update_section(section: Section, shapes: dict[str, Shape]) -> None:
     for kind in ("input", "output", "state"):
         features = section.features(kind)
-        made = [described(feature.message, shapes) for feature in features]
+        made = [fix_feature_shape(feature.message, shapes) for feature in features]
         if any(new is not old.message for new, old in zip(made, features)):
             section.put(kind, [old if new is old.message else Feature.of(new) for new, old in zip(made, features)])
 
 
-def _own_section(description: Description, function: str) -> Section:
+def _get_own_section(description: Description, function: str) -> Section:
     """The section that describes `function` alone; made of the model's when the model has one function."""
     own = next((section for section in description.functions if section.name == function), None)
     if own is not None:
@@ -176,42 +186,44 @@ def _own_section(description: Description, function: str) -> Section:
     return section
 
 
-def _say(
-    document: Document, function: Function, shapes: dict[str, Shape], written: Written, contradicted: Sequence[str]
+def _record_changes(
+    document: Document, function: Function, shapes: dict[str, Shape], written: WriteResult, contradicted: Sequence[str]
 ) -> None:
     """Adds what was done to the document's list."""
     def done(value: str, note: str, exact: bool | None = True, changed: bool = True) -> None:
-        document.done.append(Done(_OPTION, function.name, value, note, changed=changed, exact=exact))
+        document.done.append(EditRecord(_OPTION, function.name, value, note, changed=changed, exact=exact))
 
     for name, shape in shapes.items():
-        done(name, f"'{name}' fixed to {said(shape)}")
+        done(name, f"'{name}' fixed to {format_shape(shape)}")
     if written.consts:
-        what = f"{_counted(written.consts)} became constants and {_counted(written.dropped)} went with them"
+        what = f"{_format_op_count(written.consts)} became constants and {_format_op_count(written.dropped)} went with them"
         done("", f"{what}; {written.sized} values got their sizes")
         if written.rounded:
             done("", f"{written.rounded} constants hold floats as coremltools computes them here; a device may round "
                  "them otherwise in the last bit", exact=False)
     else:
         done("", f"{written.sized} values got their sizes")
-    open_inputs = [each.name for each in function.inputs if is_open(each.message.type)]
+    open_inputs = [each.name for each in function.inputs if has_flexible_size(each.message.type)]
     if open_inputs:
-        done("", f"still flexible: {_listed(open_inputs)}, for which no shape was given", changed=False)
+        done("", f"still flexible: {_format_names(open_inputs)}, for which no shape was given", changed=False)
     if written.open:
         names = list(dict.fromkeys(written.open))
         done("", f"{len(names)} values keep a flexible shape, which depends on data, on a flexible input or on "
-             f"an op that coremltools cannot follow: {_listed(names)}", changed=False)
+             f"an op that coremltools cannot follow: {_format_names(names)}", changed=False)
     if contradicted:
         done("", f"coremltools contradicts the file on {len(contradicted)} values, which keep their declared types: "
-             f"{_listed(contradicted)}", changed=False)
+             f"{_format_names(contradicted)}", changed=False)
 
 
-def _counted(kinds: Sequence[str]) -> str:
-    return f"{counted(len(kinds), 'op')}"
+def _format_op_count(kinds: Sequence[str]) -> str:
+    return f"{format_count(len(kinds), 'op')}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+def _format_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES_LISTED]) + (
+        f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
+    )
 
 
-def _shapes_said(shapes: dict[str, Shape]) -> str:
-    return ", ".join(f"{name} = {said(shape)}" for name, shape in shapes.items())
+def _format_shapes(shapes: dict[str, Shape]) -> str:
+    return ", ".join(f"{name} = {format_shape(shape)}" for name, shape in shapes.items())

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InputError
-from ..core.spelling import asked, spoken
-from .names import check_identifier, without_percent
+from ..core.option_spelling import choose_spelling, format_option_values
+from .names import check_identifier, strip_percent
 
-__all__ = ["Shape", "Variant", "named", "refused", "said", "variants_of"]
+__all__ = ["Shape", "Variant", "format_shape", "make_request_error", "name_variants", "parse_variants"]
 
 Shape = tuple[int, ...]
 
 
-def refused(words: str) -> InputError:
+def make_request_error(words: str) -> InputError:
     """The error for what cannot be done of what is asked."""
-    return InputError(f"{asked('fix_shape')}: {words}")
+    return InputError(f"{format_option_values('fix_shape')}: {words}")
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Variant:
     shapes: dict[str, Shape] = field(default_factory=dict)
 
 
-def variants_of(given: Any) -> list[Variant]:
+def parse_variants(given: Any) -> list[Variant]:
     """The functions asked for, in order.
 
     `given` is a list of texts as the command takes them; a mapping from input to shape; a list of such mappings (a
@@ -40,94 +40,96 @@ def variants_of(given: Any) -> list[Variant]:
     if isinstance(given, Mapping):
         inner = [value for value in given.values() if isinstance(value, Mapping)]
         if not inner:
-            return [Variant(None, _shapes(given))]
-        return [Variant(_function(name), _shapes(shapes)) for name, shapes in given.items()]
+            return [Variant(None, _parse_shapes(given))]
+        return [Variant(_check_function_name(name), _parse_shapes(shapes)) for name, shapes in given.items()]
     if not isinstance(given, Sequence) or not given:
-        raise refused(f"found {given!r}; {_form()}")
+        raise make_request_error(f"found {given!r}; {_format_expected()}")
     if all(isinstance(each, Mapping) for each in given):
-        return [Variant(None, _shapes(each)) for each in given]
-    return _of_texts([_parsed(text) for text in given])
+        return [Variant(None, _parse_shapes(each)) for each in given]
+    return _group_variants([_parse_text(text) for text in given])
 
 
-def _of_texts(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
+def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
     """The same input again begins another function, as does another function's name."""
     if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
-        raise refused("some shapes are given with a function's name and some without; "
-                      "expected all of them as FUNCTION:NAME=SHAPE, or none")
+        raise make_request_error("some shapes are given with a function's name and some without; "
+                                 "expected all of them as FUNCTION:NAME=SHAPE, or none")
     found: list[Variant] = []
     for function, name, shape in parsed:
         if function is not None:
             variant = next((each for each in found if each.name == function), None)
             if variant is not None and name in variant.shapes:
-                raise refused(f"input '{name}' of function '{function}' is given twice; expected one "
-                              "shape; give the other function a name of its own")
+                raise make_request_error(f"input '{name}' of function '{function}' is given twice; expected one "
+                                         "shape; give the other function a name of its own")
         else:
             variant = found[-1] if found and name not in found[-1].shapes else None
         if variant is None:
             variant = Variant(function)
             found.append(variant)
         variant.shapes[name] = shape
-    _check_alike(found)
+    _check_same_inputs(found)
     return found
 
 
-def _check_alike(variants: Sequence[Variant]) -> None:
+def _check_same_inputs(variants: Sequence[Variant]) -> None:
     """Without function names, each function must have the same inputs fixed: else a slip would leave one flexible."""
     first = variants[0]
     for other in variants[1:]:
         lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
         if first.name is None and lacking:
-            raise refused(f"input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
-                          "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
-                          "which may leave inputs flexible")
+            raise make_request_error(
+                f"input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
+                "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
+                "which may leave inputs flexible"
+            )
 
 
-def _parsed(text: Any) -> tuple[str | None, str, Shape]:
+def _parse_text(text: Any) -> tuple[str | None, str, Shape]:
     if not isinstance(text, str) or "=" not in text:
-        raise refused(f"found {text!r}; {_form()}")
+        raise make_request_error(f"found {text!r}; {_format_expected()}")
     who, _, sizes = text.rpartition("=")
     function, colon, name = who.rpartition(":")
     if not name.strip():
-        raise refused(f"'{text}' names no input; {_form()}")
-    name = without_percent(name.strip())
-    return (_function(function) if colon else None), name, _shape(name, sizes.split(","))
+        raise make_request_error(f"'{text}' names no input; {_format_expected()}")
+    name = strip_percent(name.strip())
+    return (_check_function_name(function) if colon else None), name, _parse_shape(name, sizes.split(","))
 
 
-def _form() -> str:
+def _format_expected() -> str:
     texts = "NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"
-    return f"expected {spoken(texts, 'a mapping from an input to its shape, or texts ' + texts)}"
+    return f"expected {choose_spelling(texts, 'a mapping from an input to its shape, or texts ' + texts)}"
 
 
-def _function(name: Any) -> str:
+def _check_function_name(name: Any) -> str:
     text = name.strip() if isinstance(name, str) else repr(name)
-    check_identifier(text, f"{asked('fix_shape')}: function")
+    check_identifier(text, f"{format_option_values('fix_shape')}: function")
     return text
 
 
-def _shapes(given: Any) -> dict[str, Shape]:
+def _parse_shapes(given: Any) -> dict[str, Shape]:
     if not isinstance(given, Mapping) or not given:
-        raise refused(f"found {given!r}; expected a mapping from an input's name to its shape")
+        raise make_request_error(f"found {given!r}; expected a mapping from an input's name to its shape")
     found = {}
     for name, sizes in given.items():
         if not isinstance(name, str) or isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
-            raise refused(f"found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
-        found[name] = _shape(name, list(sizes))
+            raise make_request_error(f"found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
+        found[name] = _parse_shape(name, list(sizes))
     return found
 
 
-def _shape(name: str, sizes: Sequence[Any]) -> Shape:
+def _parse_shape(name: str, sizes: Sequence[Any]) -> Shape:
     try:
         shape = tuple(int(size) for size in sizes)
         whole = all(isinstance(size, str) or size == number for size, number in zip(sizes, shape, strict=True))
     except (TypeError, ValueError):
         shape, whole = (), False
     if not whole or not shape or any(not 0 < size < 1 << 31 for size in shape):
-        raise refused(f"the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
-                      "of 1 or more, such as 1,3,224,224")
+        raise make_request_error(f"the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
+                                 "of 1 or more, such as 1,3,224,224")
     return shape
 
 
-def named(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
+def name_variants(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
     """A name for each function made of `source`: the given one, or one that tells its shapes.
 
     Raises InputError where two have one name, or one has the name of another function (`taken`).
@@ -141,15 +143,15 @@ def named(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str
                  for variant in variants]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise refused(f"two functions of the same shapes would be called '{twice}'; expected shapes "
-                      "that differ")
+        raise make_request_error(f"two functions of the same shapes would be called '{twice}'; expected shapes "
+                                 "that differ")
     held = next((name for name in names if name in taken), None)
     if held is not None:
-        raise refused(f"the model has another function '{held}'; expected a free name: give one as "
-                      "FUNCTION:NAME=SHAPE")
+        raise make_request_error(f"the model has another function '{held}'; expected a free name: give one as "
+                                 "FUNCTION:NAME=SHAPE")
     return names
 
 
-def said(shape: Sequence[int | None]) -> str:
+def format_shape(shape: Sequence[int | None]) -> str:
     """A shape in words; `?` for what is not fixed."""
     return f"({', '.join('?' if size is None else str(size) for size in shape)})"

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from ..core.spelling import asked
-from .border import Border
-from .casts import ARRAYS, DTYPES, dtype_of
-from .contract import Done
+from ..core.option_spelling import format_option_values
+from .casts import ARRAY_DTYPES, DTYPES, get_dtype
+from .contract import EditRecord
 from .description import Feature, Section
 from .document import Document
-from .expose import holds_halves
-from .names import unknown
-from .parts import Function
+from .expose import can_have_fp16_interface
+from .interface_casts import InterfaceCasts
+from .names import make_unknown_name_error
+from .program_parts import Function
 
 __all__ = ["Io"]
 
-_FLOATS = {DTYPES["fp16"]: "fp16", DTYPES["fp32"]: "fp32"}
-_LARGEST = 65504
-_DEFAULTS = ("floatDefaultValue", "doubleDefaultValue")
+_FLOAT_NAMES = {DTYPES["fp16"]: "fp16", DTYPES["fp32"]: "fp32"}
+_FP16_MAX = 65504
+_DEFAULT_VALUE_FIELDS = ("floatDefaultValue", "doubleDefaultValue")
 
 
 @dataclass(frozen=True)
@@ -33,40 +33,48 @@ class Io:
 
     def apply(self, document: Document) -> list[Document]:
         """Change them in place. InputError for a name that is no input or output, and for one that must stay."""
-        if self.dtype not in _FLOATS.values():
-            raise InputError(f"{asked('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32")
+        if self.dtype not in _FLOAT_NAMES.values():
+            raise InputError(
+                f"{format_option_values('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32"
+            )
         functions = document.chosen(self.function)
-        present = {name for function in functions for name in _ends(function)}
+        present = {name for function in functions for name in _iterate_interface_names(function)}
         for name in self.names:
             if name not in present:
-                raise unknown(name, asked("io", self.dtype, name), present, "input or output", document.gone)
+                raise make_unknown_name_error(
+                    name, format_option_values("io", self.dtype, name), present, "input or output", document.gone
+                )
         for function in functions:
-            _OfFunction(self, document, function).apply()
+            _FunctionChange(self, document, function).apply()
         return [document]
 
 
-class _OfFunction:
+class _FunctionChange:
     """The change in one function."""
 
     def __init__(self, asked: Io, document: Document, function: Function) -> None:
         self._dtype, self._names = asked.dtype, asked.names
         self._document, self._function = document, function
         self._sections = document.description.of(function.name)
-        self._features = {each.name: each for section in self._sections for each in _features(section)}
+        self._features = {each.name: each for section in self._sections for each in _list_features(section)}
 
     def apply(self) -> None:
-        ends = list(dict.fromkeys(name for name in _ends(self._function) if not self._names or name in self._names))
-        changing = [name for name in ends if self._is_to_change(name)]
+        ends = list(
+            dict.fromkeys(
+                name for name in _iterate_interface_names(self._function) if not self._names or name in self._names
+            )
+        )
+        changing = [name for name in ends if self._needs_change(name)]
         if not changing:
             if not self._names:
                 self._done("", f"no input or output is an array of the other float type than {self._dtype}",
                            changed=False)
             return
-        if self._dtype == "fp16" and not holds_halves(self._document, self._function):
-            raise InputError(f"{asked('io', 'fp16')}: inputs and outputs in fp16 need iOS16; function "
+        if self._dtype == "fp16" and not can_have_fp16_interface(self._document, self._function):
+            raise InputError(f"{format_option_values('io', 'fp16')}: inputs and outputs in fp16 need iOS16; function "
                              f"'{self._function.name}' is for {self._function.opset}, the model for specification "
                              f"{self._document.version}; convert the source model for iOS16 or later")
-        border = Border(self._function, self._dtype)
+        border = InterfaceCasts(self._function, self._dtype)
         for name in changing:
             self._check_default(name)
             is_input = name in {each.name for each in self._function.inputs}
@@ -75,17 +83,17 @@ class _OfFunction:
             self._done(name, f"{'input' if is_input else 'output'} '{name}' is {self._dtype}; {note}", exact=exact)
         self._document.repack = self._document.repack or border.removed
 
-    def _is_to_change(self, name: str) -> bool:
+    def _needs_change(self, name: str) -> bool:
         """Whether an end is an array of the other float type; what is not is said, or refused when it was named."""
-        found = dtype_of(self._function.type_of(name))
-        if found is not None and _FLOATS.get(found) == self._dtype:
+        found = get_dtype(self._function.get_type(name))
+        if found is not None and _FLOAT_NAMES.get(found) == self._dtype:
             if self._names:
                 self._done(name, f"'{name}' is {self._dtype} already", changed=False)
             return False
         reason = self._reason(name, found)
         if reason and name in self._names:
-            raise InputError(f"{asked('io', self._dtype, name)}: {reason}")
-        if reason and found in _FLOATS:
+            raise InputError(f"{format_option_values('io', self._dtype, name)}: {reason}")
+        if reason and found in _FLOAT_NAMES:
             self._done(name, f"{reason}; it stays as it is", changed=False)
         return not reason
 
@@ -98,7 +106,7 @@ class _OfFunction:
             return f"'{name}' is an image, which has the type that the description gives"
         if dtype is None or not feature.message.type.HasField("multiArrayType"):
             return f"'{name}' is no array"
-        if dtype not in _FLOATS:
+        if dtype not in _FLOAT_NAMES:
             return f"'{name}' holds no floats"
         if name in {each.name for each in self._function.inputs} and name in self._function.block.outputs:
             return f"input '{name}' is returned as it is and has to keep its type"
@@ -107,10 +115,12 @@ class _OfFunction:
     def _check_default(self, name: str) -> None:
         """Raises InputError when fp16 cannot hold what an input is where nobody gives it."""
         array = self._features[name].message.type.multiArrayType
-        value = next((getattr(array, field) for field in _DEFAULTS if array.HasField(field)), 0.0)
-        if self._dtype == "fp16" and _LARGEST < abs(value) < float("inf"):
-            raise InputError(f"{asked('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends at "
-                             f"{_LARGEST}; expected fp16 with the names of others")
+        value = next((getattr(array, field) for field in _DEFAULT_VALUE_FIELDS if array.HasField(field)), 0.0)
+        if self._dtype == "fp16" and _FP16_MAX < abs(value) < float("inf"):
+            raise InputError(
+                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends at "
+                f"{_FP16_MAX}; expected fp16 with the names of others"
+            )
 
     def _describe(self, name: str) -> None:
         for section in self._sections:
@@ -121,18 +131,18 @@ class _OfFunction:
     def _typed(self, feature: Feature) -> Feature:
         made = type(feature.message)()
         made.CopyFrom(feature.message)
-        made.type.multiArrayType.dataType = ARRAYS[DTYPES[self._dtype]]
+        made.type.multiArrayType.dataType = ARRAY_DTYPES[DTYPES[self._dtype]]
         return Feature.of(made)
 
     def _done(self, name: str, note: str, changed: bool = True, exact: bool | None = True) -> None:
-        self._document.done.append(Done("--io", self._function.name, name, note, changed, exact))
+        self._document.done.append(EditRecord("--io", self._function.name, name, note, changed, exact))
 
 
-def _ends(function: Function) -> Iterable[str]:
+def _iterate_interface_names(function: Function) -> Iterable[str]:
     """The names of inputs and outputs; states are neither."""
     yield from (each.name for each in function.inputs if not each.message.type.HasField("stateType"))
     yield from function.block.outputs
 
 
-def _features(section: Section) -> list[Feature]:
+def _list_features(section: Section) -> list[Feature]:
     return [*section.features("input"), *section.features("output")]

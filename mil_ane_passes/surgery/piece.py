@@ -6,9 +6,9 @@ from typing import Any, ClassVar, TypeVar
 
 from ..package import wire
 
-__all__ = ["NAME", "Named", "Piece"]
+__all__ = ["NAME_FIELD", "Named", "Piece"]
 
-NAME = 1
+NAME_FIELD = 1
 _P = TypeVar("_P", bound="Piece")
 _N = TypeVar("_N", bound="Named")
 
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Named(Piece):
-    """A piece that has a name, in the field `NAME`."""
+    """A piece that has a name, in the field `NAME_FIELD`."""
 
     __slots__ = ()
 
@@ -47,4 +47,4 @@ class Named(Piece):
 
     def named(self: _N, name: str) -> _N:
         """The same under another name, the rest byte for byte."""
-        return self if name == self.name else type(self)(wire.replace(self.data, NAME, [name.encode()]))
+        return self if name == self.name else type(self)(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]))

@@ -6,26 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from ..core.spelling import asked, option
-from .contract import PARTS, Done
+from ..core.option_spelling import format_option, format_option_values
+from .contract import PART_SUFFIXES, EditRecord
 from .document import Document
-from .expose import holds_halves
-from .fix_shape_inputs import declared_shape
-from .names import unknown
-from .parts import Function
-from .split_at_carry import Carried, carried, describe
-from .split_at_graph import Cut, Graph, NoCut
-from .split_at_part import Part
-from .split_at_shapes import Flexible, sizes
+from .expose import can_have_fp16_interface
+from .fix_shape_inputs import get_declared_shape
+from .names import make_unknown_name_error
+from .program_parts import Function
+from .split_at_crossing import CrossingValue, describe_crossing, plan_crossing
+from .split_at_graph import Cut, CutError, FunctionGraph
+from .split_at_parts import SplitParts
+from .split_at_shapes import FlexibleSizes, infer_crossing_sizes
 
 __all__ = ["SplitAt"]
 
 _OPTION = "--split-at"
-_TRIED = 400
+_MAX_CUTS_TRIED = 400
 "How many places around the one asked for are tried before an error goes without a better one."
-_INFERRED = 8
+_MAX_INFERENCES = 8
 "How many of these may be at values of flexible shape, each of which takes a few inferences."
-_MUCH = 1.5
+_REPORTED_BYTES_RATIO = 1.5
 "From how many times the bytes of the named values on a report says how much more crosses."
 
 
@@ -45,8 +45,8 @@ class SplitAt:
         functions = document.chosen(self.function)
         for value in self.values:
             if value in document.gone and not any(value in function.names() for function in functions):
-                raise unknown(value, asked("split_at", value), (), gone=document.gone)
-        parts = [_copy(document, number, functions) for number in PARTS]
+                raise make_unknown_name_error(value, format_option_values("split_at", value), (), gone=document.gone)
+        parts = [_copy_document(document, number, functions) for number in PART_SUFFIXES]
         for function in functions:
             self._split(document, function, parts)
         for part in parts:
@@ -54,29 +54,31 @@ class SplitAt:
         return parts
 
     def _split(self, document: Document, function: Function, parts: list[Document]) -> None:
-        place = _Place(document, function)
+        place = _CutSearch(document, function)
         try:
             cut, crossing = place.cut(self.values)
-            both = Part(document, function, place.graph, cut, crossing, place.sizes(cut, crossing))
-        except NoCut as no:
-            raise InputError(self._refusal(place, no)) from no
+            both = SplitParts(document, function, place.graph, cut, crossing, place.sizes(cut, crossing))
+        except CutError as no:
+            raise InputError(self._explain_refusal(place, no)) from no
         both.write_first(parts[0])
         both.write_second(parts[1])
         notes = self._notes(cut, crossing, both)
         for part in parts:
-            part.done += [Done(_OPTION, function.name, ", ".join(self.values), note) for note in notes]
+            part.done += [EditRecord(_OPTION, function.name, ", ".join(self.values), note) for note in notes]
 
-    def _refusal(self, place: _Place, no: NoCut) -> str:
+    def _explain_refusal(self, place: _CutSearch, no: CutError) -> str:
         several = "" if len(place.document.functions) == 1 else f"function '{place.function.name}': "
-        hint = "" if not several or self.function else f"; {option('function')} cuts one and leaves the others out"
+        hint = (
+            "" if not several or self.function else f"; {format_option('function')} cuts one and leaves the others out"
+        )
         near = place.near(self.values) if no.elsewhere else []
         instead = f"; near by it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
-        return f"{asked('split_at', *self.values)}: {several}{no}{instead}{hint}"
+        return f"{format_option_values('split_at', *self.values)}: {several}{no}{instead}{hint}"
 
-    def _notes(self, cut: Cut, crossing: Sequence[Carried], both: Part) -> Iterable[str]:
+    def _notes(self, cut: Cut, crossing: Sequence[CrossingValue], both: SplitParts) -> Iterable[str]:
         yield both.summary()
         for each in crossing:
-            yield f"crosses: {describe(each)}"
+            yield f"crosses: {describe_crossing(each)}"
         if not crossing:
             yield "nothing crosses: the two parts can run side by side"
         for name in cut.inside:
@@ -85,38 +87,39 @@ class SplitAt:
             yield f"ops that no output needs, left out of both parts: {cut.unneeded}"
         named, others = [[each for each in crossing if (each.value in self.values) is asked] for asked in (True, False)]
         asked_for, more = [sum(each.nbytes or 0 for each in group) for group in (named, others)]
-        if others and more > (_MUCH - 1) * asked_for:
+        if others and more > (_REPORTED_BYTES_RATIO - 1) * asked_for:
             yield (f"besides what was named, {more:,} bytes cross that the second part uses too (values: "
                    f"{len(others)}); another place may need less")
 
 
-class _Place:
+class _CutSearch:
     """A function, and the question where it can be cut."""
 
     def __init__(self, document: Document, function: Function) -> None:
         self.document, self.function = document, function
-        self.graph = Graph(function)
+        self.graph = FunctionGraph(function)
         self._names = function.names()
-        self._inferences = _INFERRED
-        self._halves = holds_halves(document, function)
+        self._inferences = _MAX_INFERENCES
+        self._halves = can_have_fp16_interface(document, function)
         self._types = {output.name: output.type for op in function.block.ops for output in op.message.outputs}
         self._images = {feature.name for section in document.description.of(function.name)
                         for feature in section.features("output") if feature.message.type.HasField("imageType")}
 
-    def cut(self, named: Sequence[str]) -> tuple[Cut, list[Carried]]:
-        """The cut at `named` and how each value crosses. Raises NoCut when there is none."""
+    def cut(self, named: Sequence[str]) -> tuple[Cut, list[CrossingValue]]:
+        """The cut at `named` and how each value crosses. Raises CutError when there is none."""
         cut = self.graph.cut(named)
         taken = set(self._names)
         found = []
         for name in cut.crossing:
-            how = carried(name, self._types[name], self.function.opset, self._halves, taken, name in self._images)
+            how = plan_crossing(name, self._types[name], self.function.opset, self._halves, taken, name in self._images)
             if isinstance(how, str):
-                raise NoCut(f"'{name}' would cross, but {how}", elsewhere=True)
+                raise CutError(f"'{name}' would cross, but {how}", elsewhere=True)
             found.append(how)
         return cut, found
 
-    def sizes(self, cut: Cut, crossing: Sequence[Carried]) -> dict[str, Flexible]:
-        """The shapes that values of flexible shape can have where they cross. Raises NoCut where they are not known."""
+    def sizes(self, cut: Cut, crossing: Sequence[CrossingValue]) -> dict[str, FlexibleSizes]:
+        """The shapes that values of flexible shape can have where they cross. Raises CutError where they are not
+        known."""
         names = [each.value for each in crossing if each.nbytes is None]
         if not names:
             return {}
@@ -125,10 +128,10 @@ class _Place:
         first.block.outputs = names
         read = {name for place in cut.second for name in self.graph.reads[place]}
         others = [each.name for each in self.function.inputs
-                  if each.name in read and None in (declared_shape(each.message.type) or ())]
-        found = sizes(self.document, first, names, alone=len(names) == 1 and not others)
+                  if each.name in read and None in (get_declared_shape(each.message.type) or ())]
+        found = infer_crossing_sizes(self.document, first, names, alone=len(names) == 1 and not others)
         if isinstance(found, str):
-            raise NoCut(found, elsewhere=True)
+            raise CutError(found, elsewhere=True)
         return found
 
     def near(self, named: Sequence[str]) -> list[str]:
@@ -137,10 +140,12 @@ class _Place:
         values = [(self.graph.maker[name], name) for name in self.graph.values() if name not in named]
         before = [name for place, name in reversed(values) if place < at]
         behind = [name for place, name in values if place >= at]
-        found = (next((name for name in side[:_TRIED] if self._can(name)), None) for side in (before, behind))
+        found = (
+            next((name for name in side[:_MAX_CUTS_TRIED] if self._can_cut_at(name)), None) for side in (before, behind)
+        )
         return [name for name in found if name is not None]
 
-    def _can(self, name: str) -> bool:
+    def _can_cut_at(self, name: str) -> bool:
         try:
             cut, crossing = self.cut([name])
             if any(each.nbytes is None for each in crossing):
@@ -148,12 +153,12 @@ class _Place:
                     return False
                 self._inferences -= 1
                 self.sizes(cut, crossing)
-        except NoCut:
+        except CutError:
             return False
         return True
 
 
-def _copy(document: Document, part: str, functions: Sequence[Function]) -> Document:
+def _copy_document(document: Document, part: str, functions: Sequence[Function]) -> Document:
     """The document as it is now, with `functions` alone."""
     kept = [function.name for function in functions]
     made = document.again(document.emit(), part)

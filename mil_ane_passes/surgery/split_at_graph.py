@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..core.errors import nearest
-from .parts import Function, Op
-from .uses import is_pure, reads
+from ..core.errors import suggest_nearest
+from .program_parts import Function, Op
+from .uses import get_read_names, is_pure
 
-__all__ = ["Cut", "Graph", "NoCut"]
+__all__ = ["Cut", "CutError", "FunctionGraph"]
 
 
-class NoCut(Exception):
+class CutError(Exception):
     """Why a function cannot be cut somewhere. `elsewhere` is set where another place of the function may do."""
 
     def __init__(self, reason: str, elsewhere: bool = False) -> None:
@@ -37,7 +37,7 @@ class Cut:
     unneeded: int
 
 
-class Graph:
+class FunctionGraph:
     """The ops of a function's top level, with what each needs. Made in one walk; each cut is one more."""
 
     def __init__(self, function: Function) -> None:
@@ -45,16 +45,16 @@ class Graph:
         self.outputs = list(function.block.outputs)
         self.states = {each.name for each in function.inputs if each.message.type.HasField("stateType")}
         self.inputs = {each.name for each in function.inputs} - self.states
-        self.reads = [reads(op) for op in self.ops]
+        self.reads = [get_read_names(op) for op in self.ops]
         self.makes = [op.outputs for op in self.ops]
         self.maker = {name: place for place, names in enumerate(self.makes) for name in names}
         given = self.inputs | self.states
         twice = sum(map(len, self.makes)) != len(self.maker) or not given.isdisjoint(self.maker)
         self.refusal = "two of its values have one name" if twice else ""
         self.constant = self._constant()
-        self.touching = {state: [place for place, names in enumerate(self.reads) if state in names]
-                         for state in sorted(self.states)}
-        self.flows, self.needs = self._edges()
+        self.state_users = {state: [place for place, names in enumerate(self.reads) if state in names]
+                            for state in sorted(self.states)}
+        self.flows, self.needs = self._build_edges()
 
     def _constant(self) -> list[bool]:
         """Which ops depend on consts only and make the same each time."""
@@ -65,11 +65,11 @@ class Graph:
             found.append((compressed or is_pure(op)) and all(m < len(found) and found[m] for m in makers))
         return found
 
-    def _edges(self) -> tuple[list[set[int]], list[set[int]]]:
+    def _build_edges(self) -> tuple[list[set[int]], list[set[int]]]:
         """For each op those whose results reach it, by name or by a state; and those that must run before it."""
         flows = [{self.maker[name] for name in names if name in self.maker} for names in self.reads]
         needs = [set(makers) for makers in flows]
-        for places in self.touching.values():
+        for places in self.state_users.values():
             written: set[int] = set()
             for before, place in pairwise(places):
                 needs[place].add(before)
@@ -82,24 +82,27 @@ class Graph:
         return [name for place, names in enumerate(self.makes) if not self.constant[place] for name in names]
 
     def cut(self, named: Sequence[str]) -> Cut:
-        """The cut behind the values `named`. Raises NoCut with the reason when there is none."""
+        """The cut behind the values `named`. Raises CutError with the reason when there is none."""
         if self.refusal:
-            raise NoCut(self.refusal)
+            raise CutError(self.refusal)
         for name in named:
             self._check(name)
-        first = self._upwards(self.maker[name] for name in named)
-        first = self._with_states(first, [self.maker[name] for name in named])
+        first = self._collect_required(self.maker[name] for name in named)
+        first = self._include_state_users(first, [self.maker[name] for name in named])
         made = {name for place in first for name in self.makes[place]}
         left = [name for name in self.outputs if name not in made]
         if not left:
-            raise NoCut(f"all outputs of the model ({', '.join(self.outputs)}) are made for {_listed(named)}: nothing "
-                        "is left for a second part", elsewhere=True)
+            raise CutError(
+                f"all outputs of the model ({', '.join(self.outputs)}) are made for {_format_names(named)}: nothing "
+                "is left for a second part",
+                elsewhere=True,
+            )
         effects = [place for place, op in enumerate(self.ops)
                    if place not in first and not self.constant[place] and not is_pure(op)]
-        second = self._upwards([*(self.maker[name] for name in left if name in self.maker), *effects]) - first
+        second = self._collect_required([*(self.maker[name] for name in left if name in self.maker), *effects]) - first
         if all(self.constant[place] for place in second):
-            raise NoCut(f"nothing that depends on {_listed(named)} or on an input is left for a second part",
-                        elsewhere=True)
+            raise CutError(f"nothing that depends on {_format_names(named)} or on an input is left for a second part",
+                           elsewhere=True)
         return self._cut(named, first, second)
 
     def _cut(self, named: Sequence[str], first: set[int], second: set[int]) -> Cut:
@@ -108,7 +111,7 @@ class Graph:
                    for name in self.makes[place] if name in wanted]
         asked = [name for name in dict.fromkeys(named) if name in crosses]
         consts = {place for place in first if self.constant[place]}
-        second |= self._upwards(need for place in second for need in self.needs[place] if need in consts)
+        second |= self._collect_required(need for place in second for need in self.needs[place] if need in consts)
         inside = tuple(name for name in dict.fromkeys(named) if name not in crosses and name not in self.outputs)
         either = first | second
         unneeded = sum(op.type != "const" for place, op in enumerate(self.ops) if place not in either)
@@ -116,24 +119,28 @@ class Graph:
         return Cut(frozenset(first), frozenset(second), (*asked, *others), inside, unneeded)
 
     def _check(self, name: str) -> None:
-        """Raises NoCut when `name` is no value to cut at."""
+        """Raises CutError when `name` is no value to cut at."""
         if name in self.states:
-            raise NoCut(f"'{name}' is a state: states are no values that cross; name a value that is read from it")
+            raise CutError(f"'{name}' is a state: states are no values that cross; name a value that is read from it")
         if name in self.inputs:
-            raise NoCut(f"'{name}' is an input: nothing would be left for a first part; name a value that an op makes")
+            raise CutError(
+                f"'{name}' is an input: nothing would be left for a first part; name a value that an op makes"
+            )
         if name not in self.maker:
-            outer = next((op for op in self.ops if name in _inner(op)), None)
+            outer = next((op for op in self.ops if name in _collect_inner_names(op)), None)
             if outer is not None:
-                raise NoCut(f"'{name}' is inside a block of a {outer.type} op, which runs as a whole; the op itself "
-                            f"makes {_listed(outer.outputs)}")
-            raise NoCut(f"no value '{name}'{nearest(name, self.values())}")
+                raise CutError(f"'{name}' is inside a block of a {outer.type} op, which runs as a whole; the op itself "
+                               f"makes {_format_names(outer.outputs)}")
+            raise CutError(f"no value '{name}'{suggest_nearest(name, self.values())}")
         if self.constant[self.maker[name]]:
-            raise NoCut(f"'{name}' depends on consts only: nothing would be left for a first part; name a value that "
-                        "depends on an input")
+            raise CutError(
+                f"'{name}' depends on consts only: nothing would be left for a first part; name a value that "
+                "depends on an input"
+            )
         if name not in self.outputs and not any(name in names for names in self.reads):
-            raise NoCut(f"nothing uses '{name}'", elsewhere=True)
+            raise CutError(f"nothing uses '{name}'", elsewhere=True)
 
-    def _upwards(self, start: Iterable[int]) -> set[int]:
+    def _collect_required(self, start: Iterable[int]) -> set[int]:
         """`start` and all that must run before it."""
         found: set[int] = set()
         stack = list(start)
@@ -144,23 +151,23 @@ class Graph:
                 stack.extend(self.needs[place] - found)
         return found
 
-    def _with_states(self, first: set[int], named: list[int]) -> set[int]:
-        """`first` with all that uses the states it uses. Raises NoCut where some of that needs the cut's values."""
+    def _include_state_users(self, first: set[int], named: list[int]) -> set[int]:
+        """`first` with all that uses the states it uses. Raises CutError where some of that needs the cut's values."""
         while True:
-            torn = {state: places for state, places in self.touching.items()
+            torn = {state: places for state, places in self.state_users.items()
                     if not first.isdisjoint(places) and not first.issuperset(places)}
             if not torn:
                 return first
-            behind = self._downwards(named)
+            behind = self._collect_reached(named)
             for state, places in torn.items():
                 late = [place for place in places if place in behind and place not in first]
                 if late:
                     name = next(iter(self.makes[late[0]]), "")
-                    raise NoCut(f"the state '{state}' is used before the cut and behind it ({self.ops[late[0]].type}"
-                                f"{f' {name!r}' if name else ''}); a state lives in one part", elsewhere=True)
-            first = first | self._upwards(place for places in torn.values() for place in places)
+                    raise CutError(f"the state '{state}' is used before the cut and behind it ({self.ops[late[0]].type}"
+                                   f"{f' {name!r}' if name else ''}); a state lives in one part", elsewhere=True)
+            first = first | self._collect_required(place for places in torn.values() for place in places)
 
-    def _downwards(self, start: Iterable[int]) -> set[int]:
+    def _collect_reached(self, start: Iterable[int]) -> set[int]:
         """All that results of `start` reach."""
         found: set[int] = set()
         begun = set(start)
@@ -170,16 +177,16 @@ class Graph:
         return found
 
 
-def _inner(op: Op) -> set[str]:
+def _collect_inner_names(op: Op) -> set[str]:
     """The names of what is inside an op's blocks."""
     found: set[str] = set()
     for block in op.blocks:
         found.update(declared.name for declared in block.inputs)
         for inner in block.ops:
             found.update(inner.outputs)
-            found |= _inner(inner)
+            found |= _collect_inner_names(inner)
     return found
 
 
-def _listed(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -14,23 +14,23 @@ from typing import Any
 from coremltools.converters.mil.mil import Block as HostBlock
 
 from .document import Document
-from .fix_shape_infer import infer, sizes_of
-from .fix_shape_inputs import declared_shape, fixed_type
-from .parts import Declared, Function
+from .fix_shape_inference import get_sizes, infer_function
+from .fix_shape_inputs import fix_type_sizes, get_declared_shape
+from .program_parts import Function, ValueDeclaration
 
-__all__ = ["Flexible", "sizes"]
+__all__ = ["FlexibleSizes", "infer_crossing_sizes"]
 
 Shape = tuple[int, ...]
-_CORNERS = 3
+_MAX_CORNER_DIMENSIONS = 3
 "Up to how many ranged dimensions all corners are tried; 2 to the power of it."
-_ENUMERATED_MANY = 9
+_MIN_VERSION_MANY_ENUMERATED = 9
 "The specification version (iOS 18) from which several inputs may list their shapes."
-_BEYOND = 97
+_UNBOUNDED_STEP = 97
 "How far above the smallest size an unbounded one is tried."
 
 
 @dataclass(frozen=True)
-class Flexible:
+class FlexibleSizes:
     """The shapes a value can have: `listed` one by one or, if there are none, between `low` and `high` (-1: no end)."""
 
     default: Shape
@@ -50,7 +50,7 @@ class Flexible:
 
 
 @dataclass(frozen=True)
-class _Input:
+class _FlexibleInput:
     """What the description allows for one input of flexible shape."""
 
     name: str
@@ -64,7 +64,7 @@ class _Input:
         return [axis for axis, (low, high) in enumerate(self.ranges) if low != high]
 
     @property
-    def endless(self) -> dict[int, bool]:
+    def unbounded_axes(self) -> dict[int, bool]:
         """The dimensions without an upper bound."""
         return {axis: True for axis, (_, high) in enumerate(self.ranges) if high < 0}
 
@@ -72,41 +72,43 @@ class _Input:
         """The shape with each open dimension at its upper (True) or lower end; in the middle where `ends` is None."""
         shape = []
         for axis, (low, high) in enumerate(self.ranges):
-            top = high if high >= 0 else low + _BEYOND
+            top = high if high >= 0 else low + _UNBOUNDED_STEP
             shape.append((low + top) // 2 if ends is None else (top if ends.get(axis, False) else low))
         return tuple(shape)
 
 
-def sizes(document: Document, function: Function, values: Sequence[str], alone: bool) -> dict[str, Flexible] | str:
+def infer_crossing_sizes(
+    document: Document, function: Function, values: Sequence[str], alone: bool
+) -> dict[str, FlexibleSizes] | str:
     """The shapes each of `values` can have, or why that is not known. `function` needs no more than what makes them.
 
     `alone`: nothing else that goes into the second part has a flexible shape.
     """
-    inputs = _flexible_inputs(document, function)
+    inputs = _find_flexible_inputs(document, function)
     if isinstance(inputs, str):
         return inputs
     unknown = f"the sizes of '{values[0]}' do not follow from the shapes of the inputs: no input can take them all"
     if not inputs:
         return unknown
-    aligned, mixed = _samples(inputs)
-    found = [_inferred(document, function, sample, values) for sample in aligned]
+    aligned, mixed = _sample_input_shapes(inputs)
+    found = [_infer_sizes(document, function, sample, values) for sample in aligned]
     for name in values:
         if any(each[name] is None for each in found):
             return unknown.replace(values[0], name)
-    found += [each for each in (_inferred(document, function, sample, values) for sample in mixed)
+    found += [each for each in (_infer_sizes(document, function, sample, values) for sample in mixed)
               if None not in each.values()]
-    may_list = all(each.listed for each in inputs) and (alone or document.version >= _ENUMERATED_MANY)
+    may_list = all(each.listed for each in inputs) and (alone or document.version >= _MIN_VERSION_MANY_ENUMERATED)
     ends: list[dict[str, Shape | None]] = []
-    if any(each.endless for each in inputs):
+    if any(each.unbounded_axes for each in inputs):
         low = {each.name: each.at({}) for each in inputs}
-        further = {each.name: each.at(each.endless) for each in inputs}
-        ends = [_inferred(document, function, sample, values) for sample in (low, further)]
+        further = {each.name: each.at(each.unbounded_axes) for each in inputs}
+        ends = [_infer_sizes(document, function, sample, values) for sample in (low, further)]
     may_list = may_list and len(inputs) == 1
-    return {name: _joined([each[name] or () for each in found], may_list, [end[name] for end in ends])
+    return {name: _join_shapes([each[name] or () for each in found], may_list, [end[name] for end in ends])
             for name in values}
 
 
-def _joined(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None]) -> Flexible:
+def _join_shapes(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None]) -> FlexibleSizes:
     """The first of `shapes` is the default. What differs between the two `ends` grows with an input that has no end."""
     low = tuple(map(min, zip(*shapes, strict=True)))
     high = tuple(map(max, zip(*shapes, strict=True)))
@@ -114,10 +116,10 @@ def _joined(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None
     if ends:
         first, second = ends[0] or low, ends[1] or high
         high = tuple(top if a == b else -1 for top, a, b in zip(high, first, second, strict=True))
-    return Flexible(shapes[0], low, high, listed if len(listed) > 1 else ())
+    return FlexibleSizes(shapes[0], low, high, listed if len(listed) > 1 else ())
 
 
-def _samples(inputs: Sequence[_Input]) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]]]:
+def _sample_input_shapes(inputs: Sequence[_FlexibleInput]) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]]]:
     """Shapes to try: those in which all inputs are at the same end, which fit together, and others, which may not."""
     aligned = [{each.name: each.default for each in inputs}]
     most = max(len(each.listed) for each in inputs)
@@ -129,7 +131,7 @@ def _samples(inputs: Sequence[_Input]) -> tuple[list[dict[str, Shape]], list[dic
                         each.at(None if end is None else dict.fromkeys(each.open, end)) for each in inputs})
     places = [(each.name, axis) for each in inputs if not each.listed for axis in each.open]
     mixed = []
-    if 1 < len(places) <= _CORNERS:
+    if 1 < len(places) <= _MAX_CORNER_DIMENSIONS:
         for ends in product((False, True), repeat=len(places)):
             chosen = dict(zip(places, ends, strict=True))
             mixed.append({each.name: each.default if each.listed else
@@ -138,61 +140,61 @@ def _samples(inputs: Sequence[_Input]) -> tuple[list[dict[str, Shape]], list[dic
     return unique, [sample for sample in mixed if sample not in unique]
 
 
-def _inferred(
+def _infer_sizes(
     document: Document, function: Function, sample: Mapping[str, Shape], values: Sequence[str]
 ) -> dict[str, Shape | None]:
     twin = function.copy(function.name)
-    twin.inputs = [Declared.of_type(each.name, fixed_type(each.message.type, sample[each.name]))
+    twin.inputs = [ValueDeclaration.of_type(each.name, fix_type_sizes(each.message.type, sample[each.name]))
                    if each.name in sample else each for each in twin.inputs]
-    known = _sizes_in(infer(document, twin))
+    known = _collect_sizes(infer_function(document, twin))
     return {name: known.get(name) for name in values}
 
 
-def _sizes_in(block: HostBlock) -> dict[str, Shape | None]:
+def _collect_sizes(block: HostBlock) -> dict[str, Shape | None]:
     found: dict[str, Shape | None] = {}
     for op in block.operations:
         for var in op.outputs:
-            known = sizes_of(var.sym_type)
+            known = get_sizes(var.sym_type)
             whole = () if known is None else tuple(size for size in known if size is not None)
             found[var.name] = whole if known is not None and len(whole) == len(known) else None
     return found
 
 
-def _flexible_inputs(document: Document, function: Function) -> list[_Input] | str:
+def _find_flexible_inputs(document: Document, function: Function) -> list[_FlexibleInput] | str:
     features = {feature.name: feature.message.type for section in document.description.of(function.name)
                 for feature in section.features("input")}
     found = []
     for each in function.inputs:
-        shape = declared_shape(each.message.type)
+        shape = get_declared_shape(each.message.type)
         if shape is not None and None not in shape:
             continue
-        one = _allowed(each.name, features.get(each.name), shape)
+        one = _read_allowed_shapes(each.name, features.get(each.name), shape)
         if one is None:
             return f"the description does not say which shapes the input '{each.name}' can have"
         found.append(one)
     return found
 
 
-def _allowed(name: str, feature: Any, shape: Sequence[int | None] | None) -> _Input | None:
+def _read_allowed_shapes(name: str, feature: Any, shape: Sequence[int | None] | None) -> _FlexibleInput | None:
     kind = feature.WhichOneof("Type") if feature is not None else None
     if kind == "multiArrayType":
         array = feature.multiArrayType
         listed = tuple(tuple(map(int, one.shape)) for one in array.enumeratedShapes.shapes)
-        ranges = tuple(map(_bounds, array.shapeRange.sizeRanges))
+        ranges = tuple(map(_read_bounds, array.shapeRange.sizeRanges))
         default = tuple(map(int, array.shape))
     elif kind == "imageType" and shape is not None and None not in shape[:-2]:
         image = feature.imageType
         front = tuple(size or 1 for size in shape[:-2])
         listed = tuple((*front, int(one.height), int(one.width)) for one in image.enumeratedSizes.sizes)
-        sides = [_bounds(image.imageSizeRange.heightRange), _bounds(image.imageSizeRange.widthRange)]
+        sides = [_read_bounds(image.imageSizeRange.heightRange), _read_bounds(image.imageSizeRange.widthRange)]
         ranges = (*((size, size) for size in front), *sides) if image.HasField("imageSizeRange") else ()
         default = (*front, int(image.height), int(image.width))
     else:
         return None
     ranges = ranges or tuple((size, size) for size in default)
     fits = shape is not None and {len(default), len(ranges), *map(len, listed)} == {len(shape)}
-    return _Input(name, default, listed, ranges) if fits else None
+    return _FlexibleInput(name, default, listed, ranges) if fits else None
 
 
-def _bounds(one: Any) -> tuple[int, int]:
+def _read_bounds(one: Any) -> tuple[int, int]:
     return int(one.lowerBound), int(one.upperBound)

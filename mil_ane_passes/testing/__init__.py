@@ -12,8 +12,9 @@ The rule need not be installed for them. To write one, these modules are there f
 
 - `mil_ane_passes.core.contract`: `Rule`, `Rewrite` and their kinds, `Hit`, `Miss`, `Example`, `Exactness`, evidence;
 - `mil_ane_passes.core.examples`: short ways to build the programs of `examples()`;
-- `mil_ane_passes.core.query`: questions about ops and values; `core.targets`: the generations of a rule (`between`);
-- `mil_ane_passes.core.build`: the builder that `rewrite()` is given.
+- `mil_ane_passes.core.query`: questions about ops and values; `core.targets`: the generations of a rule
+(`get_generations_between`);
+- `mil_ane_passes.core.builder`: the builder that `rewrite()` is given.
 
 A distribution names its rules under the entry point group `mil_ane_passes.rules` (see `core.plugins`), with codes of
 its own: capital letters and digits, such as ACME101. ANE and digits are refused: a later version may give them out.

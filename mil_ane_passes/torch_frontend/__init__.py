@@ -29,6 +29,6 @@ over ours.
 from __future__ import annotations
 
 from .errors import NotConverted, NotEqual
-from .switch import active, install, patched, uninstall
+from .patching import active, install, patched, uninstall
 
 __all__ = ["NotConverted", "NotEqual", "active", "install", "patched", "uninstall"]

@@ -14,10 +14,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 from coremltools.converters.mil.mil.var import ComplexVar
 
-from .creation import filled_like
-from .lowering import cast, tensor
+from .creation import make_filled_like
+from .lowering import cast_to, to_tensor
 
-__all__ = ["ComplexLiteral", "is_complex", "is_zero", "join_parts", "map_nested", "parts_of", "zeros_like"]
+__all__ = ["ComplexLiteral", "is_complex", "is_zero", "join_complex", "map_nested", "split_complex", "zeros_like"]
 
 
 class ComplexLiteral(float):
@@ -38,25 +38,25 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, complex | ComplexLiteral)
 
 
-def join_parts(real: Var, imag: Var) -> Var:
+def join_complex(real: Var, imag: Var) -> Var:
     """The complex value of two real Vars of equal shape."""
-    real, imag = cast(real, types.fp32), cast(imag, types.fp32)
+    real, imag = cast_to(real, types.fp32), cast_to(imag, types.fp32)
     return ComplexVar(name=f"{real.name}_complex", sym_type=types.tensor(types.complex64, real.shape), real=real,
                       imag=imag)
 
 
-def parts_of(value: Any) -> tuple[Var, Var]:
+def split_complex(value: Any) -> tuple[Var, Var]:
     """The real and the imaginary part, both of the value's shape; zeros as imaginary part of a real value."""
     if isinstance(value, ComplexLiteral):
-        return tensor(float(value)), tensor(value.imag_part)
+        return to_tensor(float(value)), to_tensor(value.imag_part)
     if isinstance(value, complex):
-        return tensor(value.real), tensor(value.imag)
+        return to_tensor(value.real), to_tensor(value.imag)
     if not is_complex(value):
-        real = tensor(value)
+        real = to_tensor(value)
         return real, zeros_like(real)
     if value.val is not None:  # a constant or a buffer of the module
         array = np.asarray(value.val)
-        return tensor(np.real(array).astype(np.float32)), tensor(np.imag(array).astype(np.float32))
+        return to_tensor(np.real(array).astype(np.float32)), to_tensor(np.imag(array).astype(np.float32))
     if isinstance(value, ComplexVar) and isinstance(value.real, Var):
         return value.real, value.imag
     return mb.complex_real(data=value), mb.complex_imag(data=value)  # made by a lowering that the user registered
@@ -64,7 +64,7 @@ def parts_of(value: Any) -> tuple[Var, Var]:
 
 def zeros_like(x: Var) -> Var:
     """Zeros of the shape of `x`, a compile-time constant where the shape is."""
-    return filled_like(x, 0.0, x.dtype if types.is_float(x.dtype) else types.fp32)
+    return make_filled_like(x, 0.0, x.dtype if types.is_float(x.dtype) else types.fp32)
 
 
 def is_zero(x: Var) -> bool:

@@ -59,12 +59,12 @@ class Patch:
             return lowering
         return register
 
-    def wraps_lowerings(self, function: Callable[[Lowering, Any, Any], None]) -> Callable[[Lowering, Any, Any], None]:
+    def wrap_lowerings(self, function: Callable[[Lowering, Any, Any], None]) -> Callable[[Lowering, Any, Any], None]:
         """Register a function that is called in place of every lowering but those that the user registered."""
         self.wrapper = function
         return function
 
-    def replaces(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
+    def replace_function(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
         """Exchange a function of the host: `PATCH.replaces("coremltools....ops", "_cast")`.
 
         Several patches may exchange one: each gets the function of the patch before it, by name, as the host's.

@@ -14,15 +14,15 @@ from coremltools import _deps
 from ..core.errors import InputError
 from ..core.locking import synchronized
 from ..core.pipeline import NAMESPACE, pipeline
-from ..proof.given import Feeds, Given, Ranges
-from .failures import named_failures
-from .switch import patched
+from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from .failures import locate_failures
+from .patching import patched
 
 __all__ = ["convert", "is_from_torch"]
 
-_HOST = inspect.signature(ct.convert)
-_TORCH_FILES = (".pt", ".pth")
-_LOWER_RANK = f"{NAMESPACE}::lower_rank"
+_COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
+_TORCH_FILE_SUFFIXES = (".pt", ".pth")
+_LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 
 
 @synchronized
@@ -45,25 +45,25 @@ def convert(
     besides, as in `rewrite`. What lint's rules find in these runs that fp16 cannot hold (an angle of thousands) is
     logged as a warning, and named in NotEqual.
     """
-    given = _HOST.bind(*arguments, **named)
-    samples = Given.of(feeds, ranges)
+    given = _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
+    samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges say what the check runs on; pass check=True with them")
     from_torch = is_from_torch(given.arguments["model"], given.arguments.get("source", "auto"))
     if from_torch:
-        _refuse_unread(given.arguments["model"])
+        _check_export_supported(given.arguments["model"])
     if check:
-        from .checking import refuse_unfit
+        from .conversion_check import validate_check_arguments
 
-        refuse_unfit(given.arguments, from_torch, _is_neural_network(given.arguments))
+        validate_check_arguments(given.arguments, from_torch, _is_neural_network(given.arguments))
     if not _is_neural_network(given.arguments):
-        given.arguments["pass_pipeline"] = _with_ranks_lowered(_with_ours(given.arguments.get("pass_pipeline")))
-    with patched() if from_torch else nullcontext(), named_failures() if from_torch else nullcontext():
+        given.arguments["pass_pipeline"] = _add_lower_rank_pass(_add_ane_passes(given.arguments.get("pass_pipeline")))
+    with patched() if from_torch else nullcontext(), locate_failures() if from_torch else nullcontext():
         if not check:
             return ct.convert(*given.args, **given.kwargs)
-        from .checking import converted_and_checked
+        from .conversion_check import convert_and_check
 
-        return converted_and_checked(given, samples)
+        return convert_and_check(given, samples)
 
 
 def is_from_torch(model: Any, source: str = "auto") -> bool:
@@ -71,11 +71,11 @@ def is_from_torch(model: Any, source: str = "auto") -> bool:
     if source.lower() != "auto":
         return source.lower() == "pytorch"
     if isinstance(model, str):
-        return model.endswith(_TORCH_FILES)
+        return model.endswith(_TORCH_FILE_SUFFIXES)
     return any(kind.__module__.partition(".")[0] in ("torch", "executorch") for kind in type(model).__mro__)
 
 
-def _refuse_unread(model: Any) -> None:
+def _check_export_supported(model: Any) -> None:
     """The host takes exported programs from torch 2.5 on; before, it asks for a `source`, which would not help."""
     if _deps._HAS_TORCH_EXPORT_API or not any(kind.__name__ == "ExportedProgram" for kind in type(model).__mro__):
         return
@@ -84,7 +84,7 @@ def _refuse_unread(model: Any) -> None:
                      "2.5 on: update torch, or convert what torch.jit.trace makes")
 
 
-def _with_ours(base: Any) -> ct.PassPipeline:
+def _add_ane_passes(base: Any) -> ct.PassPipeline:
     if not (base is None or isinstance(base, ct.PassPipeline)):
         raise InputError(f"pass_pipeline: found {base!r}; expected a ct.PassPipeline, such as "
                          "mil_ane_passes.pipeline(preset='full')")
@@ -92,7 +92,7 @@ def _with_ours(base: Any) -> ct.PassPipeline:
     return base if ours else pipeline(base)
 
 
-def _with_ranks_lowered(pipeline: ct.PassPipeline) -> ct.PassPipeline:
+def _add_lower_rank_pass(pipeline: ct.PassPipeline) -> ct.PassPipeline:
     """A copy of `pipeline` in which `lower_rank` runs before all our other passes, of any preset and precision.
 
     Core ML loads no program with a tensor of rank 6, so this is outside of what a guard may undo.
@@ -100,9 +100,9 @@ def _with_ranks_lowered(pipeline: ct.PassPipeline) -> ct.PassPipeline:
     result = copy.deepcopy(pipeline)
     first = next((place for place, name in enumerate(result.passes) if name.startswith(f"{NAMESPACE}::")),
                  len(result.passes))
-    result.insert_pass(first, _LOWER_RANK)
-    given = {option.option_name: option.option_val for option in result.get_all_options().pop(_LOWER_RANK, ())}
-    result.set_options(_LOWER_RANK, {"any_extent": "True", **given})
+    result.insert_pass(first, _LOWER_RANK_PASS)
+    given = {option.option_name: option.option_val for option in result.get_all_options().pop(_LOWER_RANK_PASS, ())}
+    result.set_options(_LOWER_RANK_PASS, {"any_extent": "True", **given})
     return result
 
 
@@ -113,10 +113,10 @@ def _is_neural_network(given: dict[str, Any]) -> bool:
         wanted is None and isinstance(target, ct.target) and target < ct.target.iOS15)
 
 
-def _signature() -> inspect.Signature:
+def _build_signature() -> inspect.Signature:
     own = [parameter for parameter in inspect.signature(convert).parameters.values()
            if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    return _HOST.replace(parameters=[*_HOST.parameters.values(), *own])
+    return _COREMLTOOLS_SIGNATURE.replace(parameters=[*_COREMLTOOLS_SIGNATURE.parameters.values(), *own])
 
 
-vars(convert)["__signature__"] = _signature()
+vars(convert)["__signature__"] = _build_signature()

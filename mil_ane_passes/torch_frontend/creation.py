@@ -11,15 +11,15 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
-from .lowering import Size, broadcast_to, cast, dims, python, vector
+from .lowering import Size, broadcast_to, cast_to, get_dims, to_python, to_size_vector
 
-__all__ = ["constant", "filled", "filled_like", "mil_type", "sizes"]
+__all__ = ["make_constant", "make_filled", "make_filled_like", "read_sizes", "to_mil_type"]
 
-_LARGEST_CONST = 1 << 20
+_MAX_CONST_ELEMENTS = 1 << 20
 """Elements; a larger tensor of one value stays a `fill`, which costs no bytes in the package."""
 
 
-def sizes(value: Any, node: Any) -> list[Size]:
+def read_sizes(value: Any, node: Any) -> list[Size]:
     """A `size` argument as one int or rank 0 int32 Var each."""
     if isinstance(value, Var) and value.val is None:
         if value.rank == 0:
@@ -31,54 +31,57 @@ def sizes(value: Any, node: Any) -> list[Size]:
     if isinstance(value, Var):
         return [int(size) for size in np.ravel(value.val)]
     items = value if isinstance(value, list | tuple) else [value]
-    return [_size(item) for item in items]
+    return [_read_size(item) for item in items]
 
 
-def _size(item: Any) -> Size:
+def _read_size(item: Any) -> Size:
     if not isinstance(item, Var):
         return int(item)
     if item.val is not None:
         return int(np.ravel(item.val)[0])
-    item = cast(item, types.int32)
+    item = cast_to(item, types.int32)
     return mb.squeeze(x=item, axes=[0]) if item.rank else item
 
 
-def mil_type(dtype: Any, node: Any, default: Any) -> Any:
+def to_mil_type(dtype: Any, node: Any, default: Any) -> Any:
     """The MIL type of a torch `dtype` argument (its number), `default` where none is given; small ints are int32."""
-    number = python(dtype, node, "dtype")
+    number = to_python(dtype, node, "dtype")
     if number is None:
         return default
     if isinstance(number, str):  # `x.dtype` in a script, which the host writes as its own type's name
-        return _BY_NAME[number]
+        return _MIL_TYPES_BY_NAME[number]
     if number not in NUM_TO_NUMPY_DTYPE:
         raise NotConverted.at(node, f"Core ML has no dtype for torch's number {number}", "use a real dtype")
     found = np.dtype(NUM_TO_NUMPY_DTYPE[number])
     return types.int32 if found.kind in "iu" else types.numpy_type_to_builtin_type(found.type)
 
 
-_BY_NAME = {kind.__name__: kind for kind in (types.bool, types.fp16, types.fp32)} | dict.fromkeys(
+_MIL_TYPES_BY_NAME = {kind.__name__: kind for kind in (types.bool, types.fp16, types.fp32)} | dict.fromkeys(
     (kind.__name__ for kind in (types.int8, types.int16, types.int32, types.uint8)), types.int32)
 
 
-def constant(array: Any, dtype: Any) -> Var:
+def make_constant(array: Any, dtype: Any) -> Var:
     """`array` as a const of the MIL type."""
     with np.errstate(over="ignore"):
         array = np.asarray(array).astype(types.nptype_from_builtin(dtype))
     return mb.const(val=array if array.ndim else array[()])
 
 
-def filled(shape: Sequence[Size], value: Any, dtype: Any) -> Var:
+def make_filled(shape: Sequence[Size], value: Any, dtype: Any) -> Var:
     """A tensor of one value: a const where sizes and value are known, else a `fill` or the value repeated."""
     if isinstance(value, Var) and value.val is None:
-        one = mb.reshape(x=cast(value, dtype), shape=[1] * len(shape)) if value.rank != len(shape) else \
-            cast(value, dtype)
+        one = mb.reshape(x=cast_to(value, dtype), shape=[1] * len(shape)) if value.rank != len(shape) else \
+            cast_to(value, dtype)
         return broadcast_to(one, shape) if len(shape) else one
     number = value.val if isinstance(value, Var) else value
-    if all(isinstance(size, int | np.integer) for size in shape) and np.prod(shape, dtype=np.int64) <= _LARGEST_CONST:
-        return constant(np.broadcast_to(np.reshape(number, ()), tuple(shape)), dtype)
-    return mb.fill(shape=vector(shape), value=constant(np.reshape(number, ()), dtype))
+    if (
+        all(isinstance(size, int | np.integer) for size in shape)
+        and np.prod(shape, dtype=np.int64) <= _MAX_CONST_ELEMENTS
+    ):
+        return make_constant(np.broadcast_to(np.reshape(number, ()), tuple(shape)), dtype)
+    return mb.fill(shape=to_size_vector(shape), value=make_constant(np.reshape(number, ()), dtype))
 
 
-def filled_like(x: Var, value: Any, dtype: Any) -> Var:
+def make_filled_like(x: Var, value: Any, dtype: Any) -> Var:
     """A tensor of one value with the sizes of `x`."""
-    return filled(dims(x), value, dtype)
+    return make_filled(get_dims(x), value, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import AnePassesError
 
-__all__ = ["NotConverted", "NotEqual", "place_of", "source_line"]
+__all__ = ["NotConverted", "NotEqual", "describe_node_location", "find_source_line"]
 
 
 class NotConverted(AnePassesError, NotImplementedError):
@@ -16,7 +16,7 @@ class NotConverted(AnePassesError, NotImplementedError):
     @classmethod
     def at(cls, node: Any, what: str, advice: str = "") -> NotConverted:
         """The error for an op of coremltools' torch graph (InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
-        return cls(f"{place_of(node)}: {what}{'; ' + advice if advice else ''}")
+        return cls(f"{describe_node_location(node)}: {what}{'; ' + advice if advice else ''}")
 
 
 class NotEqual(AnePassesError):
@@ -30,28 +30,32 @@ class NotEqual(AnePassesError):
         self.mlmodel, self.module = mlmodel, module
 
 
-def place_of(node: Any) -> str:
+def describe_node_location(node: Any) -> str:
     """`op 'aten::index_put_' in encoder.attention (model.py:12)`, as much of it as is known."""
     if callable(getattr(node, "kind", None)):
         kind, module, source = node.kind(), node.getModuleHierarchy(), node.sourceRange()
     else:
         meta = getattr(node, "meta", None) or {}
-        kind, module = node.kind, getattr(node, "model_hierarchy", None) or _exported_module(meta)
+        kind, module = node.kind, getattr(node, "model_hierarchy", None) or _read_exported_module_path(meta)
         source = meta.get("source") or meta.get("stack_trace") or ""
-    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in _NO_NAMES)
-    return f"op '{kind}'" + (f" in {names}" if names else "") + (f" ({line})" if (line := source_line(source)) else "")
+    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in _UNNAMED_SCOPES)
+    return (
+        f"op '{kind}'"
+        + (f" in {names}" if names else "")
+        + (f" ({line})" if (line := find_source_line(source)) else "")
+    )
 
 
-def _exported_module(meta: Mapping[str, Any]) -> str:
+def _read_exported_module_path(meta: Mapping[str, Any]) -> str:
     """The path of the module that torch.export notes for a node, "" for the outermost."""
     stack = list((meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
 
 
-_NO_NAMES = ("", "UNKNOWN_INSTANCE")
+_UNNAMED_SCOPES = ("", "UNKNOWN_INSTANCE")
 
 
-def source_line(source: str) -> str:
+def find_source_line(source: str) -> str:
     """The innermost `file:line` of a TorchScript source range or of a Python stack trace."""
     lines = [line.strip() for line in source.splitlines()]
     frames = [line for line in lines if line.startswith('File "')]

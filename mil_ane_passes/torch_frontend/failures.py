@@ -1,7 +1,7 @@
 """Failures of a conversion, named by the op, the module and the source line at which they happen.
 
 coremltools raises whatever its lowering of an op ran into: a KeyError of a table, an AttributeError of None. Where an
-op was being converted the patch `located_failures` says which; `named_failures` says so of what fails later, in a pass
+op was being converted the patch `located_failures` says which; `locate_failures` says so of what fails later, in a pass
 or while the program is written, as far as the exception's frames show an op.
 """
 
@@ -18,12 +18,12 @@ from coremltools.converters.mil.mil import Operation
 from coremltools.converters.mil.mil.scope import ScopeSource
 
 from ..core.errors import AnePassesError
-from ..core.scopes import origin
-from .errors import NotConverted, place_of
+from ..core.scopes import find_origin
+from .errors import NotConverted, describe_node_location
 
-__all__ = ["cause_of", "named_failures", "passes_through", "place_of_op", "remember"]
+__all__ = ["describe_op_location", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]
 
-_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
+_converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
 "The nodes of the torch graph converted so far, by what the scopes of their MIL ops carry."
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or write "
@@ -31,13 +31,13 @@ _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pas
 _ADVICE_IN_READING = ("write that part of the model with other ops, or convert what torch.export or torch.jit.trace "
                       "makes of it")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
-_LONGEST = 400
+_MAX_MESSAGE_LENGTH = 400
 "How much of an exception's text an error repeats: enough for any sentence, not for a printed program."
 
 
-def remember(node: Any) -> None:
+def record_node(node: Any) -> None:
     """Keep a node of coremltools' torch graph, so that failures behind the frontend can name its source line."""
-    nodes = _nodes.get()
+    nodes = _converted_nodes.get()
     if nodes is not None:
         nodes[node.name] = node
         if trace := (node.meta or {}).get("stack_trace"):
@@ -45,51 +45,51 @@ def remember(node: Any) -> None:
 
 
 @contextmanager
-def named_failures() -> Iterator[None]:
+def locate_failures() -> Iterator[None]:
     """Inside, what fails in a pass or at the end of a conversion becomes NotConverted, with the exception as cause."""
-    token = _nodes.set({})
+    token = _converted_nodes.set({})
     try:
         yield
     except Exception as error:
-        stage, advice = _stage_of(error)
-        if passes_through(error) or not stage:
+        stage, advice = _find_failed_stage(error)
+        if is_reported_unchanged(error) or not stage:
             raise
-        place = _place_of_failure(error)
-        raise NotConverted(f"{place + ': ' if place else ''}{stage} fails: {cause_of(error)}; {advice}") from error
+        place = _describe_failure_location(error)
+        raise NotConverted(f"{place + ': ' if place else ''}{stage} fails: {format_cause(error)}; {advice}") from error
     finally:
-        _nodes.reset(token)
+        _converted_nodes.reset(token)
 
 
-def passes_through(error: BaseException) -> bool:
+def is_reported_unchanged(error: BaseException) -> bool:
     """Whether an exception is reported as it is: our own errors, and what says nothing about the model."""
     return isinstance(error, AnePassesError | MemoryError | RecursionError)
 
 
-def cause_of(error: BaseException) -> str:
+def format_cause(error: BaseException) -> str:
     """`KeyError: 'x'`, on one line."""
     text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}"
+    return f"{type(error).__name__}: {text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + '...'}"
 
 
-def place_of_op(op: Operation) -> str:
+def describe_op_location(op: Operation) -> str:
     """The torch op behind a MIL op with its module and line, as much of it as is known."""
-    nodes = _nodes.get() or {}
+    nodes = _converted_nodes.get() or {}
     for name in reversed(op.scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME) or ()):
         if name in nodes:
-            return place_of(nodes[name])
+            return describe_node_location(nodes[name])
     for trace in op.scopes.get(ScopeSource.EXIR_STACK_TRACE) or ():
         if trace in nodes:  # one line may have many nodes; most ops have the name of theirs
-            own = next((nodes[name] for name in _names(op) if name in nodes), None)
-            return place_of(own or SimpleNamespace(kind=op.op_type, meta=nodes[trace].meta))
-    known = origin(op)
+            own = next((nodes[name] for name in _collect_op_names(op) if name in nodes), None)
+            return describe_node_location(own or SimpleNamespace(kind=op.op_type, meta=nodes[trace].meta))
+    known = find_origin(op)
     return f"op '{op.op_type}' of {known}" if known else f"op '{op.op_type}' '{op.name}'"
 
 
-def _names(op: Operation) -> list[str]:
+def _collect_op_names(op: Operation) -> list[str]:
     return [name.removesuffix("_cast_fp16") for name in (op.name, *(var.name for var in op.outputs))]
 
 
-def _stage_of(error: Exception) -> tuple[str, str]:
+def _find_failed_stage(error: Exception) -> tuple[str, str]:
     """What was under way, and what to do about a failure there; "" for the reading of the user's arguments."""
     frames = [(frame, frame.f_globals.get("__name__", ""), frame.f_code.co_name)
               for frame, _ in walk_tb(error.__traceback__)]
@@ -99,9 +99,9 @@ def _stage_of(error: Exception) -> tuple[str, str]:
     for frame, module, function in frames:
         if function == "apply_pipeline":
             stage = f"the pass '{frame.f_locals.get('pass_name')}'", _ADVICE_IN_PASS
-        elif not stage[0] and (module.startswith(_BACKEND) or function == _CHECK):
+        elif not stage[0] and (module.startswith(_BACKEND_MODULE_PREFIX) or function == _PROGRAM_CHECK_FUNCTION):
             stage = "writing the program", _ADVICE_AT_END
-        elif not stage[0] and (module, function) == (_FRONTEND, "convert"):
+        elif not stage[0] and (module, function) == (_FRONTEND_MODULE, "convert"):
             stage = "making the program of the torch graph", _ADVICE_AT_END
     return stage
 
@@ -112,24 +112,24 @@ def _fails_in_reading(calls: list[tuple[str, str]]) -> bool:
     What the readers themselves raise, and what checks the types that the user gave, is about the arguments of
     `convert`: it stays as it is.
     """
-    if (_FRONTEND, "__init__") not in calls:
+    if (_FRONTEND_MODULE, "__init__") not in calls:
         return False
-    inner = [function for _, function in calls[calls.index((_FRONTEND, "__init__")) + 1:]]
+    inner = [function for _, function in calls[calls.index((_FRONTEND_MODULE, "__init__")) + 1:]]
     return bool(inner) and inner[0] not in _CHECKS_ARGUMENTS and inner[-1] not in _READERS
 
 
 _READERS = ("from_torchscript", "from_exir")
 _CHECKS_ARGUMENTS = ("_convert_to_torch_inputtype", "_adjust_default_input_to_fp16", "get_output_names",
                      "_match_user_exir_inputs", "_validate_states")
-_BACKEND = "coremltools.converters.mil.backend."
-_FRONTEND = "coremltools.converters.mil.frontend.torch.converter"
-_CHECK = "_check_early_error_out_for_invalid_program"
+_BACKEND_MODULE_PREFIX = "coremltools.converters.mil.backend."
+_FRONTEND_MODULE = "coremltools.converters.mil.frontend.torch.converter"
+_PROGRAM_CHECK_FUNCTION = "_check_early_error_out_for_invalid_program"
 
 
-def _place_of_failure(error: Exception) -> str:
+def _describe_failure_location(error: Exception) -> str:
     """The place of the innermost op that a frame of the exception was at."""
     for frame, _ in reversed(list(walk_tb(error.__traceback__))):
         for name in ("op", "self", "_op", "operation"):
             if isinstance(op := frame.f_locals.get(name), Operation):
-                return place_of_op(op)
+                return describe_op_location(op)
     return ""

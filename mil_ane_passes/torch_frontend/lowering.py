@@ -14,16 +14,33 @@ from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
 
-__all__ = ["add", "add_all", "as_written", "axis_of", "bind", "broadcast_to", "cast", "dims", "is_known", "named",
-           "numbers_up_to", "promoted", "python", "result_type", "static", "tensor", "vector"]
+__all__ = [
+    "add_result",
+    "add_results",
+    "bind_arguments",
+    "broadcast_to",
+    "cast_to",
+    "find_written_literal",
+    "get_dims",
+    "has_static_shape",
+    "is_constant",
+    "make_range",
+    "name_result",
+    "normalize_axis",
+    "promote_operands",
+    "result_type",
+    "to_python",
+    "to_size_vector",
+    "to_tensor",
+]
 
 Size: TypeAlias = int | Var
 """A size: an int where it is known, else a rank 0 int32 Var."""
 
-_ORDER = (types.bool, types.uint8, types.int8, types.int16, types.int32, types.fp16, types.fp32)
+_PROMOTION_ORDER = (types.bool, types.uint8, types.int8, types.int16, types.int32, types.fp16, types.fp32)
 
 
-def bind(context: Any, node: Any, signature: str) -> SimpleNamespace:
+def bind_arguments(context: Any, node: Any, signature: str) -> SimpleNamespace:
     """The node's arguments by the names of torch's schema, positional or keyword.
 
     `signature` is "self dim=0 start=None": Python literals are defaults, a name without one is required. An argument
@@ -34,9 +51,11 @@ def bind(context: Any, node: Any, signature: str) -> SimpleNamespace:
         name, has_default, default = entry.partition("=")
         given = (node.kwinputs or {}).get(name)
         if place < len(node.inputs):
-            bound[name] = _bound(context, node.inputs[place])
+            bound[name] = _resolve_argument(context, node.inputs[place])
         elif given is not None:
-            bound[name] = _bound(context, given[0] if isinstance(given, list | tuple) and len(given) == 1 else given)
+            bound[name] = _resolve_argument(
+                context, given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+            )
         elif has_default:
             bound[name] = ast.literal_eval(default)
         else:
@@ -44,23 +63,23 @@ def bind(context: Any, node: Any, signature: str) -> SimpleNamespace:
     return SimpleNamespace(**bound)
 
 
-def _bound(context: Any, given: Any) -> Any:
+def _resolve_argument(context: Any, given: Any) -> Any:
     if isinstance(given, list | tuple):
-        return [_bound(context, item) for item in given]
+        return [_resolve_argument(context, item) for item in given]
     return context[given] if isinstance(given, str) and given in context else given
 
 
-def is_known(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether the value of an argument is there at conversion."""
     if isinstance(value, list | tuple):
-        return all(is_known(item) for item in value)
+        return all(is_constant(item) for item in value)
     return not isinstance(value, Var) or value.val is not None
 
 
-def python(value: Any, node: Any, name: str) -> Any:
+def to_python(value: Any, node: Any, name: str) -> Any:
     """An argument as a Python number, string or (nested) list. Raises NotConverted when it is computed by the model."""
     if isinstance(value, list | tuple):
-        return [python(item, node, name) for item in value]
+        return [to_python(item, node, name) for item in value]
     if not isinstance(value, Var):
         return value
     if value.val is None:
@@ -68,7 +87,7 @@ def python(value: Any, node: Any, name: str) -> Any:
     return value.val.tolist() if hasattr(value.val, "tolist") else value.val
 
 
-def as_written(number: float, node: Any) -> float:
+def find_written_literal(number: float, node: Any) -> float:
     """The literal of the graph that the host keeps as this fp32 number: 0.7, not 0.69999999."""
     single = np.float32(number)
     if float(single) != number:
@@ -83,12 +102,12 @@ def as_written(number: float, node: Any) -> float:
     return float(str(single))
 
 
-def add(context: Any, node: Any, value: Var) -> None:
+def add_result(context: Any, node: Any, value: Var) -> None:
     """Give the result of the node to the context, under the node's name."""
     context.add(value, node.name)
 
 
-def add_all(context: Any, node: Any, values: Sequence[Any]) -> None:
+def add_results(context: Any, node: Any, values: Sequence[Any]) -> None:
     """Give the results of a node with several: under a name each in TorchScript, as one tuple from torch.export."""
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         for name, value in zip(node.outputs, values, strict=True):
@@ -97,7 +116,7 @@ def add_all(context: Any, node: Any, values: Sequence[Any]) -> None:
         context.add(tuple(values), torch_name=node.name)
 
 
-def named(var: Var, node: Any, *given: Any) -> Var:
+def name_result(var: Var, node: Any, *given: Any) -> Var:
     """`var` under the node's name: renamed where it is new, that is, where it is none of the arguments `given`.
 
     Without `given` nobody knows, and it is an identity of that name.
@@ -108,19 +127,19 @@ def named(var: Var, node: Any, *given: Any) -> Var:
     return var
 
 
-def axis_of(dim: int, rank: int) -> int:
+def normalize_axis(dim: int, rank: int) -> int:
     """`dim` counted from the front."""
     return dim % max(rank, 1)
 
 
-def static(x: Var) -> bool:
+def has_static_shape(x: Var) -> bool:
     """Whether every size of `x` is known."""
     return all(isinstance(size, int | np.integer) for size in x.shape)
 
 
-def dims(x: Var) -> list[Size]:
+def get_dims(x: Var) -> list[Size]:
     """The sizes of `x`, each an int where known and else a rank 0 int32 Var (read from `shape` by a slice)."""
-    if static(x):
+    if has_static_shape(x):
         return [int(size) for size in x.shape]
     whole = mb.shape(x=x)
     return [int(size) if isinstance(size, int | np.integer)
@@ -128,26 +147,31 @@ def dims(x: Var) -> list[Size]:
             for axis, size in enumerate(x.shape)]
 
 
-def vector(sizes: Sequence[Any]) -> Any:
+def to_size_vector(sizes: Sequence[Any]) -> Any:
     """Sizes as one int32 argument: an array when all are known, else a Var."""
     if all(isinstance(size, int | np.integer) for size in sizes):
         return np.array(sizes, dtype=np.int32).reshape(len(sizes))
-    parts = [np.array([size], dtype=np.int32) if isinstance(size, int | np.integer)
-             else mb.expand_dims(x=cast(size, types.int32), axes=[0]) if size.rank == 0 else cast(size, types.int32)
-             for size in sizes]
+    parts = [
+        np.array([size], dtype=np.int32)
+        if isinstance(size, int | np.integer)
+        else mb.expand_dims(x=cast_to(size, types.int32), axes=[0])
+        if size.rank == 0
+        else cast_to(size, types.int32)
+        for size in sizes
+    ]
     return mb.concat(values=parts, axis=0) if len(parts) > 1 else parts[0]
 
 
-def tensor(value: Any, dtype: Any = None) -> Var:
+def to_tensor(value: Any, dtype: Any = None) -> Var:
     """An argument as a Var, cast to `dtype` (a MIL type) where one is given; Python floats are fp32, ints int32."""
     if not isinstance(value, Var):
         array = np.asarray(value)
         array = array.astype({"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind, array.dtype))
         value = mb.const(val=array if array.ndim else array[()])
-    return value if dtype is None else cast(value, dtype)
+    return value if dtype is None else cast_to(value, dtype)
 
 
-def cast(x: Var, dtype: Any) -> Var:
+def cast_to(x: Var, dtype: Any) -> Var:
     """`x` as `dtype` (a MIL type); `x` itself when it is."""
     return x if x.dtype == dtype else mb.cast(x=x, dtype=types.builtin_to_string(dtype))
 
@@ -155,24 +179,24 @@ def cast(x: Var, dtype: Any) -> Var:
 def result_type(*operands: Var) -> Any:
     """The MIL type torch computes in: a tensor's dtype counts over that of scalars (rank 0) of the same category."""
     def highest(group: Sequence[Var]) -> int:
-        return max((_ORDER.index(x.dtype) for x in group), default=-1)
+        return max((_PROMOTION_ORDER.index(x.dtype) for x in group), default=-1)
 
     ranked = highest([x for x in operands if x.rank > 0])
     scalar = highest([x for x in operands if x.rank == 0])
-    chosen = scalar if ranked < 0 or _category(scalar) > _category(ranked) else ranked
-    return _ORDER[chosen]
+    chosen = scalar if ranked < 0 or _get_dtype_category(scalar) > _get_dtype_category(ranked) else ranked
+    return _PROMOTION_ORDER[chosen]
 
 
-def _category(order: int) -> int:
+def _get_dtype_category(order: int) -> int:
     """-1 nothing, 0 bool, 1 integers, 2 floats."""
-    return -1 if order < 0 else 0 if order == 0 else 1 if order < _ORDER.index(types.fp16) else 2
+    return -1 if order < 0 else 0 if order == 0 else 1 if order < _PROMOTION_ORDER.index(types.fp16) else 2
 
 
-def promoted(*operands: Any) -> list[Var]:
+def promote_operands(*operands: Any) -> list[Var]:
     """The operands as Vars of the type torch computes in."""
-    variables = [tensor(operand) for operand in operands]
+    variables = [to_tensor(operand) for operand in operands]
     dtype = result_type(*variables)
-    return [cast(variable, dtype) for variable in variables]
+    return [cast_to(variable, dtype) for variable in variables]
 
 
 def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
@@ -180,31 +204,31 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     missing = len(sizes) - x.rank
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
-    own = dims(x)
-    repeats: list[Any] = [1 if _same(mine, wanted) else wanted if isinstance(mine, int) and mine == 1
+    own = get_dims(x)
+    repeats: list[Any] = [1 if _is_same_size(mine, wanted) else wanted if isinstance(mine, int) and mine == 1
                           else mb.floor_div(x=wanted, y=mine)
                           for mine, wanted in zip(own, sizes, strict=True)]
     if all(isinstance(repeat, int) and repeat == 1 for repeat in repeats):
         return x
     if x.dtype == types.bool:
-        return cast(mb.tile(x=cast(x, types.int32), reps=vector(repeats)), types.bool)
-    return mb.tile(x=x, reps=vector(repeats))
+        return cast_to(mb.tile(x=cast_to(x, types.int32), reps=to_size_vector(repeats)), types.bool)
+    return mb.tile(x=x, reps=to_size_vector(repeats))
 
 
-def _same(mine: Size, wanted: Size) -> bool:
+def _is_same_size(mine: Size, wanted: Size) -> bool:
     if isinstance(mine, int) and isinstance(wanted, int | np.integer):
         return mine == int(wanted)
-    return isinstance(wanted, Var) and isinstance(mine, Var) and _symbol(mine) is not None \
-        and _symbol(mine) == _symbol(wanted)
+    return isinstance(wanted, Var) and isinstance(mine, Var) and _get_symbol(mine) is not None \
+        and _get_symbol(mine) == _get_symbol(wanted)
 
 
-def _symbol(size: Var) -> Any:
+def _get_symbol(size: Var) -> Any:
     """The symbol a size stands for, where the builder knows it."""
     value = size.sym_val
     return value if value is not None and not isinstance(value, np.ndarray) else None
 
 
-def numbers_up_to(size: Size) -> Var:
+def make_range(size: Size) -> Var:
     """0, 1, ..., size - 1 as int32: a const where the size is known."""
     if isinstance(size, int | np.integer):
         return mb.const(val=np.arange(size, dtype=np.int32))

@@ -13,15 +13,15 @@ from ..core.errors import InputError, RuleError
 from ..core.locking import synchronized
 from .contract import Patch
 
-__all__ = ["Finding", "all_patches", "finding", "findings"]
+__all__ = ["PatchStatus", "collect_patch_statuses", "find_patch_status", "load_patches"]
 
-_FOLDER = "mil_ane_passes.torch_frontend.patches"
-_CODES = "TORCH1"
+_PATCHES_PACKAGE = "mil_ane_passes.torch_frontend.patches"
+_CODE_PREFIX = "TORCH1"
 "How the codes of patches begin."
 
 
 @dataclass(frozen=True)
-class Finding:
+class PatchStatus:
     """One patch and why the installed coremltools needs it; `reason` is None where it does not."""
 
     patch: Patch
@@ -29,52 +29,52 @@ class Finding:
 
 
 @functools.cache
-def all_patches() -> tuple[Patch, ...]:
+def load_patches() -> tuple[Patch, ...]:
     """Every patch, by name.
 
     Raises InputError without torch, RuleError when two patches change the same thing or have no code of their own.
     """
     _require_torch()
-    folder = importlib.import_module(_FOLDER)
+    folder = importlib.import_module(_PATCHES_PACKAGE)
     found = []
     for module in pkgutil.iter_modules(folder.__path__):
-        file = importlib.import_module(f"{_FOLDER}.{module.name}")
+        file = importlib.import_module(f"{_PATCHES_PACKAGE}.{module.name}")
         patch = getattr(file, "PATCH", None)
         if not isinstance(patch, Patch):
-            raise RuleError(f"{_FOLDER}.{module.name} defines no PATCH; expected one a file")
+            raise RuleError(f"{_PATCHES_PACKAGE}.{module.name} defines no PATCH; expected one a file")
         patch.name, patch.text = module.name, inspect.getdoc(file) or ""
         found.append(patch)
     _check_distinct(found)
     return tuple(found)
 
 
-def finding(key: str) -> Finding | None:
+def find_patch_status(key: str) -> PatchStatus | None:
     """The patch with this code or name, and whether it is needed here; None where there is none of that name.
 
     Raises InputError for a code that no patch has, and without torch for one that may be a patch's.
     """
-    folder = importlib.import_module(_FOLDER)
+    folder = importlib.import_module(_PATCHES_PACKAGE)
     wanted, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
-    if wanted not in names and not wanted.startswith(_CODES.lower()):
+    if wanted not in names and not wanted.startswith(_CODE_PREFIX.lower()):
         return None
-    patch = next((each for each in all_patches() if wanted in (each.name, each.code.lower())), None)
+    patch = next((each for each in load_patches() if wanted in (each.name, each.code.lower())), None)
     if patch is None:
         raise InputError(f"no patch '{key}'; `mil-ane-passes patches` lists their codes and names")
-    return next(each for each in findings() if each.patch is patch)
+    return next(each for each in collect_patch_statuses() if each.patch is patch)
 
 
 @synchronized
-def findings() -> tuple[Finding, ...]:
+def collect_patch_statuses() -> tuple[PatchStatus, ...]:
     """Which patches the installed coremltools needs; probed once a process, with the host's own functions."""
-    return _probed()
+    return _probe_patches()
 
 
 @functools.cache
-def _probed() -> tuple[Finding, ...]:
-    from .probing import host_alone, lowered_by_host
+def _probe_patches() -> tuple[PatchStatus, ...]:
+    from .probes import is_lowered_by_coremltools, isolate_coremltools
 
-    with host_alone():
-        return tuple(Finding(patch, patch.needed(lowered_by_host)) for patch in all_patches())
+    with isolate_coremltools():
+        return tuple(PatchStatus(patch, patch.needed(is_lowered_by_coremltools)) for patch in load_patches())
 
 
 def _require_torch() -> None:
@@ -88,8 +88,8 @@ def _require_torch() -> None:
 def _check_distinct(patches: list[Patch]) -> None:
     owner: dict[object, str] = {}
     for patch in patches:
-        if not re.fullmatch(rf"{_CODES}\d\d", patch.code):
-            raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODES}xx")
+        if not re.fullmatch(rf"{_CODE_PREFIX}\d\d", patch.code):
+            raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODE_PREFIX}xx")
         for key in [patch.code, *patch.ops]:
             if key in owner:
                 raise RuleError(f"{key} is claimed by the patches '{owner[key]}' and '{patch.name}'; expected one")

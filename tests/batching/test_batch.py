@@ -12,7 +12,7 @@ import pytest
 import mil_ane_passes as ane
 from mil_ane_passes import InputError, batch
 from mil_ane_passes.batching import BatchInterrupted
-from mil_ane_passes.batching.workers import Here
+from mil_ane_passes.batching.workers import InProcessExecutor
 from mil_ane_passes.runtime.registry import load_kernels
 
 from .helpers import IDLE, REWRITTEN, files, packages, shown, statuses
@@ -150,7 +150,7 @@ def test_a_change_of_the_content_is_seen_whatever_the_times_say(two, out):
 
 
 def test_large_files_are_told_by_content_only_where_that_is_worth_it(two, out, monkeypatch):
-    monkeypatch.setattr("mil_ane_passes.batching.fingerprint._SMALL", 0)
+    monkeypatch.setattr("mil_ane_passes.batching.fingerprint._ALWAYS_HASHED_BYTES", 0)
     again(two, out)
     assert set(again(two, out).values()) == {"up to date"}
     os.utime(Path(two[0], WEIGHTS))
@@ -165,12 +165,12 @@ def test_other_options_another_tool_and_other_feeds_are_not_the_same(two, out, t
     assert set(again(two, out, preset="safe", target="all").values()) == {"up to date"}
     assert again(two, out, preset="full")["a"] == "unchanged"
     assert set(again(two, out, preset="full").values()) == {"up to date"}
-    monkeypatch.setattr("mil_ane_passes.batching.asked.__version__", "99")
-    from mil_ane_passes.batching.asked import tool
+    monkeypatch.setattr("mil_ane_passes.batching.request.__version__", "99")
+    from mil_ane_passes.batching.request import describe_tool
 
-    tool.cache_clear()
+    describe_tool.cache_clear()
     assert "up to date" not in again(two, out, preset="full").values()
-    tool.cache_clear()
+    describe_tool.cache_clear()
 
 
 def test_feeds_count_by_what_is_in_them(fixtures, out, tmp_path):
@@ -281,14 +281,14 @@ def test_places_for_results_that_cannot_be(two, out, tmp_path):
     (ZeroDivisionError("by zero"), "internal error (ZeroDivisionError: by zero); nothing was written"),
 ])
 def test_whatever_goes_wrong_with_one_is_told_of_that_one(two, out, monkeypatch, error, words):
-    whole = ane.api.linting._lint
+    whole = ane.api.linting._lint_sources
 
     def failing(src, *given):
         if src.endswith("b.mlpackage"):
             raise error
         return whole(src, *given)
 
-    monkeypatch.setattr("mil_ane_passes.api.linting._lint", failing)
+    monkeypatch.setattr("mil_ane_passes.api.linting._lint_sources", failing)
     report = batch("lint", two, out)
     assert statuses(report) == {"b": "failed", "a": "clean"} and report.exit_code == 2
     assert report.items[0].error.startswith(words)
@@ -296,7 +296,7 @@ def test_whatever_goes_wrong_with_one_is_told_of_that_one(two, out, monkeypatch,
 
 
 def test_results_that_a_worker_left_on_a_disk_of_its_own_are_not_counted(two, out):
-    class Elsewhere(Here):
+    class Elsewhere(InProcessExecutor):
         def submit(self, fn, /, *args, **kwargs):
             future = super().submit(fn, *args, **kwargs)
             shutil.rmtree(out)

@@ -14,8 +14,8 @@ import pytest
 
 import mil_ane_passes
 from mil_ane_passes import InputError, batch
-from mil_ane_passes.batching.cluster import dask_executor
-from mil_ane_passes.batching.workers import Workers
+from mil_ane_passes.batching.cluster import connect_to_dask
+from mil_ane_passes.batching.workers import WorkerPool
 from mil_ane_passes.cli.main import main
 
 from .helpers import IDLE, REWRITTEN, ByPost, Deadly, files, packages, shown, statuses
@@ -76,7 +76,7 @@ def test_a_pool_that_breaks_is_said_and_loses_nothing(three, tmp_path):
 def test_of_our_processes_only_one_dies_and_the_next_takes_its_place(three, expected, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = dict(os.environ)
-    with Workers(1) as workers:
+    with WorkerPool(1) as workers:
         first = workers.submit(os.getpid).result()
         report = batch("rewrite", three, tmp_path, executor=Deadly(workers, ByPost(), "c"))
         check(report, tmp_path, expected, without="c")
@@ -91,9 +91,9 @@ def test_of_our_processes_only_one_dies_and_the_next_takes_its_place(three, expe
 ORPHAN = """
 import os, sys, time
 sys.argv = ["mil-ane-passes"]
-from mil_ane_passes.batching.workers import Workers
+from mil_ane_passes.batching.workers import WorkerPool
 if __name__ == "__main__":
-    workers = Workers(1)
+    workers = WorkerPool(1)
     print(workers.submit(os.getpid).result(), flush=True)
     workers.submit(time.sleep, 600)
     time.sleep(600)
@@ -116,7 +116,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path):
 
 
 def test_the_cores_are_shared():
-    with Workers(2) as workers:
+    with WorkerPool(2) as workers:
         assert os.environ["OPENBLAS_NUM_THREADS"] == str(max(1, os.cpu_count() // 2))
         assert workers.submit(len, "abc").result() == 3
 
@@ -134,7 +134,7 @@ def test_a_dask_cluster_of_two_workers(three, expected, tmp_path, capsys):
         assert set(statuses(report).values()) == {"up to date"}
         assert {name: files(tmp_path / "a" / name) for name in shown(tmp_path / "a")} == expected
         said = []
-        with dask_executor(address, say=said.append) as executor:
+        with connect_to_dask(address, say=said.append) as executor:
             report = batch("rewrite", three[1], tmp_path / "a", executor=Deadly(executor, executor, "b"), again=True)
     assert said == [] and statuses(report) == {"b": "failed"} and "KilledWorker" in report.items[0].error
     assert set(statuses(batch("rewrite", three, tmp_path / "a")).values()) == {"up to date"}
@@ -145,13 +145,13 @@ def test_a_cluster_without_workers_is_waited_for_and_said():
 
     said = []
     with LocalCluster(n_workers=0, processes=False, dashboard_address=None, protocol="tcp://") as cluster, \
-            dask_executor(cluster.scheduler_address, say=said.append):
+            connect_to_dask(cluster.scheduler_address, say=said.append):
         assert said == [f"the cluster at {cluster.scheduler_address} has no workers yet; waiting for some"]
 
 
 @pytest.mark.parametrize(("address", "words"), [("nonsense", "missing port"), ("tcp://127.0.0.1:1", "127.0.0.1:1")])
 def test_a_scheduler_that_is_not_there(address, words, three, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("mil_ane_passes.batching.cluster._PATIENCE", 1)
+    monkeypatch.setattr("mil_ane_passes.batching.cluster._CONNECT_TIMEOUT", 1)
     assert main(["batch", "rewrite", *three, "-o", str(tmp_path), "--dask", address]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"mil-ane-passes: no Dask scheduler answers at {address} (") and words in said

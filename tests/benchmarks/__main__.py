@@ -19,27 +19,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.command import NAMES, RECORD, add, heading, read, rows_of, text
-from tests.benchmarks.rounds import machine, told
+from tests.benchmarks.command import NAMES, RECORD, add_entries, format_heading, format_rows, read_record, read_rows
+from tests.benchmarks.rounds import describe_machine, show_progress
 
 
-def plan(names: Sequence[str], quick: bool, record: Path) -> dict[str, list[str]]:
+def plan_commands(names: Sequence[str], quick: bool, record: Path) -> dict[str, list[str]]:
     """The command of each benchmark."""
     more = ["--record", str(record), *(["--quick"] if quick else [])]
     return {name: [sys.executable, "-m", f"tests.benchmarks.bench_{name}", *more] for name in names}
 
 
-def run(commands: dict[str, list[str]], record: Path) -> Iterator[str]:
+def run_commands(commands: dict[str, list[str]], record: Path) -> Iterator[str]:
     """Run all; what could not run is said. The benchmarks leave what they find in `record`."""
     for number, (name, command) in enumerate(commands.items()):
-        told(f"{number + 1} of {len(commands)}: {name}")
+        show_progress(f"{number + 1} of {len(commands)}: {name}")
         done = subprocess.run(command, capture_output=True, text=True)
-        if name not in read(record):
+        if name not in read_record(record):
             yield f"{name} could not run ({done.returncode}): {done.stderr.strip()[-2000:]}"
-    told("")
+    show_progress("")
 
 
-def names_of(asked: Sequence[str]) -> list[str]:
+def select_names(asked: Sequence[str]) -> list[str]:
     """What is asked for, or all. SystemExit 2 for an unknown name."""
     for name in asked:
         if name not in NAMES:
@@ -57,29 +57,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.quick and options.record:
         parser.error("--quick is not recorded: its sizes are not those of the table")
-    names, where = names_of(options.names), machine()
+    names, where = select_names(options.names), describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
-        failed = list(run(plan(names, options.quick, record), record))
-        found = read(record)
-    return report(where, {name: found[name] for name in names if name in found}, failed, options.record)
+        failed = list(run_commands(plan_commands(names, options.quick, record), record))
+        found = read_record(record)
+    return report_results(where, {name: found[name] for name in names if name in found}, failed, options.record)
 
 
-def report(where: dict[str, Any], found: dict[str, Any], failed: Sequence[str], recorded: bool) -> int:
+def report_results(where: dict[str, Any], found: dict[str, Any], failed: Sequence[str], recorded: bool) -> int:
     """Print the table and what is wrong; record it if all ran."""
-    rows = [row for entry in found.values() for row in rows_of(entry)]
-    print(heading(where), text(rows), sep="\n")
+    rows = [row for entry in found.values() for row in read_rows(entry)]
+    print(format_heading(where), format_rows(rows), sep="\n")
     missed = [row for row in rows if not row.holds]
     for row in missed:
         print(f"MISSED: {row.what}: {row.ratio:.2f} x {row.beside}, {row.allowed:g} allowed", file=sys.stderr)
     for said in failed:
         print(said, file=sys.stderr)
     if recorded and not failed:
-        add(RECORD, {name: entry | {"run": where} for name, entry in found.items()})
+        add_entries(RECORD, {name: entry | {"run": where} for name, entry in found.items()})
     return 2 if failed else int(bool(missed))
 
 
-def benchmark(name: str) -> Any:
+def load_benchmark(name: str) -> Any:
     """The benchmark of that name."""
     return importlib.import_module(f"tests.benchmarks.bench_{name}").BENCHMARK
 

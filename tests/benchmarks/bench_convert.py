@@ -19,37 +19,41 @@ import coremltools as ct
 
 import mil_ane_passes as ane
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.make_models import MODELS, exported
-from tests.benchmarks.rounds import Comparison, busy, in_turn, told
+from tests.benchmarks.make_models import MODELS, export_model
+from tests.benchmarks.rounds import Comparison, run_rounds, show_progress, time_processor
 
-SAFE, FULL = 1.3, 2.0
-HOST, OURS, WHOLE = "ct.convert", "ane.convert", "full"
+MAX_SAFE_RATIO, MAX_FULL_RATIO = 1.3, 2.0
+HOST, OURS, FULL_PRESET = "ct.convert", "ane.convert", "full"
 
 
-def sides(program: Any) -> dict[str, Callable[[], float]]:
+def make_sides(program: Any) -> dict[str, Callable[[], float]]:
     common: dict[str, Any] = {"skip_model_load": True, "minimum_deployment_target": ct.target.iOS17}
     return {
-        HOST: lambda: busy(lambda: ct.convert(program, **common)),
-        OURS: lambda: busy(lambda: ane.convert(program, **common)),
-        WHOLE: lambda: busy(lambda: ane.convert(program, pass_pipeline=ane.pipeline(preset="full"), **common)),
+        HOST: lambda: time_processor(lambda: ct.convert(program, **common)),
+        OURS: lambda: time_processor(lambda: ane.convert(program, **common)),
+        FULL_PRESET: lambda: time_processor(
+            lambda: ane.convert(program, pass_pipeline=ane.pipeline(preset="full"), **common)
+        ),
     }
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_conversion(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
-    for name, side in sides(exported(*MODELS["vocoder-small"]())).items():
+    for name, side in make_sides(export_model(*MODELS["vocoder-small"]())).items():
         if name == OURS or not options.quick:  # that has the host's part, too
             side()  # what is imported and looked up once
     for name in options.models.split(","):
-        told(f"exporting {name}")
-        made = sides(exported(*MODELS[name]()))
-        found = in_turn({side: made[side] for side in made if side != WHOLE or not options.quick}, options.rounds)
-        yield Comparison(f"{OURS} of {name}", HOST, found[OURS], found[HOST], SAFE)
-        if WHOLE in found:
-            yield Comparison(f"{OURS} of {name}, preset full", HOST, found[WHOLE], found[HOST], FULL)
+        show_progress(f"exporting {name}")
+        made = make_sides(export_model(*MODELS[name]()))
+        found = run_rounds(
+            {side: made[side] for side in made if side != FULL_PRESET or not options.quick}, options.rounds
+        )
+        yield Comparison(f"{OURS} of {name}", HOST, found[OURS], found[HOST], MAX_SAFE_RATIO)
+        if FULL_PRESET in found:
+            yield Comparison(f"{OURS} of {name}, preset full", HOST, found[FULL_PRESET], found[HOST], MAX_FULL_RATIO)
 
 
-BENCHMARK = Benchmark("convert", measure, {"models": ("encoder,vocoder", "vocoder-small"), "rounds": (3, 1)})
+BENCHMARK = Benchmark("convert", measure_conversion, {"models": ("encoder,vocoder", "vocoder-small"), "rounds": (3, 1)})
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

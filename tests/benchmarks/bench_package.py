@@ -35,11 +35,11 @@ from pathlib import Path
 
 from tests.benchmarks.bench_start import HOST, TINY
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.processes import Spent, spend
-from tests.benchmarks.rounds import Comparison, in_turn, told
+from tests.benchmarks.processes import ProcessCost, run_and_measure
+from tests.benchmarks.rounds import Comparison, run_rounds, show_progress
 
-COPY, STARTED, BY_HOST, MEMORY = 1.2, 1.2, 0.5, 1.4
-HOST_MEMORY = 4
+MAX_COPY_RATIO, MAX_START_RATIO, MAX_COREMLTOOLS_RATIO, MAX_MEMORY_RATIO = 1.2, 1.2, 0.5, 1.4
+COREMLTOOLS_MEMORY_FACTOR = 4
 FICLONE = 0x40049409
 ROUND_TRIP = """
 import sys
@@ -50,25 +50,35 @@ ct.utils.change_input_output_tensor_type(model, A.FLOAT16, A.FLOAT32).save(sys.a
 """
 REWRITE, LINT, EDIT, LINK = "rewrite --no-verify", "lint", "edit --rename", "edit --rename --link"
 START, COPIED, SYNCED = "rewrite, tiny", "cp -r", "cp -r; sync"
-TWICE = {HOST, COPIED, START, REWRITE}
+RUN_TWICE = {HOST, COPIED, START, REWRITE}
 QUICK = (HOST, COPIED, REWRITE)
 IO, HOSTS_IO = "edit --io fp32", "coremltools: load, change_input_output_tensor_type, save"
 
 
-class Machine:
+class PackageCommands:
     """Runs the commands on one package and keeps what each took of memory."""
 
     def __init__(self, folder: Path, gigabytes: float, shape: str) -> None:
         self.source, self.target = folder / "in.mlpackage", folder / "out.mlpackage"
-        spend([sys.executable, "-m", "tests.benchmarks.make_package", str(self.source), "--gigabytes", str(gigabytes),
-               "--shape", shape])
+        run_and_measure(
+            [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.make_package",
+                str(self.source),
+                "--gigabytes",
+                str(gigabytes),
+                "--shape",
+                shape,
+            ]
+        )
         self.bytes = sum(file.stat().st_size for file in self.source.rglob("*") if file.is_file())
-        self.shares_blocks = shares_blocks(folder)
+        self.shares_blocks = has_shared_blocks(folder)
         self.memory: dict[str, list[float]] = {}
 
     @property
     def fits_the_host(self) -> bool:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= HOST_MEMORY * self.bytes
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= COREMLTOOLS_MEMORY_FACTOR * self.bytes
 
     def sides(self, quick: bool) -> dict[str, Callable[[], float]]:
         source, target, python = str(self.source), str(self.target), sys.executable
@@ -88,7 +98,7 @@ class Machine:
         }
         left_out = set() if self.fits_the_host else {IO, HOSTS_IO}
         names = QUICK if quick else [name for name in made if name not in left_out]
-        return {name: lambda name=name: self.once(name, made[name], name in TWICE and not quick) for name in names}
+        return {name: lambda name=name: self.once(name, made[name], name in RUN_TWICE and not quick) for name in names}
 
     def once(self, name: str, command: list[str], twice: bool) -> float:
         """Seconds of the process, the faster of two where differences of it are shown."""
@@ -96,9 +106,9 @@ class Machine:
         self.memory.setdefault(name, []).append(max(each.memory for each in tries))
         return min(each.seconds for each in tries)
 
-    def _try(self, command: list[str], accepted: tuple[int, ...]) -> Spent:
+    def _try(self, command: list[str], accepted: tuple[int, ...]) -> ProcessCost:
         self._rest()
-        spent = spend(command, accepted)
+        spent = run_and_measure(command, accepted)
         shutil.rmtree(self.target, ignore_errors=True)
         return spent
 
@@ -113,7 +123,7 @@ class Machine:
                         pass
 
 
-def shares_blocks(folder: Path) -> bool:
+def has_shared_blocks(folder: Path) -> bool:
     """Whether files in `folder` can be clones of others."""
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         source = Path(inner, "a")
@@ -126,45 +136,50 @@ def shares_blocks(folder: Path) -> bool:
     return True
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_package(options: argparse.Namespace) -> Iterator[Comparison]:
     """All commands on one package, which is made in a folder of its own and removed again."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        told(f"making a package of {options.gigabytes:g} GB")
-        machine = Machine(Path(folder), options.gigabytes, options.shape)
-        found = in_turn(machine.sides(options.quick), options.rounds)
-    yield from rows(found, machine.memory, f"of {machine.bytes / 1e9:.1f} GB", machine.shares_blocks)
+        show_progress(f"making a package of {options.gigabytes:g} GB")
+        machine = PackageCommands(Path(folder), options.gigabytes, options.shape)
+        found = run_rounds(machine.sides(options.quick), options.rounds)
+    yield from compare_findings(found, machine.memory, f"of {machine.bytes / 1e9:.1f} GB", machine.shares_blocks)
 
 
-def rows(
+def compare_findings(
     found: Mapping[str, list[float]], memory: Mapping[str, list[float]], size: str, shares: bool
 ) -> Iterator[Comparison]:
     """What was found, side by side."""
     bare, copied = found[HOST], found[COPIED]
     both = [sum(each) for each in zip(bare, copied)]
     for name in (name for name in (REWRITE, EDIT) if name in found):
-        yield Comparison(f"{name} {size}", f"{HOST}, then {COPIED}", found[name], both, COPY)
+        yield Comparison(f"{name} {size}", f"{HOST}, then {COPIED}", found[name], both, MAX_COPY_RATIO)
     for name in (name for name in (LINT, LINK, *([EDIT] if shares else [])) if name in found):
-        yield Comparison(f"{name} {size}", HOST, found[name], bare, STARTED)
+        yield Comparison(f"{name} {size}", HOST, found[name], bare, MAX_START_RATIO)
     if START in found:
         beyond = [max(0.0, whole - start) for whole, start in zip(found[REWRITE], found[START])]
-        yield Comparison(f"{REWRITE} {size}, beyond start-up", COPIED, beyond, copied, COPY)
+        yield Comparison(f"{REWRITE} {size}, beyond start-up", COPIED, beyond, copied, MAX_COPY_RATIO)
         yield Comparison(f"{REWRITE} {size}, beyond start-up", SYNCED, beyond, found[SYNCED])
     if HOSTS_IO in found:
-        yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], BY_HOST)
-        yield Comparison(f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], BY_HOST, "MB")
+        yield Comparison(f"{IO} {size}", HOSTS_IO, found[IO], found[HOSTS_IO], MAX_COREMLTOOLS_RATIO)
+        yield Comparison(
+            f"memory of {IO} {size}", "coremltools: the same", memory[IO], memory[HOSTS_IO], MAX_COREMLTOOLS_RATIO, "MB"
+        )
     ours = "rewrite, lint, edit" if LINT in found else REWRITE
     most = [max(each) for each in zip(*(memory[name] for name in (REWRITE, LINT, EDIT, LINK) if name in memory))]
-    yield Comparison(f"most memory of {ours} {size}", HOST, most, memory[HOST], MEMORY, "MB")
+    yield Comparison(f"most memory of {ours} {size}", HOST, most, memory[HOST], MAX_MEMORY_RATIO, "MB")
 
 
-def named(options: argparse.Namespace) -> str:
+def get_record_name(options: argparse.Namespace) -> str:
     """Other sizes have places of their own in the record."""
     return "package" if options.quick or options.gigabytes == 1 else f"package, {options.gigabytes:g} GB"
 
 
 BENCHMARK = Benchmark(
-    "package", measure, {"gigabytes": (1.0, 0.1), "rounds": (3, 1), "shape": ("llm", "tower"), "folder": (None, None)},
-    named)
+    "package",
+    measure_package,
+    {"gigabytes": (1.0, 0.1), "rounds": (3, 1), "shape": ("llm", "tower"), "folder": (None, None)},
+    get_record_name,
+)
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

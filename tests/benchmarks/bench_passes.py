@@ -19,51 +19,60 @@ import coremltools as ct
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.make_program import program
-from tests.benchmarks.rounds import Comparison, busy, in_turn
+from tests.benchmarks.make_program import make_program
+from tests.benchmarks.rounds import Comparison, run_rounds, time_processor
 
-SAFE, FULL, GROWTH = 0.04, 0.15, 1.6
-HOST = "coremltools' default pipeline"
+MAX_SAFE_RATIO, MAX_FULL_RATIO, MAX_GROWTH_RATIO = 0.04, 0.15, 1.6
+DEFAULT_PIPELINE = "coremltools' default pipeline"
 
 
-def on_fresh(ops: int, job: Callable[[Any], object]) -> Callable[[], float]:
+def time_on_fresh_program(ops: int, job: Callable[[Any], object]) -> Callable[[], float]:
     """Times `job` on a fresh program of that many ops, since passes change what they run on."""
     def once() -> float:
-        fresh = program(ops, ops // 4)
-        return busy(lambda: job(fresh))
+        fresh = make_program(ops, ops // 4)
+        return time_processor(lambda: job(fresh))
     return once
 
 
-def apply(pipeline: Any) -> Callable[[Any], object]:
+def make_pipeline_job(pipeline: Any) -> Callable[[Any], object]:
     return lambda fresh: PassPipelineManager.apply_pipeline(fresh, pipeline)
 
 
-def ours(preset: str) -> Callable[[Any], object]:
-    return lambda fresh: run_all(selected(preset), fresh)
+def make_preset_job(preset: str) -> Callable[[Any], object]:
+    return lambda fresh: apply_rewrites(select_rewrites(preset), fresh)
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_passes(options: argparse.Namespace) -> Iterator[Comparison]:
     ops, small = options.ops, options.ops // 4
-    run_all(selected("full"), program(20, 5))  # what is looked up once
-    sides: dict[str, Callable[[], float]] = {HOST: on_fresh(ops, apply(ct.PassPipeline.DEFAULT))}
+    apply_rewrites(select_rewrites("full"), make_program(20, 5))  # what is looked up once
+    sides: dict[str, Callable[[], float]] = {
+        DEFAULT_PIPELINE: time_on_fresh_program(ops, make_pipeline_job(ct.PassPipeline.DEFAULT))
+    }
     for preset in ("safe", "full"):
-        sides[preset] = on_fresh(ops, ours(preset))
-        sides[f"{preset} in ct.convert"] = on_fresh(ops, apply(ane.pipeline(ct.PassPipeline.EMPTY, preset=preset)))
-        sides[f"{preset}, small"] = on_fresh(small, ours(preset))
-    found = in_turn(sides, options.rounds)
-    for preset, allowed in (("safe", SAFE), ("full", FULL)):
+        sides[preset] = time_on_fresh_program(ops, make_preset_job(preset))
+        sides[f"{preset} in ct.convert"] = time_on_fresh_program(
+            ops, make_pipeline_job(ane.pipeline(ct.PassPipeline.EMPTY, preset=preset))
+        )
+        sides[f"{preset}, small"] = time_on_fresh_program(small, make_preset_job(preset))
+    found = run_rounds(sides, options.rounds)
+    for preset, allowed in (("safe", MAX_SAFE_RATIO), ("full", MAX_FULL_RATIO)):
         what = f"preset {preset} on {ops:,} ops"
-        yield Comparison(what, HOST, found[preset], found[HOST], allowed)
-        yield Comparison(f"{what}, with coremltools' validation", HOST, found[f"{preset} in ct.convert"], found[HOST])
+        yield Comparison(what, DEFAULT_PIPELINE, found[preset], found[DEFAULT_PIPELINE], allowed)
+        yield Comparison(
+            f"{what}, with coremltools' validation",
+            DEFAULT_PIPELINE,
+            found[f"{preset} in ct.convert"],
+            found[DEFAULT_PIPELINE],
+        )
         yield Comparison(
             f"preset {preset}, 1,000 of {ops:,} ops", f"1,000 of {small:,} ops",
             [each * 1000 / ops for each in found[preset]], [each * 1000 / small for each in found[f"{preset}, small"]],
-            GROWTH)
+            MAX_GROWTH_RATIO)
 
 
-BENCHMARK = Benchmark("passes", measure, {"ops": (2000, 200), "rounds": (3, 1)})
+BENCHMARK = Benchmark("passes", measure_passes, {"ops": (2000, 200), "rounds": (3, 1)})
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

@@ -1,4 +1,4 @@
-"""What the proof adds to `rewrite`, counted in calls of the model with PyTorch eager.
+"""What the proof adds to `rewrite_and_check`, counted in calls of the model with PyTorch eager.
 
     python -m tests.benchmarks.bench_proof [--model vocoder] [--rounds 3] [--record FILE.json] [--quick]
 
@@ -21,47 +21,49 @@ import torch
 
 import mil_ane_passes as ane
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.make_models import MODELS, exported
-from tests.benchmarks.rounds import Comparison, in_turn, told, wall
+from tests.benchmarks.make_models import MODELS, export_model
+from tests.benchmarks.rounds import Comparison, run_rounds, show_progress, time_wall
 
-CALLS = 80.0
+MAX_MODEL_CALLS = 80.0
 
 
-def package(name: str, folder: Path) -> Path:
+def convert_and_save(name: str, folder: Path) -> Path:
     path = folder / f"{name}.mlpackage"
-    made = ct.convert(exported(*MODELS[name]()), skip_model_load=True, minimum_deployment_target=ct.target.iOS17)
+    made = ct.convert(export_model(*MODELS[name]()), skip_model_load=True, minimum_deployment_target=ct.target.iOS17)
     made.save(str(path))
     return path
 
 
-def rewrite(source: Path, verify: bool) -> None:
+def rewrite_and_check(source: Path, verify: bool) -> None:
     report = ane.rewrite(source, source.with_name("out.mlpackage"), verify=verify, overwrite=True)
     if report.status != "written" or not report.changed or verify != (report.verify is not None):
         raise SystemExit(f"the rewrite did not go as it should: {report}")
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_equivalence_check(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
     model, example = MODELS[options.model]()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        told("converting")
+        show_progress("converting")
         if not options.quick:
-            rewrite(package("vocoder-small", Path(folder)), verify=True)  # what is imported and looked up once
-        source = package(options.model, Path(folder))
+            rewrite_and_check(
+                convert_and_save("vocoder-small", Path(folder)), verify=True
+            )  # what is imported and looked up once
+        source = convert_and_save(options.model, Path(folder))
         size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file()) / 1e6
         model(*example)
-        found = in_turn({
-            "eager": lambda: wall(lambda: model(*example)),
-            "without": lambda: wall(lambda: rewrite(source, verify=False)),
-            "with": lambda: wall(lambda: rewrite(source, verify=True)),
+        found = run_rounds({
+            "eager": lambda: time_wall(lambda: model(*example)),
+            "without": lambda: time_wall(lambda: rewrite_and_check(source, verify=False)),
+            "with": lambda: time_wall(lambda: rewrite_and_check(source, verify=True)),
         }, options.rounds)
     what = f"of {options.model}, {size:.0f} MB"
     yield Comparison(f"rewrite with proof {what}", "without proof", found["with"], found["without"])
     added = [max(0.0, proved - plain) for proved, plain in zip(found["with"], found["without"])]
-    yield Comparison(f"what the proof {what} adds", "one call of PyTorch eager", added, found["eager"], CALLS)
+    yield Comparison(f"what the proof {what} adds", "one call of PyTorch eager", added, found["eager"], MAX_MODEL_CALLS)
 
 
-BENCHMARK = Benchmark("proof", measure, {"model": ("vocoder", "vocoder-small"), "rounds": (3, 1)})
+BENCHMARK = Benchmark("proof", measure_equivalence_check, {"model": ("vocoder", "vocoder-small"), "rounds": (3, 1)})
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

@@ -37,28 +37,28 @@ from coremltools.converters.mil.mil import types
 import mil_ane_passes as ane
 from mil_ane_passes.runtime import Runtime
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.make_models import MODELS, chain, exported, small
-from tests.benchmarks.rounds import Comparison, in_turn, told, wall
+from tests.benchmarks.make_models import MODELS, export_model, make_chain_program, make_small_program
+from tests.benchmarks.rounds import Comparison, run_rounds, show_progress, time_wall
 
-SLOWER, LARGER = 1.3, 1.5
+MAX_SLOWDOWN, MAX_LIVE_SETS = 1.3, 1.5
 #: MB of resident memory beyond the bound
-HELD_BACK = 64
+HELD_BACK_MEGABYTES = 64
 #: bytes of allocations that do not count: means, deviations and the like, of each row one number
-PAGE = 4096
+UNCOUNTED_BYTES = 4096
 #: by how much the outputs may differ, of the largest value: that both computed the same
-DIFFERENCE = 1e-3
+MAX_DIFFERENCE = 1e-3
 
 
-def package(name: str, folder: Path) -> Path:
+def convert_and_save(name: str, folder: Path) -> Path:
     """The converted model, saved."""
-    converted = ct.convert(exported(*MODELS[name]()), compute_precision=ct.precision.FLOAT32, skip_model_load=True,
+    converted = ct.convert(export_model(*MODELS[name]()), compute_precision=ct.precision.FLOAT32, skip_model_load=True,
                            minimum_deployment_target=ct.target.iOS17)
     path = folder / f"{name}.mlpackage"
     converted.save(str(path))
     return path
 
 
-def compare(name: str, path: Path, precision: str, rounds: int) -> Comparison:
+def compare_calls(name: str, path: Path, precision: str, rounds: int) -> Comparison:
     """Our call beside eager's."""
     model, example = MODELS[name]()
     program = ane.load(path).program
@@ -68,17 +68,17 @@ def compare(name: str, path: Path, precision: str, rounds: int) -> Comparison:
         expected = model(*example).numpy()
         found = next(iter(runtime(feeds).values()))
         difference = np.abs(found - expected).max() / np.abs(expected).max()
-        if not difference < DIFFERENCE:
+        if not difference < MAX_DIFFERENCE:
             raise SystemExit(f"{name}: the outputs differ by {difference:.1e} of the largest value")
         for _ in range(2):
             model(*example)
             runtime(feeds)
-        sides = {"eager": lambda: wall(lambda: model(*example)), "ours": lambda: wall(lambda: runtime(feeds))}
-        times = in_turn(sides, rounds)
-    return Comparison(f"a call of {name} ({precision})", "PyTorch eager", times["ours"], times["eager"], SLOWER)
+        sides = {"eager": lambda: time_wall(lambda: model(*example)), "ours": lambda: time_wall(lambda: runtime(feeds))}
+        times = run_rounds(sides, rounds)
+    return Comparison(f"a call of {name} ({precision})", "PyTorch eager", times["ours"], times["eager"], MAX_SLOWDOWN)
 
 
-def nbytes(var: Any, precision: str) -> int:
+def count_bytes(var: Any, precision: str) -> int:
     """What a variable takes as the runtime keeps it: all but int64 and uint32 integers in 32 bits."""
     size = math.prod(int(extent) for extent in var.shape)
     if types.is_bool(var.dtype):
@@ -89,7 +89,7 @@ def nbytes(var: Any, precision: str) -> int:
     return size * (8 if types.builtin_to_string(var.dtype) in ("int64", "uint64", "uint32") else 4)
 
 
-def largest_live_set(function: Any, precision: str) -> int:
+def find_largest_live_set(function: Any, precision: str) -> int:
     """Of a function without nested blocks."""
     ops = [op for op in function.operations if op.op_type != "const"]
     last = dict.fromkeys(function.inputs.values(), 0)
@@ -101,19 +101,19 @@ def largest_live_set(function: Any, precision: str) -> int:
     live, largest = list(function.inputs.values()), 0
     for index, op in enumerate(ops):
         live += op.outputs
-        largest = max(largest, sum(nbytes(var, precision) for var in live))
+        largest = max(largest, sum(count_bytes(var, precision) for var in live))
         live = [var for var in live if last[var] > index]
     return largest
 
 
-def weights(function: Any, precision: str) -> int:
+def count_constant_bytes(function: Any, precision: str) -> int:
     """Bytes of all constants in the computing dtype."""
     constants = [op.outputs[0] for op in function.operations if op.op_type == "const"]
     wide = "float64" if precision == "float64" else "float32"
-    return sum(nbytes(var, wide) for var in constants if isinstance(var.val, np.ndarray))
+    return sum(count_bytes(var, wide) for var in constants if isinstance(var.val, np.ndarray))
 
 
-def allocated(call: Any) -> int:
+def measure_allocated(call: Any) -> int:
     """The most that torch's CPU allocator held at once for `call`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
@@ -122,72 +122,75 @@ def allocated(call: Any) -> int:
     return int(np.cumsum([size for _, size in steps]).max())
 
 
-def resident(field: str) -> int:
+def read_resident_bytes(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def grown(call: Any) -> int | None:
+def measure_resident_growth(call: Any) -> int | None:
     """By how many bytes `call` raised the resident memory at most."""
     if not sys.platform.startswith("linux"):
         return None
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = resident("VmRSS")
+    before = read_resident_bytes("VmRSS")
     call()
-    return resident("VmHWM") - before
+    return read_resident_bytes("VmHWM") - before
 
 
-def in_process(source: str, name: str, precision: str) -> dict[str, Any]:
+def measure_in_process(source: str, name: str, precision: str) -> dict[str, Any]:
     """What a fresh process finds for one program, in bytes."""
-    Runtime(small())({"x": np.ones((1, 8, 32, 32), np.float32)})
-    program = chain() if source == "chain" else ane.load(source).program
+    Runtime(make_small_program())({"x": np.ones((1, 8, 32, 32), np.float32)})
+    program = make_chain_program() if source == "chain" else ane.load(source).program
     function = program.functions["main"]
     generator = np.random.default_rng(0)
     feeds = {name: generator.standard_normal(tuple(var.shape), np.float32) for name, var in function.inputs.items()}
     runtime = Runtime(program, precision=precision)
-    found: dict[str, Any] = {"grown": grown(lambda: [runtime(feeds) for _ in range(2)])}
-    found["allocated"] = max(0, allocated(lambda: runtime(feeds)) - PAGE)
+    found: dict[str, Any] = {"grown": measure_resident_growth(lambda: [runtime(feeds) for _ in range(2)])}
+    found["allocated"] = max(0, measure_allocated(lambda: runtime(feeds)) - UNCOUNTED_BYTES)
     if name in MODELS:
         model, example = MODELS[name]()
         with torch.inference_mode():
-            found["eager"] = allocated(lambda: model(*example))
-    return found | {"live": largest_live_set(function, precision), "weights": weights(function, precision)}
+            found["eager"] = measure_allocated(lambda: model(*example))
+    return found | {
+        "live": find_largest_live_set(function, precision),
+        "weights": count_constant_bytes(function, precision),
+    }
 
 
-def memory(name: str, source: str, precision: str) -> Iterator[Comparison]:
+def compare_memory(name: str, source: str, precision: str) -> Iterator[Comparison]:
     """What a process of its own finds."""
-    told(f"memory of {name}")
+    show_progress(f"memory of {name}")
     command = [sys.executable, "-m", "tests.benchmarks.bench_runtime", "--inside", source, name, precision]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = {key: value and value / 1e6 for key, value in json.loads(done.stdout.splitlines()[-1]).items()}
     held = f"memory of a call of {name}"
     if "eager" in found:
         yield Comparison(held, "PyTorch eager", [found["allocated"]], [found["eager"]], unit="MB")
-    yield Comparison(held, "its largest live set", [found["allocated"]], [found["live"]], LARGER, "MB")
+    yield Comparison(held, "its largest live set", [found["allocated"]], [found["live"]], MAX_LIVE_SETS, "MB")
     if found["grown"] is not None:
-        allowed = found["weights"] + LARGER * found["live"] + HELD_BACK
-        yield Comparison(f"growth of the process for {name}", f"weights, 1.5 live sets, {HELD_BACK} MB",
+        allowed = found["weights"] + MAX_LIVE_SETS * found["live"] + HELD_BACK_MEGABYTES
+        yield Comparison(f"growth of the process for {name}", f"weights, 1.5 live sets, {HELD_BACK_MEGABYTES} MB",
                          [found["grown"]], [allowed], 1.0, "MB")
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_runtime(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
     if not options.quick:
-        yield from memory("1,000 elementwise ops", "chain", options.precision)
+        yield from compare_memory("1,000 elementwise ops", "chain", options.precision)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
-            path = package(name, Path(folder))
-            yield compare(name, path, options.precision, options.rounds)
+            path = convert_and_save(name, Path(folder))
+            yield compare_calls(name, path, options.precision, options.rounds)
             if not options.quick:
-                yield from memory(name, str(path), options.precision)
+                yield from compare_memory(name, str(path), options.precision)
 
 
-BENCHMARK = Benchmark("runtime", measure, {
+BENCHMARK = Benchmark("runtime", measure_runtime, {
     "rounds": (9, 3), "models": ("resnet50,resnet50-batch4,encoder", "encoder-small"),
     "precision": ("float32", "float32")})
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:
-        print(json.dumps(in_process(*sys.argv[2:])))
+        print(json.dumps(measure_in_process(*sys.argv[2:])))
     else:
         sys.exit(BENCHMARK.main())

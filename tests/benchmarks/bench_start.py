@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.command import Benchmark
-from tests.benchmarks.processes import Spent, spend
-from tests.benchmarks.rounds import Comparison, in_turn
+from tests.benchmarks.processes import ProcessCost, run_and_measure
+from tests.benchmarks.rounds import Comparison, run_rounds
 
 TINY = Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage"
 HOST = "import coremltools"
-STARTED, SAID, MEMORY = 1.2, 0.2, 1.2
+MAX_START_RATIO, MAX_VERSION_RATIO, MAX_MEMORY_RATIO = 1.2, 0.2, 1.2
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
+def make_commands(folder: Path) -> dict[str, list[str]]:
     tool = [sys.executable, "-m", "mil_ane_passes"]
     target = str(folder / "out.mlpackage")
     return {
@@ -37,30 +37,32 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def measure(options: argparse.Namespace) -> Iterator[Comparison]:
+def measure_startup(options: argparse.Namespace) -> Iterator[Comparison]:
     memory: dict[str, list[float]] = {}
 
     def once(name: str, command: list[str]) -> float:
-        spent: Spent = spend(command, (0, 1) if name == "lint" else (0,))
+        spent: ProcessCost = run_and_measure(command, (0, 1) if name == "lint" else (0,))
         memory.setdefault(name, []).append(spent.memory)
         return spent.seconds
 
     with tempfile.TemporaryDirectory() as folder:
-        made = commands(Path(folder))
+        made = make_commands(Path(folder))
         if options.quick:
             made = {name: made[name] for name in (HOST, "--version", "lint")}
         else:
             once("lint", made["lint"])  # the files come into the page cache
             memory.clear()
-        found = in_turn({name: lambda name=name: once(name, made[name]) for name in made}, options.rounds)
+        found = run_rounds({name: lambda name=name: once(name, made[name]) for name in made}, options.rounds)
     for name in list(made)[1:]:
         what = name if name.startswith("import") else f"{name} of a tiny package" if name[0] != "-" else name
-        yield Comparison(what, HOST, found[name], found[HOST], SAID if name == "--version" else STARTED)
+        yield Comparison(
+            what, HOST, found[name], found[HOST], MAX_VERSION_RATIO if name == "--version" else MAX_START_RATIO
+        )
     most = [max(each) for each in zip(*(memory[name] for name in made if name != HOST))]
-    yield Comparison("most memory of these", HOST, most, memory[HOST], MEMORY, "MB")
+    yield Comparison("most memory of these", HOST, most, memory[HOST], MAX_MEMORY_RATIO, "MB")
 
 
-BENCHMARK = Benchmark("start", measure, {"rounds": (3, 1)})
+BENCHMARK = Benchmark("start", measure_startup, {"rounds": (3, 1)})
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

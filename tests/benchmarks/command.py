@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.rounds import COLUMNS, Comparison, machine, told
+from tests.benchmarks.rounds import COLUMNS, Comparison, describe_machine, show_progress
 
 NAMES = ("start", "package", "lint", "passes", "runtime", "convert", "proof")
 """Every benchmark, in the order of the table; each is a file `bench_NAME.py`."""
@@ -46,17 +46,17 @@ class Benchmark:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measure, print, record; 1 when a bound is missed."""
         options = self.options(sys.argv[1:] if arguments is None else arguments)
-        run = machine()
+        run = describe_machine()
         rows = list(self.measure(options))
-        told("")
+        show_progress("")
         name = self.named(options) if self.named else self.name
-        print(heading(run), text(rows), sep="\n", flush=True)
+        print(format_heading(run), format_rows(rows), sep="\n", flush=True)
         if options.record:
-            add(options.record, {name: {"run": run, "rows": [row.to_dict() for row in rows]}})
+            add_entries(options.record, {name: {"run": run, "rows": [row.to_dict() for row in rows]}})
         return int(not all(row.holds for row in rows))
 
 
-def heading(run: Mapping[str, Any]) -> str:
+def format_heading(run: Mapping[str, Any]) -> str:
     """Where and when, in a line."""
     parts = [run["machine"], run["date"], *(f"{name} {number}" for name, number in run["versions"].items())]
     if run.get("load") is not None:  # nobody looked in the oldest record
@@ -64,26 +64,26 @@ def heading(run: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (": the machine was BUSY, and the figures are of little worth" if run["busy"] else "")
 
 
-def text(rows: Iterable[Comparison]) -> str:
+def format_rows(rows: Iterable[Comparison]) -> str:
     """The rows in columns."""
     cells = [list(COLUMNS), *(row.cells() for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells)
 
 
-def read(record: Path) -> dict[str, Any]:
+def read_record(record: Path) -> dict[str, Any]:
     """What a record holds: by benchmark the run and its rows."""
     found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
     return found
 
 
-def rows_of(entry: Mapping[str, Any]) -> list[Comparison]:
+def read_rows(entry: Mapping[str, Any]) -> list[Comparison]:
     """The comparisons of a benchmark, as recorded."""
     return [Comparison(**row) for row in entry["rows"]]
 
 
-def add(record: Path, entries: Mapping[str, Any]) -> None:
+def add_entries(record: Path, entries: Mapping[str, Any]) -> None:
     """Put `entries` into a record; what else it holds stays."""
-    held = read(record) | dict(entries)
+    held = read_record(record) | dict(entries)
     ordered = {name: held[name] for name in sorted(held, key=lambda name: (NAMES.index(name.split(",")[0]), name))}
     record.write_text(json.dumps(ordered, indent=1) + "\n")

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Program
 from torch import nn
 
 
-def convolution(incoming: int, outgoing: int, size: int, stride: int = 1) -> nn.Sequential:
+def make_convolution(incoming: int, outgoing: int, size: int, stride: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(incoming, outgoing, size, stride, size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outgoing))
 
@@ -24,19 +24,23 @@ class Bottleneck(nn.Module):
     def __init__(self, incoming: int, width: int, stride: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            convolution(incoming, width, 1), nn.ReLU(True), convolution(width, width, 3, stride), nn.ReLU(True),
-            convolution(width, 4 * width, 1))
+            make_convolution(incoming, width, 1),
+            nn.ReLU(True),
+            make_convolution(width, width, 3, stride),
+            nn.ReLU(True),
+            make_convolution(width, 4 * width, 1),
+        )
         same = stride == 1 and incoming == 4 * width
-        self.skip = nn.Identity() if same else convolution(incoming, 4 * width, 1, stride)
+        self.skip = nn.Identity() if same else make_convolution(incoming, 4 * width, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu_(self.layers(x).add_(self.skip(x)))
 
 
-def resnet50(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def make_resnet50(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """ResNet-50 for 1,000 classes, 224 x 224: 25,557,032 parameters."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [convolution(3, 64, 7, 2), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [make_convolution(3, 64, 7, 2), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)]
     incoming = 64
     for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for index in range(count):
@@ -49,7 +53,7 @@ def resnet50(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model, (torch.randn(batch, 3, 224, 224),)
 
 
-def encoder(layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def make_encoder(layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A transformer encoder of BERT base's size: 12 layers, width 768, 12 heads, 128 positions."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
@@ -96,13 +100,13 @@ class Vocoder(nn.Module):
         return torch.tanh(self.last(nn.functional.leaky_relu(x)))
 
 
-def vocoder(width: int = 512, frames: int = 16) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def make_vocoder(width: int = 512, frames: int = 16) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """As published 13.9 million weights; twice the width has four times as many."""
     torch.manual_seed(0)
     return Vocoder(width).eval(), (torch.randn(1, 80, frames),)
 
 
-def exported(model: nn.Module, example: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+def export_model(model: nn.Module, example: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
     """As coremltools can convert it: not with the fused kernels of torch's own layers, which eager uses."""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -113,16 +117,16 @@ def exported(model: nn.Module, example: tuple[torch.Tensor, ...]) -> torch.expor
 
 #: name -> (model, example inputs)
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
-    "resnet50": resnet50,
-    "resnet50-batch4": lambda: resnet50(4),
-    "encoder": encoder,
-    "encoder-small": lambda: encoder(1),
-    "vocoder": vocoder,
-    "vocoder-small": lambda: vocoder(64, 8),
+    "resnet50": make_resnet50,
+    "resnet50-batch4": lambda: make_resnet50(4),
+    "encoder": make_encoder,
+    "encoder-small": lambda: make_encoder(1),
+    "vocoder": make_vocoder,
+    "vocoder-small": lambda: make_vocoder(64, 8),
 }
 
 
-def small() -> Program:
+def make_small_program() -> Program:
     """A convolution and a matrix product, to have the libraries loaded."""
 
     @mb.program(input_specs=[mb.TensorSpec((1, 8, 32, 32))], opset_version=ct.target.iOS17)
@@ -133,7 +137,7 @@ def small() -> Program:
     return made
 
 
-def chain(count: int = 1000, extent: int = 1 << 20) -> Program:
+def make_chain_program(count: int = 1000, extent: int = 1 << 20) -> Program:
     """`count` elementwise ops of many kinds, one after the other, on `extent` numbers."""
     kinds: list[Callable[[Any], Any]] = [
         lambda x: mb.gelu(x=x, mode="EXACT"),

@@ -13,7 +13,7 @@ CHANNELS, LENGTH = 4, 8
 FILLERS = ("leaky_relu", "conv", "add", "linear", "mul", "relu")
 
 
-def kinds(n_ops: int, n_rewrites: int) -> list[str]:
+def list_op_types(n_ops: int, n_rewrites: int) -> list[str]:
     """The op types in order, the transposed convolutions evenly spread.
 
     A transposed convolution doubles the length if a filler follows, which then is a strided conv that halves it again.
@@ -34,7 +34,7 @@ def kinds(n_ops: int, n_rewrites: int) -> list[str]:
     return result
 
 
-class Layers:
+class LayerBuilder:
     """Makes one op at a time. Strides, pads and the like are shared consts: that halves the building time."""
 
     def __init__(self, mb: Any, seed: int, dtype: Any = np.float32) -> None:
@@ -80,7 +80,7 @@ class Layers:
         return mb.leaky_relu(x=x, alpha=self.dtype(0.1)) if kind == "leaky_relu" else mb.relu(x=x)
 
 
-def program(n_ops: int = 8000, n_rewrites: int = 2000, seed: int = 0, dtype: Any = np.float32) -> Program:
+def make_program(n_ops: int = 8000, n_rewrites: int = 2000, seed: int = 0, dtype: Any = np.float32) -> Program:
     """`n_ops` non-const ops in one chain with residual adds, `n_rewrites` of them 1-D conv_transposes with a bias."""
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb
@@ -90,8 +90,8 @@ def program(n_ops: int = 8000, n_rewrites: int = 2000, seed: int = 0, dtype: Any
 
     @mb.program(input_specs=[mb.TensorSpec(shape=(1, CHANNELS, LENGTH), dtype=kind)], opset_version=ct.target.iOS17)
     def chain(x: Var) -> Var:
-        layers, skip = Layers(mb, seed, dtype), x
-        for kind in kinds(n_ops, n_rewrites):
+        layers, skip = LayerBuilder(mb, seed, dtype), x
+        for kind in list_op_types(n_ops, n_rewrites):
             following = layers.apply(kind, x, skip)
             if kind in ("down", "add", "conv"):  # a residual add takes the latest of these
                 skip = following

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Spent:
+class ProcessCost:
     """What one run of a command took: seconds that passed, its peak resident memory in MB, and what it printed."""
 
     seconds: float
@@ -20,7 +20,7 @@ class Spent:
     output: str
 
 
-def spend(command: Sequence[str], accepted: Sequence[int] = (0,)) -> Spent:
+def run_and_measure(command: Sequence[str], accepted: Sequence[int] = (0,)) -> ProcessCost:
     """Run `command`; SystemExit with what it said when it ends with a code that is not `accepted`.
 
     Linux counts what the process held that started it: the caller has to be a small one. Compiled modules are kept, as
@@ -38,4 +38,4 @@ def spend(command: Sequence[str], accepted: Sequence[int] = (0,)) -> Spent:
         if child.returncode not in accepted:
             raise SystemExit(f"{' '.join(command)} failed with {child.returncode}: {said.read()[-2000:].decode()}")
         memory = usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
-        return Spent(seconds, memory, printed.read().decode())
+        return ProcessCost(seconds, memory, printed.read().decode())

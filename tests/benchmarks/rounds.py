@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-BUSY = 0.5
+BUSY_LOAD_PER_CORE = 0.5
 """From which load for each core on a machine is said to be busy: what is measured on it then is of less worth."""
 _VERSIONS = ("coremltools", "torch")
 
@@ -56,72 +56,83 @@ class Comparison:
 
     def cells(self) -> list[str]:
         """A row of a table: `COLUMNS`."""
-        spread = f"{_short(min(self.ratios))} to {_short(max(self.ratios))}" if len(self.ratios) > 1 else "one round"
+        spread = (
+            f"{_format_figure(min(self.ratios))} to {_format_figure(max(self.ratios))}"
+            if len(self.ratios) > 1
+            else "one round"
+        )
         allowed = "" if self.allowed is None else f"{self.allowed:g}" + ("" if self.holds else ", MISSED")
-        return [self.what, self.beside, self._figure(self.ours), self._figure(self.theirs), f"{_short(self.ratio)} x",
-                spread, allowed]
+        return [
+            self.what,
+            self.beside,
+            self._figure(self.ours),
+            self._figure(self.theirs),
+            f"{_format_figure(self.ratio)} x",
+            spread,
+            allowed,
+        ]
 
     def _figure(self, values: Sequence[float]) -> str:
         value = statistics.median(values)
         if self.unit == "s" and value < 1:
-            return f"{_short(value * 1e3)} ms"
-        return f"{_short(value)} {self.unit}"
+            return f"{_format_figure(value * 1e3)} ms"
+        return f"{_format_figure(value)} {self.unit}"
 
 
 COLUMNS = ("ours", "beside", "ours takes", "the other", "ratio", "spread", "allowed")
 
 
-def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def run_rounds(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """The figures of all sides, by name; every other round goes backwards, so that none always follows the same one."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
-            told(f"round {number + 1} of {rounds}: {name}")
+            show_progress(f"round {number + 1} of {rounds}: {name}")
             found[name].append(sides[name]())
     return found
 
 
-def wall(job: Callable[[], object]) -> float:
+def time_wall(job: Callable[[], object]) -> float:
     """Seconds that pass while `job` runs: for what waits for disks, or works in several threads."""
-    return _timed(job, time.perf_counter)
+    return _time_job(job, time.perf_counter)
 
 
-def busy(job: Callable[[], object]) -> float:
+def time_processor(job: Callable[[], object]) -> float:
     """Seconds of processors that `job` takes: for work in one thread, whatever else the machine does."""
-    return _timed(job, time.process_time)
+    return _time_job(job, time.process_time)
 
 
-def _timed(job: Callable[[], object], clock: Callable[[], float]) -> float:
+def _time_job(job: Callable[[], object], clock: Callable[[], float]) -> float:
     gc.collect()  # the garbage of the other side
     started = clock()
     job()
     return clock() - started
 
 
-def told(text: str) -> None:
+def show_progress(text: str) -> None:
     """Progress: one line that the next one replaces, on a terminal alone."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Where and when something is measured, and what the machine does besides as it begins."""
     return {
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.now(timezone.utc).date().isoformat(),
         "load": round(os.getloadavg()[0], 2),
-        "busy": os.getloadavg()[0] > BUSY * (os.cpu_count() or 1),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _VERSIONS}},
+        "busy": os.getloadavg()[0] > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1),
+        "versions": {"python": platform.python_version(), **{name: _get_version(name) for name in _VERSIONS}},
     }
 
 
-def _version(name: str) -> str:
+def _get_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
         return "missing"
 
 
-def _short(value: float) -> str:
+def _format_figure(value: float) -> str:
     """Two digits, or all before the point; nothing finer than a hundredth."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"

@@ -11,42 +11,44 @@ import numpy as np
 if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Program, Var
 
-SHIFT = 97  # values between the starts of two weights: odd and larger than a row's remainder, so no two are equal
+WEIGHT_OFFSET = (
+    97  # values between the starts of two weights: odd and larger than a row's remainder, so no two are equal
+)
 
 # A language model: the sizes of a Llama of three billion weights, and how many tokens it reads at once.
 HIDDEN, INNER, HEADS, KEY_HEADS, HEAD, VOCABULARY, TOKENS = 3072, 8192, 24, 8, 128, 32_000, 64
-LAYER = 2 * HIDDEN * (2 * HEADS * HEAD + 2 * KEY_HEADS * HEAD + 3 * INNER)
-EMBEDDING = 2 * VOCABULARY * HIDDEN
+LAYER_BYTES = 2 * HIDDEN * (2 * HEADS * HEAD + 2 * KEY_HEADS * HEAD + 3 * INNER)
+EMBEDDING_BYTES = 2 * VOCABULARY * HIDDEN
 
 # A tower of layers.
 WIDTH, LENGTH, KERNEL = 1024, 8, 4
 
 
-class Weights:
+class WeightViews:
     """Views of one random buffer: as many different weights as wanted for the memory of one."""
 
     def __init__(self, largest: int, count: int, fan_in: int, seed: int) -> None:
         generator = np.random.default_rng(seed)
         scale = (2.0 / fan_in) ** 0.5  # keeps the variance through a relu, however deep the chain
-        values = generator.standard_normal(largest + SHIFT * (count + 1), dtype=np.float32)
+        values = generator.standard_normal(largest + WEIGHT_OFFSET * (count + 1), dtype=np.float32)
         values *= scale
         self.buffer = values.astype(np.float16)
         self.taken = 0
 
     def __call__(self, *shape: int) -> np.ndarray:
-        start = SHIFT * self.taken
+        start = WEIGHT_OFFSET * self.taken
         self.taken += 1
         return self.buffer[start : start + math.prod(shape)].reshape(shape)
 
 
-def tower(gigabytes: float, seed: int) -> Program:
+def make_tower(gigabytes: float, seed: int) -> Program:
     """1x1 convolutions, one 1-D conv_transpose with a bias in the middle, then linears; a relu after each."""
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb
     from coremltools.converters.mil.mil import types
 
     layers = max(2, round(gigabytes * 1e9 / (2 * WIDTH * WIDTH)) - KERNEL)
-    weights, bias = Weights(WIDTH * WIDTH * KERNEL, layers, WIDTH, seed), np.full(WIDTH, 0.01, np.float16)
+    weights, bias = WeightViews(WIDTH * WIDTH * KERNEL, layers, WIDTH, seed), np.full(WIDTH, 0.01, np.float16)
     lift = np.linspace(-0.5, 0.5, WIDTH, dtype=np.float16)
 
     @mb.program(input_specs=[mb.TensorSpec((1, WIDTH, LENGTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
@@ -64,15 +66,15 @@ def tower(gigabytes: float, seed: int) -> Program:
     return program
 
 
-def language_model(gigabytes: float, seed: int) -> Program:
+def make_language_model(gigabytes: float, seed: int) -> Program:
     """A decoder as coremltools converts it from PyTorch: RMS norms in parts, rotary positions, grouped queries, a gated
     feed forward, and one matrix for both ends."""
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb
     from coremltools.converters.mil.mil import types
 
-    layers = max(1, round((gigabytes * 1e9 - EMBEDDING) / LAYER))
-    made = _Decoder(mb, Weights(max(VOCABULARY, INNER) * HIDDEN, 10 * layers, HIDDEN, seed))
+    layers = max(1, round((gigabytes * 1e9 - EMBEDDING_BYTES) / LAYER_BYTES))
+    made = _DecoderBuilder(mb, WeightViews(max(VOCABULARY, INNER) * HIDDEN, 10 * layers, HIDDEN, seed))
 
     @mb.program(input_specs=[mb.TensorSpec((1, TOKENS), dtype=types.int32)], opset_version=ct.target.iOS18)
     def program(ids: Var) -> Var:
@@ -86,10 +88,10 @@ def language_model(gigabytes: float, seed: int) -> Program:
     return program
 
 
-class _Decoder:
+class _DecoderBuilder:
     """The parts of a layer."""
 
-    def __init__(self, mb: Any, weights: Weights) -> None:
+    def __init__(self, mb: Any, weights: WeightViews) -> None:
         self.mb, self.weights = mb, weights
         angle = np.outer(np.arange(TOKENS), 10_000.0 ** -np.linspace(0, 1, HEAD // 2, endpoint=False))
         self.cos, self.sin = (np.tile(f(angle), 2).astype(np.float16) for f in (np.cos, np.sin))
@@ -135,4 +137,4 @@ class _Decoder:
         return mb.reshape(x=tiled, shape=[1, HEADS, TOKENS, HEAD])
 
 
-SHAPES: dict[str, Callable[[float, int], Program]] = {"llm": language_model, "tower": tower}
+SHAPES: dict[str, Callable[[float, int], Program]] = {"llm": make_language_model, "tower": make_tower}

@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, rewrites
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rewrites, get_all_rules
 from tests.package.helpers import with_functions
 
 
@@ -28,12 +28,12 @@ def squares(factor=100):
         root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5), name="sum"), epsilon=np.float16(1e-12), name="root")
         return mb.mul(x=scaled, y=root, name="normed")
 
-    return program(body, x=(2, 8))
+    return build_program(body, x=(2, 8))
 
 
 def sums():
     weight = np.concatenate([np.full((1, 32), 1200), np.full((1, 32), -1200)], axis=1).astype(np.float16)
-    return program(lambda x: mb.linear(x=x, weight=weight, name="y"), x=(1, 64))
+    return build_program(lambda x: mb.linear(x=x, weight=weight, name="y"), x=(1, 64))
 
 
 @pytest.fixture
@@ -56,8 +56,19 @@ def called(capsys, *arguments):
 def test_the_first_overflow_and_its_cure(saved, capsys):
     package, feeds = saved(squares(), x=np.full((2, 8), 5, np.float16))
     data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
-    assert list(data) == ["schema", "tool", "version", "command", "source", "target", "runs", "sampled", "first_overflow",
-                          "rules", "ops"]
+    assert list(data) == [
+        "schema",
+        "tool",
+        "version",
+        "command",
+        "source",
+        "target",
+        "runs",
+        "sampled",
+        "first_overflow",
+        "rules",
+        "ops",
+    ]
     assert (data["schema"], data["command"], data["runs"], data["first_overflow"]) == (1, "calibrate", 1, "squares")
     rows = {row["value"]: row for row in data["ops"]}
     assert rows["scaled"]["headroom"] == pytest.approx(65504 / 500) and rows["scaled"]["beyond"] is None
@@ -83,7 +94,9 @@ def test_nan_does_not_fit(saved, capsys):
     lines = called(capsys, package, "--feeds", feeds).splitlines()
     assert not any(line.startswith("everything fits") for line in lines)
     assert "first NaN: %scaled in main, 16 of 16 elements; NaN is left out of min, max and headroom" in lines
-    package, feeds = saved(program(lambda x: mb.log(x=x, name="y"), x=(1, 4)), x=np.array([[1, 2, -1, 4]], np.float16))
+    package, feeds = saved(
+        build_program(lambda x: mb.log(x=x, name="y"), x=(1, 4)), x=np.array([[1, 2, -1, 4]], np.float16)
+    )
     lines = called(capsys, package, "--feeds", feeds).splitlines()
     assert "first NaN: %y in main, 1 of 4 elements; NaN is left out of min, max and headroom" in lines
 
@@ -92,7 +105,7 @@ def test_the_text_shows_thirty_values_where_nobody_says_how_many_and_the_data_ha
     def body(x):
         return functools.reduce(lambda y, _: mb.abs(x=y), range(40), mb.mul(x=x, y=np.float16(500), name="scaled"))
 
-    package, feeds = saved(program(body, x=(2, 8)), x=np.full((2, 8), 300, np.float16))
+    package, feeds = saved(build_program(body, x=(2, 8)), x=np.full((2, 8), 300, np.float16))
     lines = called(capsys, package, "--feeds", feeds).splitlines()
     assert lines[31] == "  and 11 more values, with more room (--worst says how many are shown)"
     assert lines[1].startswith("> ") and lines[32].startswith("first to overflow fp16: ")
@@ -122,7 +135,7 @@ def test_several_feeds_and_ranges_make_one_table(saved, capsys, tmp_path):
 
 
 def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
-    package, feeds = saved(program(lambda x: mb.relu(x=mb.square(x=x, name="large"), name="y"), x=(2,)),
+    package, feeds = saved(build_program(lambda x: mb.relu(x=mb.square(x=x, name="large"), name="y"), x=(2,)),
                            x=np.full(2, 1000, np.float16))
     assert "%large overflows fp16; cured by no rewrite alone" in called(capsys, package, "--feeds", feeds)
 
@@ -148,7 +161,7 @@ def integers():
     def body(ids):
         return mb.gather(x=np.zeros((100000, 2), np.float16), indices=mb.add(x=ids, y=np.int32(5)), axis=0, name="y")
 
-    return program(body, dtype=types.int32, ids=(3,))
+    return build_program(body, dtype=types.int32, ids=(3,))
 
 
 def test_integers_have_no_room_in_fp16(saved):
@@ -176,7 +189,7 @@ def test_feeds_that_are_none_are_refused(feeds):
 
 def test_sizes_that_a_model_does_not_take_are_left_out():
     size = get_new_symbol()
-    built = program(lambda x: mb.exp(x=mb.reshape(x=x, shape=(-1, 8)), name="y"), dtype=types.fp32, x=(size,))
+    built = build_program(lambda x: mb.exp(x=mb.reshape(x=x, shape=(-1, 8)), name="y"), dtype=types.fp32, x=(size,))
     report = ane.calibrate(built, ranges={"x": (-1, 1)})
     assert report.runs == 6 and len(report.found.rows) == 2  # of 16 elements, not of 41
     assert ane.rewrite(built, passes="fp16_compute", ranges={"x": (-1, 1)}).changed
@@ -207,7 +220,7 @@ def test_each_function_has_findings_of_its_own(saved, tmp_path):
     with_functions(tmp_path / "both.mlpackage", parts, "large")
     report = ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-5, 5)})
     rows = {(row.function, row.trace.value): row for row in report.found.rows}
-    assert rows["large", "squares"].cured_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond
+    assert rows["large", "squares"].fixed_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond
     assert rows["large", "normed"].codes == ["ANE309"] and rows["small", "normed"].codes == []
     assert "large:%squares overflows fp16; cured by ane::scaled_rms_norm" in str(report)
 
@@ -242,7 +255,7 @@ def test_ranges_include_both_ends_and_an_error_says_so(saved, capsys):
 
 def test_the_passes_it_names_exist(saved, capsys):
     """hardswish_rank_2 is a finding without a rewrite: it is not printed as a pass."""
-    built = next(iter(all_rules()["hardswish_rank_2"]().examples())).build()
+    built = next(iter(get_all_rules()["hardswish_rank_2"]().examples())).build()
     package, feeds = saved(built, x=np.ones(built.functions["main"].inputs["x"].shape, np.float16))
     out = called(capsys, package, "--feeds", feeds)
     assert "ANE321 hardswish-rank-2: 1 place\n" in f"{out}\n"
@@ -250,7 +263,7 @@ def test_the_passes_it_names_exist(saved, capsys):
     assert [(rule["rule"], rule["pass"]) for rule in data["rules"]] == [("hardswish_rank_2", None)]
     fixed, feeds = saved(squares(), x=np.full((2, 8), 300, np.float16))
     for name in re.findall(r"ane::(\w+)", called(capsys, fixed, "--feeds", feeds)):
-        assert name in rewrites()
+        assert name in get_all_rewrites()
 
 
 def test_a_rule_that_fails_is_named_and_the_others_are_looked_at(saved, monkeypatch, capsys):
@@ -258,8 +271,8 @@ def test_a_rule_that_fails_is_named_and_the_others_are_looked_at(saved, monkeypa
         raise ValueError("no such op")
 
     package, feeds = saved(squares(), x=np.full((2, 8), 300, np.float16))
-    monkeypatch.setattr(rewrites()["stable_softplus"], "roots", ("mul",))
-    monkeypatch.setattr(rewrites()["stable_softplus"], "match", broken)
+    monkeypatch.setattr(get_all_rewrites()["stable_softplus"], "roots", ("mul",))
+    monkeypatch.setattr(get_all_rewrites()["stable_softplus"], "match", broken)
     out = called(capsys, package, "--feeds", feeds)
     assert "failed" in out and "ValueError: no such op" in out and "ane::scaled_rms_norm" in out
     data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))

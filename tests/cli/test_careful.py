@@ -64,7 +64,7 @@ def test_a_proof_takes_at_least_one_draw(seeds, capsys):
 
 
 def test_a_fault_of_ours_is_one_line_too(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("mil_ane_passes.api.rewriting.run_all", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mil_ane_passes.api.rewriting.apply_rewrites", lambda *_, **__: 1 / 0)
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
     assert line.startswith("mil-ane-passes: internal error (ZeroDivisionError: division by zero)")
     assert not list(tmp_path.iterdir())
@@ -77,7 +77,7 @@ def test_blocks_too_deep_for_python_are_told_in_one_line(monkeypatch, tmp_path, 
     def endless(*_, **__):
         return deeper(0)
 
-    monkeypatch.setattr("mil_ane_passes.api.rewriting.run_all", endless)
+    monkeypatch.setattr("mil_ane_passes.api.rewriting.apply_rewrites", endless)
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
     assert line == "mil-ane-passes: the model's blocks are nested too deep for this machine's Python"
     assert not list(tmp_path.iterdir())

@@ -16,8 +16,8 @@ from mil_ane_passes import load, rewrite
 from mil_ane_passes._version import __version__
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, fixes_for
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import fixes_for, get_all_rules
 from mil_ane_passes.report.catalogue import Catalogue
 from mil_ane_passes.runtime.registry import load_kernels
 
@@ -78,7 +78,7 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     assert done.startswith(f"written to {out} in ")
     assert following == f"next: mil-ane-passes lint {out} says what is still off the ANE"
     assert files(source) == before and os.listdir(tmp_path) == ["out.mlpackage"]
-    found = [op for _, op in all_ops(load(out).program) if op.op_type == "conv_transpose"]
+    found = [op for _, op in iterate_ops(load(out).program) if op.op_type == "conv_transpose"]
     assert [op.x.rank for op in found] == [4, 4]
 
 
@@ -176,7 +176,7 @@ def test_overwrite_replaces(source, idle, tmp_path, capsys):
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", idle, "-o", str(out)]) == 0
     assert main(["rewrite", source, "-o", str(out), "--overwrite"]) == 0
-    assert "conv_transpose" in {op.op_type for _, op in all_ops(load(out).program)}
+    assert "conv_transpose" in {op.op_type for _, op in iterate_ops(load(out).program)}
 
 
 def test_an_op_that_cannot_be_run_is_not_proved_and_not_written(source, tmp_path, monkeypatch, capsys):
@@ -193,9 +193,9 @@ def test_an_op_that_cannot_be_run_is_not_proved_and_not_written(source, tmp_path
 
 
 def test_a_result_that_differs_is_not_written(source, tmp_path, monkeypatch, capsys):
-    from mil_ane_passes.core.registry import by_name
+    from mil_ane_passes.core.registry import find_rewrite
 
-    lift = by_name("lift_conv_transpose_1d")
+    lift = find_rewrite("lift_conv_transpose_1d")
     right = lift.rewrite
     monkeypatch.setattr(lift, "rewrite", lambda self, hit, mb: mb.mul(x=right(self, hit, mb), y=np.float16(0.5)))
     asked = ["--passes", "lift_conv_transpose_1d", "--format", "json"]
@@ -237,15 +237,15 @@ def test_verify_of_an_op_that_cannot_be_run_is_not_proved(source, monkeypatch, c
 def test_passes_lists_every_rule(capsys):
     assert main(["passes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(all_rules())
-    for rule in all_rules().values():
+    assert len(lines) == len(get_all_rules())
+    for rule in get_all_rules().values():
         spelt = f"ane::{rule.name}" if issubclass(rule, Rewrite) else rule.name
         (line,) = [line for line in lines if line.startswith(f"{rule.code}  {spelt} ")]
         assert line.endswith(f"  {rule.summary()}") and ("  no fix  " in line) == (not fixes_for(rule))
     assert main(["passes", "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert data == json.loads(json.dumps(Catalogue().to_dict()))
-    assert {row["pass"] for row in data["passes"]} == set(all_rules())
+    assert {row["pass"] for row in data["passes"]} == set(get_all_rules())
 
 
 @pytest.mark.parametrize("key", ["ANE301", "conv-transpose-1d-bias", "ane::lift_conv_transpose_1d"])
@@ -271,7 +271,7 @@ def test_explain_shows_a_rule_without_fix(key, capsys):
 
 
 def test_every_page_can_be_shown(capsys):
-    for rule in all_rules().values():
+    for rule in get_all_rules().values():
         for form in ("text", "json"):
             assert main(["explain", rule.code, "--format", form]) == 0
             assert rule.slug in capsys.readouterr().out
@@ -298,7 +298,7 @@ def command(*arguments, **options):
 def test_the_command_itself_prints_its_answer_and_nothing_else():
     result = command("passes")
     assert (result.returncode, result.stderr) == (0, "")
-    assert len(result.stdout.splitlines()) == len(all_rules())
+    assert len(result.stdout.splitlines()) == len(get_all_rules())
 
 
 def test_the_command_itself_prints_one_line_about_bad_input():

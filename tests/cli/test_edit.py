@@ -9,7 +9,7 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.package import files, write
+from mil_ane_passes.package import files, package_writer
 from tests.package.helpers import tree
 
 NMP, CONV = "nmp.mlpackage", "conv_transpose_1d.mlpackage"
@@ -108,8 +108,8 @@ def test_what_exists_is_replaced_only_when_asked(fixtures, tmp_path, capsys):
 
 @pytest.mark.parametrize("link", [False, True])
 def test_link_shares_what_stays(fixtures, tmp_path, link, monkeypatch):
-    for module in (files, write):
-        monkeypatch.setattr(module, "clone", lambda source, target: False)
+    for module in (files, package_writer):
+        monkeypatch.setattr(module, "clone_file", lambda source, target: False)
     source = tmp_path / "source.mlpackage"
     shutil.copytree(fixtures / CONV, source)
     options = ["--link"] if link else []

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from mil_ane_passes.cli.main import _parser, main
+from mil_ane_passes.cli.main import _build_parser, main
 
 COMMANDS = ["batch", "batch lint", "batch rewrite", "calibrate", "calibrate-plan", "edit", "explain", "lint",
             "mac-script", "passes", "patches", "rewrite", "run", "verify"]
@@ -24,7 +24,7 @@ def helped(capsys, *words: str) -> str:
 def test_each_command_shows_a_call_that_it_takes(command, capsys):
     found = re.findall(r"example: mil-ane-passes (.*?)(?= quirks \(|$)", helped(capsys, *command.split()))
     assert len(found) == 1 and found[0].startswith(command)
-    assert callable(_parser().parse_args(shlex.split(found[0])).run)
+    assert callable(_build_parser().parse_args(shlex.split(found[0])).run)
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])

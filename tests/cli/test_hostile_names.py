@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.words import escaped, lines_text
+from mil_ane_passes.core.text_format import escape_text, format_lines
 from tests.package.helpers import MODEL, spec_of
 
 FORGED = "mil-ane-passes: written to etc"
@@ -122,14 +122,18 @@ COMMANDS = {
 }
 WRONG = {
     "edit to evil": ["edit", "{p}", "-o", "{t}/r.mlpackage", "--rename", "x{e}=a{e}"],
-    "no such package": ["lint", "{t}/none{e}.mlpackage"], "no such output": ["edit", "{p}", "-o", "{t}/r.mlpackage",
-                                                                             "--drop-output", "no{e}"],
-    "no such pass": ["rewrite", "{p}", "--dry-run", "--passes", "no{e}"], "no such rule": ["explain", "no{e}"],
-    "no such target": ["lint", "{p}", "--target", "no{e}"], "no such option": ["lint", "{p}", "--no{e}"],
-    "no such choice": ["lint", "{p}", "--format", "no{e}"], "no such command": ["no{e}"],
+    "no such package": ["lint", "{t}/none{e}.mlpackage"],
+    "no such output": ["edit", "{p}", "-o", "{t}/r.mlpackage", "--drop-output", "no{e}"],
+    "no such pass": ["rewrite", "{p}", "--dry-run", "--passes", "no{e}"],
+    "no such rule": ["explain", "no{e}"],
+    "no such target": ["lint", "{p}", "--target", "no{e}"],
+    "no such option": ["lint", "{p}", "--no{e}"],
+    "no such choice": ["lint", "{p}", "--format", "no{e}"],
+    "no such command": ["no{e}"],
     "no such function": ["run", "{p}", "--feeds", "{f}", "-o", "{t}/o.npz", "--function", "no{e}"],
     "no such feeds": ["run", "{p}", "--feeds", "{t}/no{e}.npz", "-o", "{t}/o.npz"],
-    "wrong feeds": ["calibrate", "{p}", "--ranges", "no{e}=0:1"], "wrong range": ["calibrate", "{p}", "--ranges", "{e}"],
+    "wrong feeds": ["calibrate", "{p}", "--ranges", "no{e}=0:1"],
+    "wrong range": ["calibrate", "{p}", "--ranges", "{e}"],
     "no such baseline": ["lint", "{p}", "--baseline", "{t}/no{e}.json"],
     "no such settings": ["lint", "{p}", "--config", "{t}/no{e}.toml"],
     "no such plan": ["calibrate-plan", "{t}/no{e}.json"],
@@ -177,12 +181,12 @@ def test_bytes_that_are_no_text_are_shown_as_bytes(tmp_path, capfd):
 
 @pytest.mark.parametrize("text", ["naïve", "日本語", "a b", "a\\nb", "👩‍👩‍👧"])
 def test_plain_text_stays(text):
-    assert escaped(text) == text
+    assert escape_text(text) == text
 
 
 def test_a_line_stays_one():
-    assert lines_text(["a\nb", "c\u2028d"]) == "a\\nb\nc\\u2028d"
-    assert not RAW.search(escaped("".join(map(chr, range(0x3000)))))
+    assert format_lines(["a\nb", "c\u2028d"]) == "a\\nb\nc\\u2028d"
+    assert not RAW.search(escape_text("".join(map(chr, range(0x3000)))))
 
 
 def test_the_folder_for_a_mac_prints_a_command_that_a_shell_reads_as_one(hostile, fixtures, tmp_path, capsys):

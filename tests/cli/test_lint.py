@@ -53,7 +53,9 @@ def test_a_package_as_text_and_as_json(name, fixtures, capsys):
     code, out, err = ran(capsys, path)
     found = ane.lint(path)
     assert (out, err, code) == (f"{found}\n", "", 1 if found.warnings else 0)
-    assert out.startswith(f"{path} on every generation, ") and f" of {len(found.plan.rows)} ops (" in out.splitlines()[0]
+    assert (
+        out.startswith(f"{path} on every generation, ") and f" of {len(found.plan.rows)} ops (" in out.splitlines()[0]
+    )
     assert " predicted on the ANE; " in out.splitlines()[0]
     data = strict(ran(capsys, path, "--format", "json", code=code)[1])
     assert data == json.loads(json.dumps(found.to_dict()))
@@ -99,7 +101,11 @@ def test_a_file_is_written_whole(form, source, tmp_path, capsys):
     target = tmp_path / "report"
     target.write_text("old")
     code, out, err = ran(capsys, source, "--format", form, "-o", target)
-    assert err == "" and out.splitlines()[1:] == [f"written to {target}"] and out.startswith(f"{source} on every generation, ")
+    assert (
+        err == ""
+        and out.splitlines()[1:] == [f"written to {target}"]
+        and out.startswith(f"{source} on every generation, ")
+    )
     assert target.read_text() == ran(capsys, source, "--format", form, code=code)[1]
     assert os.listdir(tmp_path) == ["report"]
 

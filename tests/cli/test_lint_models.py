@@ -10,8 +10,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.report.html import page
-from mil_ane_passes.report.sarif import sarif
+from mil_ane_passes.report.html import build_page
+from mil_ane_passes.report.sarif import build_sarif
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -49,8 +49,8 @@ def test_names_with_control_characters():
     program.add_function("main", function)
     found = ane.lint(program)
     assert name in {op["output"] for op in json.loads(json.dumps(found.to_dict()))["ops"]}
-    assert json.loads(json.dumps(sarif(found)))["runs"][0]["results"]
-    made = page(found)
+    assert json.loads(json.dumps(build_sarif(found)))["runs"][0]["results"]
+    made = build_page(found)
     assert made.count("<script") == made.count("</script>")
     text = str(found)
     assert r"\n\r\x1b[31m" in text and all(each == "\n" or each.isprintable() for each in text)

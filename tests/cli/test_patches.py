@@ -10,10 +10,10 @@ import pytest
 
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.errors import RuleError
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.report.patches import Patches
 from mil_ane_passes.torch_frontend.contract import Patch
-from mil_ane_passes.torch_frontend.registry import _check_distinct, all_patches
+from mil_ane_passes.torch_frontend.registry import _check_distinct, load_patches
 from tests.without_torch import without_torch
 
 
@@ -40,7 +40,7 @@ def test_it_lists_each_patch_and_why_it_is_needed(capsys):
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
-    assert [line.split()[:2] for line in lines[::2]] == [[patch.code, patch.name] for patch in all_patches()]
+    assert [line.split()[:2] for line in lines[::2]] == [[patch.code, patch.name] for patch in load_patches()]
     at = next(number for number, line in enumerate(lines) if " fmod " in line)
     assert lines[at].split()[2] == "needed" and lines[at + 1].strip() == "not implemented: fmod"
 
@@ -50,28 +50,30 @@ def test_json_has_a_version(capsys):
     report = json.loads(capsys.readouterr().out)
     assert (report["schema"], report["command"]) == (1, "patches")
     keys = {"code", "name", "title", "needed", "why", "upstream"}
-    assert [set(patch) for patch in report["patches"]] == [keys] * len(all_patches())
+    assert [set(patch) for patch in report["patches"]] == [keys] * len(load_patches())
     for patch in report["patches"]:
         assert patch["needed"] == (patch["why"] is not None) and isinstance(patch["upstream"], list)
 
 
 def test_a_patch_that_is_not_needed_is_off():
-    assert str(TWO) == ("TORCH198  one     needed  a fault\n                          not implemented: fmod\n"
-                        "TORCH199  second  off     another\n                          the installed coremltools is right")
+    assert str(TWO) == (
+        "TORCH198  one     needed  a fault\n                          not implemented: fmod\n"
+        "TORCH199  second  off     another\n                          the installed coremltools is right"
+    )
     assert TWO.to_dict()["patches"][1] == {
         "code": "TORCH199", "name": "second", "title": "another", "needed": False, "why": None,
         "upstream": ["none known"]}
 
 
 def test_codes_are_the_patches_own():
-    codes = [patch.code for patch in all_patches()]
+    codes = [patch.code for patch in load_patches()]
     assert len(set(codes)) == len(codes) and all(re.fullmatch(r"TORCH1\d\d", code) for code in codes)
-    assert not set(codes) & {rule.code for rule in all_rules().values()}
+    assert not set(codes) & {rule.code for rule in get_all_rules().values()}
 
 
 @pytest.mark.parametrize("key", ["fmod", "FMOD", "code"])
 def test_a_patch_is_explained(key, capsys):
-    (patch,) = (each for each in all_patches() if each.name == "fmod")
+    (patch,) = (each for each in load_patches() if each.name == "fmod")
     assert main(["explain", patch.code if key == "code" else key]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{patch.code} fmod\npatch of the torch frontend; without it: {patch.title}\nneeded here: ")
@@ -84,8 +86,9 @@ def test_a_patch_is_explained(key, capsys):
 
 def test_a_code_that_no_patch_has(capsys):
     assert main(["explain", "TORCH100"]) == 2
-    assert capsys.readouterr().err == ("mil-ane-passes: no patch 'TORCH100'; `mil-ane-passes patches` lists their codes "
-                                       "and names\n")
+    assert capsys.readouterr().err == (
+        "mil-ane-passes: no patch 'TORCH100'; `mil-ane-passes patches` lists their codes and names\n"
+    )
 
 
 @pytest.mark.parametrize(("code", "other", "message"), [

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.examples import build_program, make_weight
 
 COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
 
@@ -21,21 +21,21 @@ COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
 def vocoder():
     """A cumsum and a 1-D conv with a wide kernel, which are unsupported on an M4, and a 1-D conv_transpose."""
     def body(x):
-        x = mb.conv(x=x, weight=weight(16, 16, 31), pad_type="same", name="smooth")
+        x = mb.conv(x=x, weight=make_weight(16, 16, 31), pad_type="same", name="smooth")
         x = mb.cumsum(x=x, axis=2, name="sum")
-        return mb.conv_transpose(x=x, weight=weight(16, 4, 8), bias=weight(4), strides=[4], name="y")
+        return mb.conv_transpose(x=x, weight=make_weight(16, 4, 8), bias=make_weight(4), strides=[4], name="y")
 
-    return program(body, x=(1, 16, 64))
+    return build_program(body, x=(1, 16, 64))
 
 
 def lookups():
     """Two embedding lookups by token and position."""
     def body(ids, positions):
-        one = mb.gather(x=weight(50, 16), indices=ids, axis=0, name="words")
-        two = mb.gather(x=weight(20, 16), indices=positions, axis=0, name="places")
-        return mb.linear(x=mb.add(x=one, y=two, name="both"), weight=weight(8, 16), name="y")
+        one = mb.gather(x=make_weight(50, 16), indices=ids, axis=0, name="words")
+        two = mb.gather(x=make_weight(20, 16), indices=positions, axis=0, name="places")
+        return mb.linear(x=mb.add(x=one, y=two, name="both"), weight=make_weight(8, 16), name="y")
 
-    return program(body, dtype=types.int32, opset=ct.target.iOS17, ids=(1, 8), positions=(1, 8))
+    return build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=(1, 8), positions=(1, 8))
 
 
 def late():
@@ -45,7 +45,7 @@ def late():
             x = mb.tanh(x=x, name=f"t{number}")
         return mb.add(x=mb.cumsum(x=x, axis=1, name="sum"), y=np.float16(1), name="y")
 
-    return program(body, x=(1, 64, 256, 256))
+    return build_program(body, x=(1, 64, 256, 256))
 
 
 def loop():
@@ -57,7 +57,7 @@ def loop():
             _body=lambda v: (mb.mul(x=v, y=np.float16(2)),), loop_vars=(first,), name="loop")
         return mb.relu(x=last, name="y")
 
-    return program(body, x=(2, 8))
+    return build_program(body, x=(2, 8))
 
 
 MODELS = {made.__name__: made for made in (vocoder, lookups, late, loop)}
@@ -133,8 +133,12 @@ def test_a_late_departure_promises_what_the_first_part_keeps(tmp_path, monkeypat
 def test_a_cut_that_edit_refuses_is_not_printed(tmp_path, monkeypatch):
     """The lookup makes the model's output: nothing is left behind it to make a second part of."""
     monkeypatch.chdir(tmp_path)
-    built = program(lambda ids: mb.gather(x=weight(50, 16), indices=ids, axis=0, name="y"), dtype=types.int32,
-                    opset=ct.target.iOS17, ids=(1, 8))
+    built = build_program(
+        lambda ids: mb.gather(x=make_weight(50, 16), indices=ids, axis=0, name="y"),
+        dtype=types.int32,
+        opset=ct.target.iOS17,
+        ids=(1, 8),
+    )
     ct.convert(built, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
                pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
     report = ane.lint("m.mlpackage", target="m4")

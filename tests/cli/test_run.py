@@ -12,7 +12,7 @@ import torch
 
 from mil_ane_passes import load
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.runtime.registry import load_kernels
 
@@ -42,7 +42,7 @@ def in_torch(program, feed, stored):
     PyTorch's own run), and leaky_relu and tanh move two values no further apart. 1.01 covers the products of errors.
     """
     value, error = feed, stored * np.abs(feed)
-    for _, op in all_ops(program):
+    for _, op in iterate_ops(program):
         if op.op_type in ("conv", "conv_transpose"):
             weight, bias = op.weight.val.astype(np.float64), op.bias.val.astype(np.float64)
             apply = torch.conv1d if op.op_type == "conv" else torch.conv_transpose1d
@@ -181,7 +181,7 @@ def test_trace_shows_where_fp16_overflows(source, golden, tmp_path, capsys):
         assert main(["run", source, "--feeds", str(tmp_path / "loud.npz"), "--trace", "--precision", precision]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow"]
-        computed = [op for _, op in all_ops(load(source).program) if op.op_type != "const"]
+        computed = [op for _, op in iterate_ops(load(source).program) if op.op_type != "const"]
         assert sum(line[2:].startswith("%") and " = " not in line for line in lines[1:]) == len(computed)
         assert lines[-1].startswith("no op overflows fp16: every value is within its range")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loud.npz"]
@@ -193,7 +193,7 @@ def test_trace_as_data_and_outputs_beside_it(source, feeds, tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["command"] == "run" and data["source"] == source and data["function"] == "main"
     assert data["outputs"] == {"waveform": {"dtype": "float32", "shape": [1, 4, 120]}}
-    computed = {op.outputs[0].name for _, op in all_ops(load(source).program) if op.op_type != "const"}
+    computed = {op.outputs[0].name for _, op in iterate_ops(load(source).program) if op.op_type != "const"}
     assert {row["value"] for row in data["trace"]} == computed
     last = data["trace"][-1]
     wave = np.load(out)["waveform"]

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.report.topics import TOPICS
-from mil_ane_passes.torch_frontend.registry import all_patches
+from mil_ane_passes.torch_frontend.registry import load_patches
 
 
 def test_without_a_code_the_topics_are_listed(capsys):
@@ -36,7 +36,7 @@ def test_a_topic_is_a_page(topic, promise, capsys):
 
 
 def test_no_topic_hides_a_rule_and_neither_hides_a_patch():
-    taken = {key for rule in all_rules().values() for key in (rule.code.lower(), rule.slug, rule.name)}
+    taken = {key for rule in get_all_rules().values() for key in (rule.code.lower(), rule.slug, rule.name)}
     assert not taken & set(TOPICS)
-    assert not {patch.code.lower() for patch in all_patches()} & (taken | set(TOPICS))
-    assert {patch.name for patch in all_patches()} & (taken | set(TOPICS)) == {"recurrent"}, "to be asked for by code"
+    assert not {patch.code.lower() for patch in load_patches()} & (taken | set(TOPICS))
+    assert {patch.name for patch in load_patches()} & (taken | set(TOPICS)) == {"recurrent"}, "to be asked for by code"

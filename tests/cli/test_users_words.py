@@ -20,7 +20,7 @@ from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.npz import StoredArray, read_arrays, write_npz
 from mil_ane_passes.package.staging import REPLACED, Staging
 from tests.cli.test_bad_input import refused
-from tests.reliability.widened import memory_limit
+from tests.reliability.widened import limit_memory
 
 SHAPE = (1, 8, 20)
 
@@ -95,7 +95,7 @@ def test_an_npz_that_cannot_be_used(case, source, tmp_path, capsys):
     for arguments in (["run", source, "--feeds", folder / "f.npz", "-o", folder / "o.npz"],
                       ["calibrate", source, "--feeds", folder / "f.npz"], ["run", source, "--feeds", folder / "f.npz",
                                                                           "--trace"]):
-        with memory_limit(3 << 28):
+        with limit_memory(3 << 28):
             line = refused(arguments, tmp_path, capsys) if case != "a bomb" else _refused_large(arguments, capsys)
         assert words in line and "internal error" not in line
 
@@ -203,18 +203,28 @@ def test_staging_folders_of_others_are_neither_used_nor_in_the_way(tmp_path, mon
 def test_weights_of_a_recurrent_op_that_do_not_fit(tmp_path, capsys):
     from coremltools.converters.mil.mil import Builder
 
-    from mil_ane_passes.core.examples import program, weight
-    from tests.reliability.widened import model_of, widened, write
+    from mil_ane_passes.core.examples import build_program, make_weight
+    from tests.reliability.widened import convert_program, widen_model, write_package
 
     for kind, gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
         states = {"initial_h": np.zeros((2, 3), np.float16)}
         states |= {"initial_c": np.zeros((2, 3), np.float16)} if kind == "lstm" else {}
-        model = model_of(program(lambda x, kind=kind, gates=gates, states=states: getattr(Builder, kind)(
-            x=x, weight_ih=weight(gates * 3, 8), weight_hh=weight(gates * 3, 3), output_sequence=True, name="y",
-            **states)[0], x=(5, 2, 8)))
+        model = convert_program(
+            build_program(
+                lambda x, kind=kind, gates=gates, states=states: getattr(Builder, kind)(
+                    x=x,
+                    weight_ih=make_weight(gates * 3, 8),
+                    weight_hh=make_weight(gates * 3, 3),
+                    output_sequence=True,
+                    name="y",
+                    **states,
+                )[0],
+                x=(5, 2, 8),
+            )
+        )
         folder = tmp_path / kind
         folder.mkdir()
-        path = write(folder, model, widened(model.get_spec(), 8, to=1000))
+        path = write_package(folder, model, widen_model(model.get_spec(), 8, to=1000))
         assert main(["lint", str(path)]) in (0, 1)
         assert main(["rewrite", str(path), "-o", str(folder / "out.mlpackage"), "--preset", "full"]) in (0, 1, 2)
         assert "internal error" not in capsys.readouterr().err

@@ -16,7 +16,7 @@ from coremltools.optimize import coreml as cto
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 
 NET = """
 import torch
@@ -98,7 +98,7 @@ def test_all_limits_have_to_hold_and_the_json_has_the_figures(packages):
 
 
 def made(function, dtype=types.fp32):
-    return program(function, dtype=dtype, opset=ct.target.iOS17, x=(2, 4))
+    return build_program(function, dtype=dtype, opset=ct.target.iOS17, x=(2, 4))
 
 
 def test_the_figures_are_those_of_numpy():
@@ -154,7 +154,9 @@ def converted(net, monkeypatch):
     import my_net
 
     traced = torch.jit.trace(my_net.Net().eval(), torch.zeros(1, 8))
-    ct.convert(traced, inputs=[ct.TensorType("x", (1, 8))], minimum_deployment_target=ct.target.iOS17).save("m.mlpackage")
+    ct.convert(traced, inputs=[ct.TensorType("x", (1, 8))], minimum_deployment_target=ct.target.iOS17).save(
+        "m.mlpackage"
+    )
     for name in ("my_net", "helper"):
         sys.modules.pop(name)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 
 from mil_ane_passes import load, rewrite, save
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.runtime import QUIRKS
 
 QUIRK = "conv_transpose_1d_bias"
@@ -24,7 +24,7 @@ def test_a_package_with_itself_shows_that_the_fault_hits(source, capsys):
     assert main(["verify", source, source, "--quirk", QUIRK]) == 1
     text = capsys.readouterr().out
     assert text.startswith(f"different, judged as rounding (6 runs at float64), with {QUIRK} in the second\n")
-    struck = next(op for _, op in all_ops(load(source).program) if op.op_type == "conv_transpose")
+    struck = next(op for _, op in iterate_ops(load(source).program) if op.op_type == "conv_transpose")
     assert f"first difference: %{struck.outputs[0].name} (conv_transpose) in main; seed 0, float64" in text
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_usage_does_not_list_them(capsys):
 def test_the_first_op_that_differs_in_a_package(source, tmp_path, capsys):
     """A weight is changed in the middle of a package."""
     package = load(source)
-    op = [op for _, op in all_ops(package.program) if op.op_type == "conv_transpose"][-1]
+    op = [op for _, op in iterate_ops(package.program) if op.op_type == "conv_transpose"][-1]
     held = op.bias.op.outputs[0]
     held._sym_val.val = (np.asarray(held.val) + 1).astype(np.float16)
     save(package, tmp_path / "changed.mlpackage")

@@ -8,8 +8,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.bounds import interval_of
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.bounds import infer_interval
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.runtime import Runtime
 
 HALF = np.float16
@@ -55,8 +55,8 @@ def test_an_interval_holds_what_is_computed(leaf, steps, seed):
             y = STEPS[step](y)
         return mb.identity(x=y, name="y")
 
-    built = program(body, x=(3, 8))
-    interval = interval_of(built.functions["main"].outputs[0])
+    built = build_program(body, x=(3, 8))
+    interval = infer_interval(built.functions["main"].outputs[0])
     assert interval is not None
     x = (np.random.default_rng(seed).standard_normal((3, 8)) * 100).astype(HALF)
     y = Runtime(built, precision="float64")({"x": x})["y"].astype(np.float64)
@@ -70,5 +70,5 @@ def test_an_interval_holds_what_is_computed(leaf, steps, seed):
     lambda x: mb.mod(x=HALF(4), y=x),
 ], ids=["relu", "exp", "one over sigmoid", "not its own quotient", "by a value"])
 def test_what_nothing_bounds_has_no_interval(unbounded):
-    built = program(lambda x: mb.identity(x=unbounded(x), name="y"), x=(3, 8))
-    assert interval_of(built.functions["main"].outputs[0]) is None
+    built = build_program(lambda x: mb.identity(x=unbounded(x), name="y"), x=(3, 8))
+    assert infer_interval(built.functions["main"].outputs[0]) is None

@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin
 
-from mil_ane_passes.core.build import Names, RewriteBuilder
-from mil_ane_passes.core.compressed import cannot_insert_axis, with_unit_axis
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops, is_compressed
+from mil_ane_passes.core.builder import RewriteBuilder, UniqueNames
+from mil_ane_passes.core.compressed_weights import explain_axis_obstacle, insert_unit_axis
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.query import is_compressed, iterate_ops
 from mil_ane_passes.runtime import Runtime
 from tests.core.test_engine import check
 
@@ -134,13 +134,13 @@ def lifted(form, opset, axis, times=1):
         inner = form()
         return [mb.identity(x=inner, name="flat"), mb.relu(x=x)]
 
-    prog = program(body, opset=opset, x=(1,))
+    prog = build_program(body, opset=opset, x=(1,))
     block = prog.functions["main"]
     flat = next(op for op in block.operations if op.op_type == "identity")
     with block:
-        builder = RewriteBuilder(block, Names(block))
+        builder = RewriteBuilder(block, UniqueNames(block))
         with builder.at(flat):
-            longer = [with_unit_axis(builder, flat.x, axis) for _ in range(times)]
+            longer = [insert_unit_axis(builder, flat.x, axis) for _ in range(times)]
             result = builder.identity(x=longer[0], name="long")
     block.set_outputs([*block.outputs, result])
     return prog, flat.x, longer
@@ -185,12 +185,12 @@ def test_the_packed_data_is_shared(form, opset):
 def test_asked_twice_it_is_made_once(form, opset):
     prog, before, (first, second) = lifted(form, opset, 1, times=2)
     assert first is second
-    made = Counter(op.op_type for _, op in all_ops(prog) if op.op_type.startswith("constexpr_"))
+    made = Counter(op.op_type for _, op in iterate_ops(prog) if op.op_type.startswith("constexpr_"))
     assert made[before.op.op_type] == 2
 
 
 def test_a_plain_const_becomes_a_view_and_a_computed_value_an_expand_dims():
-    prog, before, (after,) = lifted(lambda: mb.const(val=weight(*SHAPE)), ct.target.iOS17, 3)
+    prog, before, (after,) = lifted(lambda: mb.const(val=make_weight(*SHAPE)), ct.target.iOS17, 3)
     assert after.op.op_type == "const" and np.shares_memory(after.val, before.val)
     prog, before, (after,) = lifted(lambda: mb.random_normal(shape=SHAPE), ct.target.iOS17, 1)
     assert after.op.op_type == "expand_dims" and after.shape == (4, 1, 6, 8)
@@ -199,10 +199,10 @@ def test_a_plain_const_becomes_a_view_and_a_computed_value_an_expand_dims():
 
 def test_a_form_nobody_knows_is_left_alone(monkeypatch):
     _, before, _ = lifted(lambda: affine(0), ct.target.iOS16, 1)
-    assert cannot_insert_axis(before) is None
-    from mil_ane_passes.core import compressed
+    assert explain_axis_obstacle(before) is None
+    from mil_ane_passes.core import compressed_weights
 
-    monkeypatch.setattr(compressed, "_KNOWN", compressed._KNOWN - {"zero_point"})
-    assert cannot_insert_axis(before) == (
+    monkeypatch.setattr(compressed_weights, "_KNOWN_INPUTS", compressed_weights._KNOWN_INPUTS - {"zero_point"})
+    assert explain_axis_obstacle(before) == (
         "weight is compressed by constexpr_affine_dequantize with an input 'zero_point' that is not known here"
     )

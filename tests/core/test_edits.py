@@ -11,12 +11,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Operation, Program, types
 
 from mil_ane_passes.core import engine
-from mil_ane_passes.core.build import Names, RewriteBuilder
-from mil_ane_passes.core.edit import BlockEditor
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.pipeline import selected
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.block_editor import BlockEditor
+from mil_ane_passes.core.builder import RewriteBuilder, UniqueNames
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.pipeline import select_rewrites
+from mil_ane_passes.core.query import iterate_ops
 from tests.core.test_engine import Twice, chain, check, kinds, rule
 
 
@@ -24,34 +24,34 @@ def convs(count: int) -> Program:
     """`count` 1-D conv_transpose ops that share weight and bias."""
 
     def body(x):
-        shared = mb.const(val=weight(4, 4, 3)), mb.const(val=np.array([1, 2, 3, 4], np.float16))
+        shared = mb.const(val=make_weight(4, 4, 3)), mb.const(val=np.array([1, 2, 3, 4], np.float16))
         for number in range(count):
             x = mb.conv_transpose(
                 x=x, weight=shared[0], bias=shared[1], pad=[1, 1], pad_type="custom", name=f"c{number}"
             )
         return x
 
-    return program(body, x=(1, 4, 8))
+    return build_program(body, x=(1, 4, 8))
 
 
 def test_shared_consts_stay_shared_after_many_hits():
     prog = convs(20)
-    run(selected(passes="lift_conv_transpose_1d")[0], prog)
-    used = [op for _, op in all_ops(prog) if op.op_type == "conv_transpose"]
+    apply_rewrite(select_rewrites(passes="lift_conv_transpose_1d")[0], prog)
+    used = [op for _, op in iterate_ops(prog) if op.op_type == "conv_transpose"]
     assert len(used) == 20
     for parameter in ("weight", "bias", "strides", "pad", "dilations"):
         assert len({op.inputs[parameter] for op in used}) == 1, parameter
-    assert [op.outputs[0].shape for _, op in all_ops(prog) if op.op_type == "const" and op.outputs[0].rank == 4] == [
-        (4, 4, 3, 1)
-    ]
+    assert [
+        op.outputs[0].shape for _, op in iterate_ops(prog) if op.op_type == "const" and op.outputs[0].rank == 4
+    ] == [(4, 4, 3, 1)]
     check(prog)
 
 
 def test_a_view_of_a_const_has_its_bytes():
     prog = convs(1)
-    (old,) = {op.weight.val.ctypes.data for _, op in all_ops(prog) if op.op_type == "conv_transpose"}
-    run(selected(passes="lift_conv_transpose_1d")[0], prog)
-    (new,) = {op.weight.val.ctypes.data for _, op in all_ops(prog) if op.op_type == "conv_transpose"}
+    (old,) = {op.weight.val.ctypes.data for _, op in iterate_ops(prog) if op.op_type == "conv_transpose"}
+    apply_rewrite(select_rewrites(passes="lift_conv_transpose_1d")[0], prog)
+    (new,) = {op.weight.val.ctypes.data for _, op in iterate_ops(prog) if op.op_type == "conv_transpose"}
     assert new == old
 
 
@@ -60,9 +60,9 @@ def test_consts_nobody_reads_any_more_are_gone_and_others_stay():
         gone, kept = mb.const(val=np.float16(3)), mb.const(val=np.ones((2, 3), np.float16), name="kept")
         return mb.mul(x=mb.clip(x=x, alpha=gone, beta=np.float16(4)), y=kept, name="y")
 
-    prog = program(body, x=(2, 3))
-    run(rule(lambda hit, mb: mb.relu(x=hit.op.x), roots=("clip",)), prog)
-    assert [op.outputs[0].name for _, op in all_ops(prog) if op.op_type == "const"] == ["kept"]
+    prog = build_program(body, x=(2, 3))
+    apply_rewrite(rule(lambda hit, mb: mb.relu(x=hit.op.x), roots=("clip",)), prog)
+    assert [op.outputs[0].name for _, op in iterate_ops(prog) if op.op_type == "const"] == ["kept"]
     check(prog)
 
 
@@ -95,8 +95,8 @@ def test_operands_that_are_read_twice(body, roots):
             return Hit(op)
         return Miss(op, "done", near=False)
 
-    prog = program(lambda x: body(x, mb.const(val=np.ones((2, 3), np.float16))), x=(2, 3))
-    trace = run(rule(again, roots=roots, match=once), prog)
+    prog = build_program(lambda x: body(x, mb.const(val=np.ones((2, 3), np.float16))), x=(2, 3))
+    trace = apply_rewrite(rule(again, roots=roots, match=once), prog)
     assert trace.fired
     check(prog)
 
@@ -118,16 +118,16 @@ def stateful() -> Program:
 
 def test_state_ops_are_neither_removed_nor_moved():
     prog = stateful()
-    states = [op for _, op in all_ops(prog) if "state" in op.op_type]
-    trace = run(Twice(), prog)
+    states = [op for _, op in iterate_ops(prog) if "state" in op.op_type]
+    trace = apply_rewrite(Twice(), prog)
     assert len(trace.fired) == 2 and kinds(prog)["relu"] == 0
-    assert [op for _, op in all_ops(prog) if "state" in op.op_type] == states
+    assert [op for _, op in iterate_ops(prog) if "state" in op.op_type] == states
     check(prog)
 
 
 def test_a_state_op_that_a_rewrite_left_unread_stays():
     prog = stateful()
-    run(rule(lambda hit, mb: hit.op.y, roots=("add",)), prog)
+    apply_rewrite(rule(lambda hit, mb: hit.op.y, roots=("add",)), prog)
     assert kinds(prog)["read_state"] == 2 and kinds(prog)["coreml_update_state"] == 1
     check(prog)
 
@@ -142,20 +142,20 @@ def test_new_names_are_free_of_those_in_nested_blocks_and_inputs():
         )
         return inside
 
-    names = Names(program(body, x=(3,)).functions["main"])
-    assert names.fresh("taken") == "taken_1"
-    assert names.fresh("taken") == "taken_2"
-    assert names.fresh("x") == "x_1"
-    assert names.fresh("free") == "free"
-    assert names.fresh("free") == "free_1"
+    names = UniqueNames(build_program(body, x=(3,)).functions["main"])
+    assert names.make_unique_name("taken") == "taken_1"
+    assert names.make_unique_name("taken") == "taken_2"
+    assert names.make_unique_name("x") == "x_1"
+    assert names.make_unique_name("free") == "free"
+    assert names.make_unique_name("free") == "free_1"
 
 
 def test_plain_values_become_one_const_each():
-    prog = program(lambda x: mb.relu(x=x, name="y"), x=(2, 3))
+    prog = build_program(lambda x: mb.relu(x=x, name="y"), x=(2, 3))
     block = prog.functions["main"]
     op = next(iter(block.operations))
     with block:
-        builder = RewriteBuilder(block, Names(block))
+        builder = RewriteBuilder(block, UniqueNames(block))
         with builder.at(op):
             made = [
                 builder.mul(x=op.x, y=value)
@@ -187,19 +187,19 @@ def test_cost_grows_with_the_program_and_not_with_its_square(make, monkeypatch):
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    chosen = Twice() if make is chain else selected(passes="lift_conv_transpose_1d")[0]
+    chosen = Twice() if make is chain else select_rewrites(passes="lift_conv_transpose_1d")[0]
     for name in ("match", "rewrite"):
         count(type(chosen), name)
     for name in ("replace", "remove_if_unused", "_remove"):
         count(BlockEditor, name)
     for name in ("set_inputs", "type_value_inference", "get_flattened_inputs"):
         count(Operation, name)
-    count(engine._Walk, "_hand_over")
+    count(engine._FunctionRewriter, "_replace_output")
     seen = []
     for size in (50, 100, 200):
         prog = make(size)
         counted.clear()
-        run(chosen, prog)
+        apply_rewrite(chosen, prog)
         seen.append(Counter(counted))
     assert seen[0]["match"] >= 50 and seen[0]["replace"] == 50 and seen[0]["set_inputs"] >= 50
     for name in seen[0]:

@@ -9,12 +9,12 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program, types
 
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import BlockRewrite, Exactness, Hit, Miss, Rewrite
-from mil_ane_passes.core.engine import MAX_ROUNDS, find, run
+from mil_ane_passes.core.engine import MAX_ROUNDS, apply_rewrite, find_matches
 from mil_ane_passes.core.errors import RuleError
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops, flat_inputs
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import get_flat_inputs, iterate_ops
 from mil_ane_passes.core.targets import Gate
 from mil_ane_passes.runtime import Runtime
 
@@ -46,7 +46,7 @@ def rule(rewrite, *, roots=("relu",), match=None, base=Rewrite, **fields) -> Rew
 
 
 def kinds(prog) -> Counter:
-    return Counter(op.op_type for _, op in all_ops(prog))
+    return Counter(op.op_type for _, op in iterate_ops(prog))
 
 
 def chain(count: int, dtype=types.fp16) -> Program:
@@ -55,20 +55,23 @@ def chain(count: int, dtype=types.fp16) -> Program:
             x = mb.relu(x=x)
         return mb.identity(x=x, name="y")
 
-    return program(body, x=(2, 3), dtype=dtype)
+    return build_program(body, x=(2, 3), dtype=dtype)
 
 
 def check(prog: Program) -> None:
     """Every operand is made by an op that is there, or is an input; both sides' books agree."""
     prog.validate()
-    alive = {op for _, op in all_ops(prog)}
-    for _, op in all_ops(prog):
-        for var in flat_inputs(op):
+    alive = {op for _, op in iterate_ops(prog)}
+    for _, op in iterate_ops(prog):
+        for var in get_flat_inputs(op):
             assert var.op is None or var.op in alive, f"{op.name} reads {var.name}, whose op was removed"
             assert op in var.child_ops
         for var in op.outputs:
             for reader in var.child_ops:
-                assert reader in alive and any(given is var for given in flat_inputs(reader)), (var.name, reader.name)
+                assert reader in alive and any(given is var for given in get_flat_inputs(reader)), (
+                    var.name,
+                    reader.name,
+                )
 
 
 def same_numbers(before: Program, after: Program, feeds) -> None:
@@ -110,9 +113,9 @@ def test_a_rule_that_breaks_the_contract_is_named_with_its_file(rewrite, message
         def rewrite(self, hit, mb):
             return rewrite(hit, mb)
 
-    prog = program(lambda x: mb.abs(x=mb.relu(x=x, name="relu_0"), name="y"), x=(2, 3))
+    prog = build_program(lambda x: mb.abs(x=mb.relu(x=x, name="relu_0"), name="y"), x=(2, 3))
     with pytest.raises(RuleError) as error:
-        run(Broken(), prog)
+        apply_rewrite(Broken(), prog)
     assert str(error.value).startswith(f"rule broken ({__file__}:")
     assert message in str(error.value)
 
@@ -123,7 +126,7 @@ def test_a_rule_without_a_file_is_named_with_its_module():
 
     made = type("Made", (Twice,), {"__module__": "typed_in", "name": "made", "rewrite": rewrite})
     with pytest.raises(RuleError, match=r"rule made \(typed_in\) returned 0 values"):
-        run(made(), chain(1))
+        apply_rewrite(made(), chain(1))
 
 
 def test_a_block_rule_that_never_ends_is_named():
@@ -137,16 +140,16 @@ def test_a_block_rule_that_never_ends_is_named():
             return {hit.op.outputs[0]: mb.relu(x=hit.op.x)}
 
     with pytest.raises(RuleError, match=rf"rule endless \(.*test_engine.py:\d+\) still fires at .* after {MAX_ROUNDS}"):
-        run(Endless(), chain(1))
+        apply_rewrite(Endless(), chain(1))
 
 
 def test_symbolic_dimensions_stay_symbolic():
     def fixed(hit, mb):
         return mb.reshape(x=hit.op.x, shape=[5, 3])
 
-    prog = program(lambda x: mb.abs(x=mb.relu(x=x), name="y"), x=(None, 3))
+    prog = build_program(lambda x: mb.abs(x=mb.relu(x=x), name="y"), x=(None, 3))
     with pytest.raises(RuleError, match="expected the same dtype and shape"):
-        run(rule(fixed), prog)
+        apply_rewrite(rule(fixed), prog)
 
 
 def resized(op):
@@ -158,8 +161,8 @@ def resized(op):
 
 
 def symbols(prog, op_type, number=0):
-    found = [op for _, op in all_ops(prog) if op.op_type == op_type][number]
-    return [tuple(map(str, var.shape)) for var in (*flat_inputs(found)[:1], *found.outputs)]
+    found = [op for _, op in iterate_ops(prog) if op.op_type == op_type][number]
+    return [tuple(map(str, var.shape)) for var in (*get_flat_inputs(found)[:1], *found.outputs)]
 
 
 def test_a_symbol_that_changes_changes_in_all_that_is_computed_from_it():
@@ -169,13 +172,13 @@ def test_a_symbol_that_changes_changes_in_all_that_is_computed_from_it():
         z = mb.cond(pred=pred, _true_fn=lambda: mb.abs(x=y), _false_fn=lambda: mb.sin(x=y))
         return [mb.sqrt(x=z, name="y"), mb.shape(x=y, name="sizes"), mb.cos(x=x, name="other")]
 
-    prog = program(body, x=(2, None, 3))
+    prog = build_program(body, x=(2, None, 3))
     (before,) = set(symbols(prog, "relu"))
-    run(resized("old"), prog)
+    apply_rewrite(resized("old"), prog)
     (after,) = {*symbols(prog, "exp"), *symbols(prog, "abs"), *symbols(prog, "sin"), *symbols(prog, "sqrt")}
     assert after == symbols(prog, "concat")[1] != before
     assert {*symbols(prog, "cos")} == {before}
-    (sizes,) = [op.outputs[0] for _, op in all_ops(prog) if op.op_type == "shape"]
+    (sizes,) = [op.outputs[0] for _, op in iterate_ops(prog) if op.op_type == "shape"]
     assert tuple(map(str, sizes.sym_val)) == after
     check(prog)
 
@@ -186,10 +189,10 @@ def test_an_op_that_insists_on_equal_symbols_keeps_its_types():
         y = mb.einsum(values=(mb.relu(x=x, name="old"), other), equation="vnm,mno->vno", name="product")
         return mb.abs(x=y, name="y")
 
-    prog = program(body, x=(2, None, 3))
+    prog = build_program(body, x=(2, None, 3))
     before = symbols(prog, "abs")
-    run(resized("old"), prog)
-    (product,) = [op for _, op in all_ops(prog) if op.op_type == "einsum"]
+    apply_rewrite(resized("old"), prog)
+    (product,) = [op for _, op in iterate_ops(prog) if op.op_type == "einsum"]
     with pytest.raises(AssertionError, match="incompatible"):
         product.type_inference()
     assert symbols(prog, "abs") == before
@@ -197,22 +200,22 @@ def test_an_op_that_insists_on_equal_symbols_keeps_its_types():
 
 
 def test_outputs_keep_their_names_and_others_theirs():
-    prog = program(
+    prog = build_program(
         lambda x: [mb.relu(x=x, name="first"), mb.relu(x=mb.exp(x=x, name="inner"), name="second")], x=(2, 3)
     )
-    before = clone(prog)
-    trace = run(Twice(), prog)
+    before = clone_program(prog)
+    trace = apply_rewrite(Twice(), prog)
     assert [var.name for var in prog.functions["main"].outputs] == ["first", "second"]
-    assert [op.outputs[0].name for _, op in all_ops(prog) if op.op_type == "exp"] == ["inner"]
-    assert len({var.name for _, op in all_ops(prog) for var in op.outputs}) == sum(1 for _ in all_ops(prog))
+    assert [op.outputs[0].name for _, op in iterate_ops(prog) if op.op_type == "exp"] == ["inner"]
+    assert len({var.name for _, op in iterate_ops(prog) for var in op.outputs}) == sum(1 for _ in iterate_ops(prog))
     assert [finding.value for finding in trace.fired] == ["first", "second"]
     check(prog)
     same_numbers(before, prog, {"x": X})
 
 
 def test_an_output_replaced_by_an_input_gets_an_identity():
-    prog = program(lambda x: mb.relu(x=x, name="y"), x=(2, 3))
-    run(rule(lambda hit, mb: hit.op.x), prog)
+    prog = build_program(lambda x: mb.relu(x=x, name="y"), x=(2, 3))
+    apply_rewrite(rule(lambda hit, mb: hit.op.x), prog)
     assert kinds(prog) == {"identity": 1}
     assert [var.name for var in prog.functions["main"].outputs] == ["y"]
     assert list(prog.functions["main"].inputs) == ["x"]
@@ -220,7 +223,7 @@ def test_an_output_replaced_by_an_input_gets_an_identity():
 
 
 def test_one_value_for_two_outputs_keeps_both_names():
-    prog = program(lambda x: [mb.relu(x=x, name="a"), mb.relu(x=x, name="b")], x=(2, 3))
+    prog = build_program(lambda x: [mb.relu(x=x, name="a"), mb.relu(x=x, name="b")], x=(2, 3))
     made = []
 
     def shared(hit, mb):
@@ -228,7 +231,7 @@ def test_one_value_for_two_outputs_keeps_both_names():
             made.append(mb.abs(x=hit.op.x))
         return made[0]
 
-    run(rule(shared), prog)
+    apply_rewrite(rule(shared), prog)
     assert [var.name for var in prog.functions["main"].outputs] == ["a", "b"]
     check(prog)
 
@@ -248,14 +251,14 @@ def nested_program() -> Program:
         positive = mb.greater(x=mb.reduce_sum(x=x, axes=[0, 1], keep_dims=False), y=np.float16(0))
         return mb.cond(pred=positive, _true_fn=lambda: loop(start), _false_fn=lambda: mb.relu(x=start), name="y")
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_nested_blocks_are_walked(sign):
     prog = nested_program()
-    before = clone(prog)
-    trace = run(Twice(), prog)
+    before = clone_program(prog)
+    trace = apply_rewrite(Twice(), prog)
     assert len(trace.fired) == 4
     assert kinds(prog)["relu"] == 0 and kinds(prog)["maximum"] == 8
     check(prog)
@@ -265,7 +268,7 @@ def test_nested_blocks_are_walked(sign):
 def test_every_function_is_walked():
     prog = chain(2)
     prog.add_function("second", chain(3).functions["main"])
-    trace = run(Twice(), prog)
+    trace = apply_rewrite(Twice(), prog)
     assert Counter(finding.function for finding in trace.fired) == {"main": 2, "second": 3}
     assert kinds(prog)["relu"] == 0
     check(prog)
@@ -277,8 +280,8 @@ def test_hits_and_near_misses_are_in_the_trace():
             return Hit(op, note="first", exactness=Exactness.ROUNDING)
         return Miss(op, "too late", near=op.outputs[0].name == "near")
 
-    prog = program(lambda x: mb.relu(x=mb.relu(x=mb.relu(x=x, name="a"), name="near"), name="far"), x=(2, 3))
-    trace = run(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), prog)
+    prog = build_program(lambda x: mb.relu(x=mb.relu(x=mb.relu(x=x, name="a"), name="near"), name="far"), x=(2, 3))
+    trace = apply_rewrite(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), prog)
     assert [finding.to_dict() for finding in trace.fired] == [
         {
             "pass": "mine",
@@ -300,18 +303,18 @@ def test_the_weakest_form_that_fired_is_the_passes_strength():
     def match(op):
         return Hit(op, exactness=None if op.x.op is None else Exactness.ROUNDING)
 
-    assert run(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), chain(1)).strength is Exactness.BITWISE
-    assert run(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), chain(3)).strength is Exactness.ROUNDING
+    assert apply_rewrite(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), chain(1)).strength is Exactness.BITWISE
+    assert apply_rewrite(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), chain(3)).strength is Exactness.ROUNDING
 
 
 def test_nothing_changes_where_nothing_fires_or_the_target_is_another():
     prog = chain(2)
-    ops = [op for _, op in all_ops(prog)]
-    assert not run(rule(None, match=lambda op: Miss(op, "no")), prog).fired
-    assert not run(rule(None, targets=Gate(first="m4")), prog, target="m1").fired
-    assert not find(rule(None, targets=Gate(first="m4")), prog, target="m1").fired
-    assert len(find(Twice(), prog).fired) == 2
-    assert [op for _, op in all_ops(prog)] == ops
+    ops = [op for _, op in iterate_ops(prog)]
+    assert not apply_rewrite(rule(None, match=lambda op: Miss(op, "no")), prog).fired
+    assert not apply_rewrite(rule(None, targets=Gate(first="m4")), prog, target="m1").fired
+    assert not find_matches(rule(None, targets=Gate(first="m4")), prog, target="m1").fired
+    assert len(find_matches(Twice(), prog).fired) == 2
+    assert [op for _, op in iterate_ops(prog)] == ops
 
 
 def test_a_rewrites_own_result_is_asked_about_again():
@@ -327,8 +330,8 @@ def test_a_rewrites_own_result_is_asked_about_again():
     def body(x):
         return mb.leaky_relu(x=mb.leaky_relu(x=x, alpha=np.float16(0.5)), alpha=np.float16(1), name="y")
 
-    prog = program(body, x=(2, 3))
-    trace = run(rule(halve, roots=("leaky_relu",), match=match), prog)
+    prog = build_program(body, x=(2, 3))
+    trace = apply_rewrite(rule(halve, roots=("leaky_relu",), match=match), prog)
     assert (len(trace.fired), trace.rounds) == (4, 2)
     (found,) = Runtime(prog, precision="float64")({"x": X}).values()
     np.testing.assert_array_equal(found, np.where(X > 0, X, X * 0.125 * 0.25).astype(np.float64))
@@ -346,6 +349,6 @@ def test_a_rule_that_puts_an_op_before_what_it_reads_is_named():
             with mb.at(hit.op.x.op):
                 return mb.sigmoid(x=hit.op.x)
 
-    prog = program(lambda x: mb.tanh(x=mb.relu(x=x), name="y"), x=(2, 3))
+    prog = build_program(lambda x: mb.tanh(x=mb.relu(x=x), name="y"), x=(2, 3))
     with pytest.raises(RuleError, match="which no op before it makes"):
-        run(Early(), prog)
+        apply_rewrite(Early(), prog)

@@ -14,13 +14,13 @@ from coremltools.converters.mil.mil import block as host_block
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import BlockRewrite, Hit, ProgramRewrite, Rewrite
-from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.engine import apply_rewrite
 from mil_ane_passes.core.errors import InputError, RuleError
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 
 pytest.importorskip("torch")
 FAILING = "triangle_cumsum"
@@ -33,7 +33,7 @@ def mixed(x):
 
 
 def built():
-    return program(mixed, x=(1, 4, 300))
+    return build_program(mixed, x=(1, 4, 300))
 
 
 def broken(kind):
@@ -55,7 +55,7 @@ def broken(kind):
 
 @pytest.fixture(params=["shape", "memory", "recursion", "exception"])
 def failing(request, monkeypatch):
-    monkeypatch.setattr(by_name(FAILING), "rewrite", broken(request.param))
+    monkeypatch.setattr(find_rewrite(FAILING), "rewrite", broken(request.param))
     return request.param
 
 
@@ -65,12 +65,12 @@ def fired(traces):
 
 def test_what_it_changed_is_rolled_back_and_the_rest_is_done(failing):
     prog, others = built(), built()
-    traces = run_all(selected("full"), prog, target="m4")
+    traces = apply_rewrites(select_rewrites("full"), prog, target="m4")
     (only,) = [trace.failed for trace in traces if trace.failed]
     assert (only.rule, only.function, only.op_type, only.value) == (FAILING, "main", "cumsum", "last")
     assert only.reason and "triangle_cumsum.py" not in only.reason
-    run_all([rule for rule in selected("full") if rule.name != FAILING], others, target="m4")
-    assert program_text(prog) == program_text(others)
+    apply_rewrites([rule for rule in select_rewrites("full") if rule.name != FAILING], others, target="m4")
+    assert format_program(prog) == format_program(others)
     assert FAILING not in fired(traces) and "stable_softplus" in fired(traces)
     prog.validate()
     assert not host_block.BLOCK_STACK
@@ -102,7 +102,7 @@ def test_a_conversion_goes_on_and_says_so(failing, caplog):
     without = ane.pipeline(preset="full", target="m4", max_growth=None)
     without.remove_passes({f"ane::{FAILING}"})
     without.get_all_options().pop(f"ane::{FAILING}")
-    assert program_text(found) == program_text(converted(without))
+    assert format_program(found) == format_program(converted(without))
 
 
 def saved(folder, prog):
@@ -137,7 +137,7 @@ def test_the_command_stops_where_that_is_requested(failing, how, tmp_path, capsy
 
 
 def test_a_batch_names_it(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(by_name(FAILING), "rewrite", broken("exception"))
+    monkeypatch.setattr(find_rewrite(FAILING), "rewrite", broken("exception"))
     saved(tmp_path, built())
     asked = ["batch", "rewrite", str(tmp_path / "in.mlpackage"), "-o", str(tmp_path / "out"), "--jobs", "0",
              "--preset", "full", "--target", "m4"]
@@ -151,20 +151,20 @@ def test_a_batch_names_it(monkeypatch, tmp_path, capsys):
 def test_a_match_that_fails_costs_only_its_own_findings(monkeypatch, tmp_path, capsys):
     path = saved(tmp_path, built())
     before = {(item["code"], item["value"]) for item in ane.lint(path, target="m4").to_dict()["findings"]}
-    match = by_name(FAILING).match
+    match = find_rewrite(FAILING).match
 
     def half(self, op):
         if op.outputs[0].name == "last":
             raise AttributeError("'select' object has no attribute 'x'")
         return match(self, op)
 
-    monkeypatch.setattr(by_name(FAILING), "match", half)
+    monkeypatch.setattr(find_rewrite(FAILING), "match", half)
     assert main(["lint", path, "--target", "m4", "--format", "json"]) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     (only,) = told["failed_rules"]
     assert (only["pass"], only["value"]) == (FAILING, "last")
     assert only["reason"] == "AttributeError: 'select' object has no attribute 'x'"
-    code = by_name(FAILING).code
+    code = find_rewrite(FAILING).code
     assert {(item["code"], item["value"]) for item in told["findings"]} == before - {(code, "last")}
     assert main(["lint", path, "--target", "m4"]) in (0, 1)
     assert f"rule {FAILING} failed at %last (cumsum): AttributeError" in capsys.readouterr().out
@@ -172,15 +172,15 @@ def test_a_match_that_fails_costs_only_its_own_findings(monkeypatch, tmp_path, c
 
 @pytest.mark.parametrize("name", ["edge_integers", "ping_pong", "fp16_compute"])
 def test_rules_about_blocks_plans_and_programs_may_fail_too(name, monkeypatch):
-    from mil_ane_passes.core.registry import all_rules
+    from mil_ane_passes.core.registry import get_all_rules
 
-    kind = next(each for each in ("match_program", "match_plan", "match_block") if hasattr(all_rules()[name], each))
+    kind = next(each for each in ("match_program", "match_plan", "match_block") if hasattr(get_all_rules()[name], each))
 
     def fails(self, asked):
         yield from ()
         raise IndexError("out of range")
 
-    monkeypatch.setattr(all_rules()[name], kind, fails)
+    monkeypatch.setattr(get_all_rules()[name], kind, fails)
     report = ane.lint(built(), target="m4")
     (only,) = report.to_dict()["failed_rules"]
     assert (only["pass"], only["op_type"], only["reason"]) == (name, None, "IndexError: out of range")
@@ -191,13 +191,13 @@ def test_what_is_not_the_fault_of_a_rule_is_no_failure(monkeypatch):
     def rewrite(self, hit, mb):
         raise error
 
-    monkeypatch.setattr(by_name(FAILING), "rewrite", rewrite)
+    monkeypatch.setattr(find_rewrite(FAILING), "rewrite", rewrite)
     for error in (OSError("disk full"), InputError("max_error is 7")):
         prog = built()
-        text = program_text(prog)
+        text = format_program(prog)
         with pytest.raises(type(error), match=str(error)):
-            run_all(selected(passes=FAILING), prog, target="m4")
-        assert program_text(prog) == text
+            apply_rewrites(select_rewrites(passes=FAILING), prog, target="m4")
+        assert format_program(prog) == text
 
 
 class Halfway(Rewrite):
@@ -226,7 +226,7 @@ class HalfwayThroughTheProgram(ProgramRewrite):
     name, code, slug = "halfway_program", "X5", "x"
 
     def match_program(self, program):
-        yield Hit(next(op for _, op in all_ops(program) if op.op_type == "relu"))
+        yield Hit(next(op for _, op in iterate_ops(program) if op.op_type == "relu"))
 
     def rewrite_program(self, hits, program):
         program.functions["other"] = program.functions.pop("main")
@@ -236,23 +236,23 @@ class HalfwayThroughTheProgram(ProgramRewrite):
 
 def branched():
     def body(x):
-        x = mb.linear(x=mb.relu(x=x, name="outer"), weight=weight(4, 4))
+        x = mb.linear(x=mb.relu(x=x, name="outer"), weight=make_weight(4, 4))
         return mb.cond(pred=mb.equal(x=mb.reduce_max(x=x), y=np.float16(0)), _true_fn=lambda: mb.relu(x=x),
                        _false_fn=lambda: mb.exp(x=x), name="y")
 
-    return program(body, x=(2, 4))
+    return build_program(body, x=(2, 4))
 
 
 @pytest.mark.parametrize("rule", [Halfway, HalfwayThroughBlocks, HalfwayThroughTheProgram])
 def test_after_any_failure_the_program_is_as_it_was_and_works(rule):
     prog = branched()
-    text, names = program_text(prog, names=True), [op.name for _, op in all_ops(prog)]
+    text, names = format_program(prog, names=True), [op.name for _, op in iterate_ops(prog)]
     with pytest.raises(RuleError, match=rule.name):
-        run(rule(), prog)
-    assert program_text(prog, names=True) == text and [op.name for _, op in all_ops(prog)] == names
+        apply_rewrite(rule(), prog)
+    assert format_program(prog, names=True) == text and [op.name for _, op in iterate_ops(prog)] == names
     assert not hasattr(prog, "hint") and not host_block.BLOCK_STACK
     prog.validate()
-    run_all(selected("full"), prog)
+    apply_rewrites(select_rewrites("full"), prog)
     prog.validate()
 
 
@@ -267,14 +267,14 @@ def nested(depth):
         made = mb.cond(pred=known, _true_fn=deeper if left % 2 else other, _false_fn=other if left % 2 else deeper)
         return mb.tanh(x=made)
 
-    return program(lambda x: mb.identity(x=body(x), name="y"), x=(2, 3))
+    return build_program(lambda x: mb.identity(x=body(x), name="y"), x=(2, 3))
 
 
 @pytest.mark.parametrize("depth", [1, 17, 40])
 def test_branches_are_inlined_at_any_depth(depth):
     prog = nested(depth)
-    (trace,) = run_all(selected(passes="inline_constant_branch"), prog)
-    kinds = [op.op_type for _, op in all_ops(prog) if op.op_type not in ("const", "identity")]
+    (trace,) = apply_rewrites(select_rewrites(passes="inline_constant_branch"), prog)
+    kinds = [op.op_type for _, op in iterate_ops(prog) if op.op_type not in ("const", "identity")]
     assert len(trace.fired) >= 1 and kinds == ["abs"] * depth + ["relu"] + ["tanh"] * depth
     prog.validate()
 

@@ -15,13 +15,13 @@ import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import Evidence, Hit, Rewrite
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.examples import build_program, make_weight
 from mil_ane_passes.core.forecast import Forecast
-from mil_ane_passes.core.growth import growth, parse_growth
-from mil_ane_passes.core.guard import Guard, guarded
-from mil_ane_passes.core.pipeline import run_all
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.guard import Guard, run_guarded
+from mil_ane_passes.core.max_growth import check_max_growth, parse_max_growth
+from mil_ane_passes.core.pipeline import apply_rewrites
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
 
 
 class _Twice(Rewrite):
@@ -50,7 +50,7 @@ PRICES = {"relu": 10.0, "tanh": 1.0, "abs": 6.0, "sqrt": 6.0, "sigmoid": 1.0, "e
 
 
 def foresee(prog):
-    counted = Counter(op.op_type for _, op in all_ops(prog) if op.op_type != "const")
+    counted = Counter(op.op_type for _, op in iterate_ops(prog) if op.op_type != "const")
     return Forecast(counted.total(), counted["erf"], counted["erf"],
                     sum(PRICES[kind] * number for kind, number in counted.items()), 0)
 
@@ -61,15 +61,15 @@ def chain(*kinds):
             x = getattr(mb, kind)(x=x)
         return x
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
 def kinds(prog):
-    return [op.op_type for _, op in all_ops(prog) if op.op_type != "const"]
+    return [op.op_type for _, op in iterate_ops(prog) if op.op_type != "const"]
 
 
 def ran(rules, prog, most=0.01):
-    return {trace.rule: trace for trace in run_all(rules, prog, guard=Guard(foresee, most))}
+    return {trace.rule: trace for trace in apply_rewrites(rules, prog, guard=Guard(foresee, most))}
 
 
 def test_what_costs_more_is_undone_and_says_so():
@@ -117,9 +117,9 @@ def test_a_dear_step_that_another_one_pays_back_stands():
 
 def test_the_program_is_the_same_when_all_is_undone():
     built = chain("relu", "tanh", "relu")
-    before = program_text(built)
+    before = format_program(built)
     traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "abs", "abs")], built)
-    assert program_text(built) == before and {trace.reverted != "" for trace in traces.values()} >= {True}
+    assert format_program(built) == before and {trace.reverted != "" for trace in traces.values()} >= {True}
     built.validate()
 
 
@@ -146,8 +146,8 @@ def test_each_rewrite_may_add_what_no_model_is_worse_for():
         return Forecast(made.ops, made.unsupported, made.off, made.cost * 1e-4, made.transitions)
 
     built, rules = chain("tanh", "abs"), [rule("tanh", "sigmoid", "exp"), rule("abs", "exp", "exp")]
-    assert all(trace.fired for trace in run_all(rules, built, guard=Guard(small, 0.01)))
-    assert not any(trace.fired or trace.reverted for trace in run_all(rules, built, guard=Guard(small, 0.01)))
+    assert all(trace.fired for trace in apply_rewrites(rules, built, guard=Guard(small, 0.01)))
+    assert not any(trace.fired or trace.reverted for trace in apply_rewrites(rules, built, guard=Guard(small, 0.01)))
 
 
 def test_nothing_is_predicted_where_nothing_guarded_fires():
@@ -155,14 +155,16 @@ def test_nothing_is_predicted_where_nothing_guarded_fires():
         raise AssertionError("predicted")
 
     built = chain("tanh")
-    guarded([rule("relu", "abs", "sqrt")], built, run_all, Guard(never))
-    guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, run_all, Guard(never))
+    run_guarded([rule("relu", "abs", "sqrt")], built, apply_rewrites, Guard(never))
+    run_guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, apply_rewrites, Guard(never))
     assert kinds(built) == ["abs", "sqrt"]
 
 
 def wide():
     """A convolution that `factor_conv_stride` makes dearer."""
-    return program(lambda x: mb.conv(x=x, weight=weight(64, 64, 7, 7), strides=[7, 7], name="y"), x=(1, 64, 224, 224))
+    return build_program(
+        lambda x: mb.conv(x=x, weight=make_weight(64, 64, 7, 7), strides=[7, 7], name="y"), x=(1, 64, 224, 224)
+    )
 
 
 def test_inside_the_hosts_pipeline(caplog):
@@ -171,9 +173,9 @@ def test_inside_the_hosts_pipeline(caplog):
         PassPipelineManager.apply_pipeline(built, ane.pipeline(ct.PassPipeline.EMPTY, preset="full"))
     undone = [record.message for record in caplog.records if "reverted" in record.message]
     assert len(undone) == 1 and undone[0].startswith("ane::factor_conv_stride reverted: ")
-    assert program_text(built) == program_text(left)
+    assert format_program(built) == format_program(left)
     PassPipelineManager.apply_pipeline(left, ane.pipeline(ct.PassPipeline.EMPTY, preset="full", max_growth=None))
-    assert program_text(built) != program_text(left)
+    assert format_program(built) != format_program(left)
 
 
 def test_a_pipeline_serves_several_conversions():
@@ -181,7 +183,7 @@ def test_a_pipeline_serves_several_conversions():
     for _ in range(2):
         built = wide()
         PassPipelineManager.apply_pipeline(built, pipeline)
-        assert program_text(built) == program_text(wide()) and not hasattr(built, "_ane_original")
+        assert format_program(built) == format_program(wide()) and not hasattr(built, "_ane_original")
     assert not [name for name in ane.pipeline(preset="safe").passes if name.startswith("ane::guard")]
 
 
@@ -204,8 +206,13 @@ def test_the_report_and_the_command_say_it(tmp_path, capsys):
 
 
 def test_shares_are_checked():
-    assert (growth(0.5), growth(None), parse_growth("1"), parse_growth("2.5%"), parse_growth("None")) == (
-        0.5, None, 0.01, 0.025, None)
+    assert (
+        check_max_growth(0.5),
+        check_max_growth(None),
+        parse_max_growth("1"),
+        parse_max_growth("2.5%"),
+        parse_max_growth("None"),
+    ) == (0.5, None, 0.01, 0.025, None)
     for wrong in (True, -0.1, "1", float("inf"), float("nan")):
         with pytest.raises(InputError, match=r"expected a share such as 0\.01"):
             ane.pipeline(preset="full", max_growth=wrong)
@@ -239,7 +246,7 @@ class TestWhereNothingRunsOnTheAne:
     def test_what_adds_many_ops_is_undone(self, before, after, count, stands):
         built = chain("relu")
         guard = Guard(self.foreseeing(before, after), 0.01)
-        (*_, trace) = run_all([self.lengthening(count)], built, guard=guard)
+        (*_, trace) = apply_rewrites([self.lengthening(count)], built, guard=guard)
         assert bool(trace.fired) is stands and len(kinds(built)) == (count if stands else 1)
         assert stands or trace.reverted == (
             f"{count} ops instead of 1, and none is predicted to run on the ANE, neither before nor after")
@@ -247,8 +254,10 @@ class TestWhereNothingRunsOnTheAne:
     def test_what_adds_few_stands_beside_it(self):
         built = chain("relu", "abs")
         guard = Guard(self.foreseeing(0, 0), 0.01)
-        traces = {trace.rule: trace for trace in run_all([rule("abs", "exp", "exp"), self.lengthening(30)], built,
-                                                         guard=guard)}
+        traces = {
+            trace.rule: trace
+            for trace in apply_rewrites([rule("abs", "exp", "exp"), self.lengthening(30)], built, guard=guard)
+        }
         assert traces["abs_twice"].fired and traces["lengthening"].reverted
         assert kinds(built) == ["relu", "exp", "exp"]
 
@@ -259,6 +268,6 @@ def test_a_small_recurrent_layer_stays_whole():
         return mb.rnn(x=x, initial_h=np.zeros((1, 8), np.float16), weight_ih=np.eye(8, dtype=np.float16),
                       weight_hh=np.eye(8, dtype=np.float16), output_sequence=True, name="y")[0]
 
-    report = ane.rewrite(program(body, x=(16, 1, 8)), preset="full", target="m4")
+    report = ane.rewrite(build_program(body, x=(16, 1, 8)), preset="full", target="m4")
     assert report.status == "unchanged" and "none is predicted to run on the ANE" in str(report)
-    assert ane.rewrite(program(body, x=(16, 1, 8)), passes="unroll_rnn", target="m4").status != "unchanged"
+    assert ane.rewrite(build_program(body, x=(16, 1, 8)), passes="unroll_rnn", target="m4").status != "unchanged"

@@ -77,7 +77,7 @@ for module in sys.argv[1].split():
         lacking.append(module)
 import mil_ane_passes as ane
 order = {}
-for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.proof.compare')",
+for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.proof.comparison')",
               "importlib.import_module('mil_ane_passes.api')", "importlib.import_module('mil_ane_passes.cli.main')"):
     for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
         del sys.modules[loaded]
@@ -232,9 +232,11 @@ def test_public_names_are_functions_and_classes_whatever_was_used_first(without_
 
 
 def test_importing_registers_our_passes_and_replaces_none(without_torch):
-    from mil_ane_passes.core.registry import rewrites
+    from mil_ane_passes.core.registry import get_all_rewrites
 
-    assert without_torch["registered"] == sorted(f"ane::{name}" for name in {*rewrites(), "guard_begin", "guard_end"})
+    assert without_torch["registered"] == sorted(
+        f"ane::{name}" for name in {*get_all_rewrites(), "guard_begin", "guard_end"}
+    )
     assert without_torch["replaced"] == []
     assert set(without_torch["registered"]) >= {
         name.partition("{")[0] for name in without_torch["pipeline"] if name.startswith("ane::")}
@@ -288,24 +290,24 @@ def test_an_unknown_name_is_an_attribute_error():
     ],
 )
 def test_only_the_command_puts_off_what_an_import_does(monkeypatch, argv, orig, ours):
-    from mil_ane_passes.core.host import register
+    from mil_ane_passes.core.coremltools_setup import register_with_coremltools
 
     done = []
     monkeypatch.setattr(sys, "argv", [argv])
     monkeypatch.setattr(sys, "orig_argv", orig)
     monkeypatch.setattr("mil_ane_passes.core.pipeline.register_passes", lambda guard=None: done.append(True))
-    register()
+    register_with_coremltools()
     assert bool(done) != ours
 
 
 def test_the_command_quietens_coremltools_and_gives_its_voice_back(caplog):
     import logging
 
-    from mil_ane_passes.core.host import quiet
+    from mil_ane_passes.core.coremltools_setup import silence_coremltools
 
     logger = logging.getLogger("coremltools")
     filters = list(logger.filters)
-    with quiet(), caplog.at_level(logging.INFO, "coremltools"):
+    with silence_coremltools(), caplog.at_level(logging.INFO, "coremltools"):
         logger.warning("noise")
         logger.error("trouble")
     assert logger.filters == filters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.layout import ROW_BYTES, padded_bytes, size_text
+from mil_ane_passes.core.layout import ROW_BYTES, compute_padded_bytes, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ from mil_ane_passes.core.layout import ROW_BYTES, padded_bytes, size_text
     ],
 )
 def test_padded_bytes(shape, itemsize, expected):
-    assert padded_bytes(shape, itemsize) == expected
+    assert compute_padded_bytes(shape, itemsize) == expected
 
 
 def test_a_last_axis_of_one_costs_32_times_at_fp16():
-    assert padded_bytes((1, 8, 32, 1), 2) == ROW_BYTES // 2 * (1 * 8 * 32 * 1 * 2)
+    assert compute_padded_bytes((1, 8, 32, 1), 2) == ROW_BYTES // 2 * (1 * 8 * 32 * 1 * 2)
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_a_last_axis_of_one_costs_32_times_at_fp16():
     ],
 )
 def test_sizes_in_words(count, expected):
-    assert size_text(count) == expected
+    assert format_bytes(count) == expected

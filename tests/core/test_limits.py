@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.limits import LIMITS, evidence_of, limit, over
+from mil_ane_passes.core.limits import LIMITS, collect_evidence, find_exceeded_limit, find_limit
 from mil_ane_passes.core.targets import GENERATIONS, parse_target
 
 
@@ -12,7 +12,7 @@ from mil_ane_passes.core.targets import GENERATIONS, parse_target
 def test_every_bound_has_a_source_and_no_generation_has_two(name):
     stated = [generation for bound in LIMITS[name] for generation in bound.generations]
     assert stated and len(stated) == len(set(stated)) and stated == sorted(stated, key=GENERATIONS.index)
-    assert all(bound.says and bound.most > 0 for bound in LIMITS[name]) and evidence_of(name)
+    assert all(bound.says and bound.most > 0 for bound in LIMITS[name]) and collect_evidence(name)
 
 
 @pytest.mark.parametrize(("name", "target", "most", "sure"), [
@@ -23,14 +23,17 @@ def test_every_bound_has_a_source_and_no_generation_has_two(name):
     ("matmul-inner", "m4", 32768, True), ("matmul-inner", "m5", 32768, False), ("rank", "all", 5, True),
 ])
 def test_the_strictest_is_given(name, target, most, sure):
-    bound = limit(name, parse_target(target))
+    bound = find_limit(name, parse_target(target))
     assert (bound.most, bound.sure) == (most, sure)
 
 
 @pytest.mark.parametrize(("name", "target"), [("conv-kernel-height", "m1"), ("max-pool-width", "m3"),
                                               ("pool-kernel", "m1"), ("upsampling", "m4")])
 def test_what_nobody_stated_is_none(name, target):
-    assert limit(name, parse_target(target)) is None and over(name, 10 ** 12, parse_target(target)) is None
+    assert (
+        find_limit(name, parse_target(target)) is None
+        and find_exceeded_limit(name, 10**12, parse_target(target)) is None
+    )
 
 
 @pytest.mark.parametrize(("name", "value", "target", "words", "sure"), [
@@ -42,17 +45,17 @@ def test_what_nobody_stated_is_none(name, target):
     ("spatial", 16385, "m2", "> 16384 (M2)", True),
 ])
 def test_who_takes_less_in_words(name, value, target, words, sure):
-    found = over(name, value, parse_target(target))
+    found = find_exceeded_limit(name, value, parse_target(target))
     assert (found.words, found.sure) == (words, sure)
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_value_at_the_limit_is_taken_and_more_generations_are_never_milder(name):
     for number in range(len(GENERATIONS)):
-        bound = limit(name, GENERATIONS[number:number + 1])
+        bound = find_limit(name, GENERATIONS[number:number + 1])
         if bound is None:
             continue
-        assert over(name, bound.most, GENERATIONS[number:number + 1]) is None
-        more = over(name, bound.most + 1, GENERATIONS[number:])
+        assert find_exceeded_limit(name, bound.most, GENERATIONS[number:number + 1]) is None
+        more = find_exceeded_limit(name, bound.most + 1, GENERATIONS[number:])
         assert more is not None and more.sure >= bound.sure
-        assert limit(name, GENERATIONS).most <= bound.most
+        assert find_limit(name, GENERATIONS).most <= bound.most

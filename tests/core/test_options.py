@@ -8,7 +8,7 @@ import pytest
 
 from mil_ane_passes.core.contract import Rewrite
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.options import options_of, parse_passes, with_options
+from mil_ane_passes.core.options import get_options, make_with_options, parse_passes
 
 
 class Example(Rewrite):
@@ -32,8 +32,8 @@ class More(Example):
 
 
 def test_fields_are_options_and_class_vars_are_not():
-    assert list(options_of(Example)) == ["limit", "share", "loud", "label", "mode", "axis"]
-    assert {name: option.default for name, option in options_of(Example).items()} == {
+    assert list(get_options(Example)) == ["limit", "share", "loud", "label", "mode", "axis"]
+    assert {name: option.default for name, option in get_options(Example).items()} == {
         "limit": 3,
         "share": 0.5,
         "loud": False,
@@ -44,19 +44,19 @@ def test_fields_are_options_and_class_vars_are_not():
 
 
 def test_the_text_under_a_field_is_its_doc():
-    assert options_of(Example)["limit"].doc == "How far, in two lines."
-    assert options_of(Example)["share"].doc == ""
+    assert get_options(Example)["limit"].doc == "How far, in two lines."
+    assert get_options(Example)["share"].doc == ""
 
 
 def test_options_and_their_docs_are_inherited():
-    assert options_of(More)["extra"].doc == "One more."
-    assert options_of(More)["limit"].default == 3
-    assert options_of(More)["limit"].doc == "How far, in two lines."
+    assert get_options(More)["extra"].doc == "One more."
+    assert get_options(More)["limit"].default == 3
+    assert get_options(More)["limit"].doc == "How far, in two lines."
 
 
 def test_choices_are_those_of_the_literal():
-    assert options_of(Example)["mode"].choices == ("fast", "slow")
-    assert options_of(Example)["limit"].choices == ()
+    assert get_options(Example)["mode"].choices == ("fast", "slow")
+    assert get_options(Example)["limit"].choices == ()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_choices_are_those_of_the_literal():
     ],
 )
 def test_values_become_the_options_type(name, given, expected):
-    found = getattr(with_options(Example, {name: given}), name)
+    found = getattr(make_with_options(Example, {name: given}), name)
     assert found == expected and type(found) is type(expected)
 
 
@@ -110,21 +110,21 @@ def test_values_become_the_options_type(name, given, expected):
 )
 def test_bad_values_are_refused_with_what_was_expected(name, given, expected):
     with pytest.raises(InputError) as error:
-        with_options(Example, {name: given})
+        make_with_options(Example, {name: given})
     assert str(error.value) == f"ane::example: option '{name}' is {given!r}; expected {expected}"
 
 
 def test_unknown_options_have_a_suggestion():
     with pytest.raises(InputError) as error:
-        with_options(Example, {"limits": 1})
+        make_with_options(Example, {"limits": 1})
     assert str(error.value) == (
         "ane::example: no option 'limits'; it has limit, share, loud, label, mode, axis; did you mean 'limit'?"
     )
 
 
 def test_instances_do_not_share_options():
-    with_options(Example, {"limit": 9})
-    assert with_options(Example, {}).limit == 3
+    make_with_options(Example, {"limit": 9})
+    assert make_with_options(Example, {}).limit == 3
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.pass_names import name_with_settings, split_name
-from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.pass_names import format_pass_name, parse_pass_name
+from mil_ane_passes.core.printer import format_program
 
 SETTINGS = [
     {"preset": "full", "target": "m4"},
@@ -32,18 +32,18 @@ SETTINGS = [
 def upsampled():
     """With a convolution that `factor_conv_stride` makes more expensive, which a guard undoes."""
     def body(x, image):
-        wide = mb.conv(x=image, weight=weight(64, 64, 7, 7), strides=[7, 7], name="z")
+        wide = mb.conv(x=image, weight=make_weight(64, 64, 7, 7), strides=[7, 7], name="z")
         x = mb.tan(x=mb.max_pool(x=x, kernel_sizes=[13], strides=[3], pad_type="same"))
-        x = mb.conv(x=x, weight=weight(8, 1, 80), groups=4, pad_type="same")
-        return wide, mb.conv_transpose(x=x, weight=weight(8, 8, 16), bias=weight(8), strides=[2], name="y")
+        x = mb.conv(x=x, weight=make_weight(8, 1, 80), groups=4, pad_type="same")
+        return wide, mb.conv_transpose(x=x, weight=make_weight(8, 8, 16), bias=make_weight(8), strides=[2], name="y")
 
-    return program(body, x=(1, 4, 300), image=(1, 64, 224, 224))
+    return build_program(body, x=(1, 4, 300), image=(1, 64, 224, 224))
 
 
 def converted(pipeline):
     built = upsampled()
     PassPipelineManager.apply_pipeline(built, pipeline)
-    return program_text(built)
+    return format_program(built)
 
 
 def made(**settings):
@@ -149,4 +149,4 @@ def test_what_is_not_ours_is_not_registered(name):
 
 @pytest.mark.parametrize("value", ["a b", "1,2;3", "{x}=%20", "ü", "0.01"])
 def test_any_value_survives_in_a_name(value):
-    assert split_name(name_with_settings("fp16_compute", {"keep": value})) == ("fp16_compute", {"keep": value})
+    assert parse_pass_name(format_pass_name("fp16_compute", {"keep": value})) == ("fp16_compute", {"keep": value})

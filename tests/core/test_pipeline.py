@@ -12,10 +12,10 @@ from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import STAGES
 from mil_ane_passes.core.errors import InputError, RuleError
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.pipeline import ordered, selected
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import rewrites
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.pipeline import select_rewrites, sort_passes
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import get_all_rewrites
 from mil_ane_passes.runtime import Runtime
 from tests.models.tools import convert_traced
 
@@ -35,13 +35,13 @@ def options(pipeline: ct.PassPipeline) -> dict[str, dict[str, object]]:
 
 
 def kinds(prog) -> Counter:
-    return Counter(op.op_type for _, op in all_ops(prog))
+    return Counter(op.op_type for _, op in iterate_ops(prog))
 
 
 def upsampler():
     bias = np.array([0.5, -1.0], dtype=np.float16)
-    return program(
-        lambda x: mb.conv_transpose(x=x, weight=weight(4, 2, 5), bias=bias, strides=[3], name="y"), x=(1, 4, 8)
+    return build_program(
+        lambda x: mb.conv_transpose(x=x, weight=make_weight(4, 2, 5), bias=bias, strides=[3], name="y"), x=(1, 4, 8)
     )
 
 
@@ -70,22 +70,22 @@ def test_a_base_that_ends_in_our_passes_keeps_its_own():
 
 
 def test_order_is_by_stage_and_then_after():
-    order = ordered(rewrites())
-    stages = [STAGES.index(rewrites()[name].stage) for name in order]
+    order = sort_passes(get_all_rewrites())
+    stages = [STAGES.index(get_all_rewrites()[name].stage) for name in order]
     assert stages == sorted(stages)
     for place, name in enumerate(order):
-        assert not set(rewrites()[name].after) & set(order[place:]), name
+        assert not set(get_all_rewrites()[name].after) & set(order[place:]), name
 
 
 def test_order_does_not_depend_on_the_order_asked_for():
-    names = list(rewrites())
-    assert ordered(names) == ordered(reversed(names))
+    names = list(get_all_rewrites())
+    assert sort_passes(names) == sort_passes(reversed(names))
 
 
 def test_a_circle_of_after_is_refused(monkeypatch):
-    monkeypatch.setattr(rewrites()["lift_conv_1d"], "after", ("carry_lift",))
+    monkeypatch.setattr(get_all_rewrites()["lift_conv_1d"], "after", ("carry_lift",))
     with pytest.raises(RuleError, match=r"the 'after' fields of .*carry_lift.*lift_conv_1d.* form a circle"):
-        ordered(rewrites())
+        sort_passes(get_all_rewrites())
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_the_hosts_default_stays_as_it_was():
 
 def test_safe_is_within_full_and_named_is_in_neither():
     safe, full = (set(ours(ane.pipeline(preset=preset))) for preset in ("safe", "full"))
-    named = {f"ane::{name}" for name, rule in rewrites().items() if rule.preset == "named"}
+    named = {f"ane::{name}" for name, rule in get_all_rewrites().items() if rule.preset == "named"}
     assert safe < full
     assert SPLIT in named and not named & full
-    assert safe | full | named == {f"ane::{name}" for name in rewrites()}
+    assert safe | full | named == {f"ane::{name}" for name in get_all_rewrites()}
     assert ours(ane.pipeline()) == ours(ane.pipeline(preset="safe"))
 
 
@@ -161,7 +161,7 @@ def test_options_in_every_form(asked):
     pipeline = ane.pipeline(**asked)
     assert ours(pipeline) == [LIFT]
     assert options(pipeline) == {LIFT: {"axis": "2"}}
-    (rule,) = selected(**asked)
+    (rule,) = select_rewrites(**asked)
     assert rule.axis == 2
 
 
@@ -183,7 +183,10 @@ def test_target_is_handed_to_every_pass():
             "no pass 'lift_conv_transpose1d'; `mil-ane-passes passes` lists them; "
             "did you mean 'lift_conv_transpose_1d'?",
         ),
-        ({"passes": "lift_conv_1d{axes=2}"}, "ane::lift_conv_1d: no option 'axes'; it has axis, always; did you mean 'axis'?"),
+        (
+            {"passes": "lift_conv_1d{axes=2}"},
+            "ane::lift_conv_1d: no option 'axes'; it has axis, always; did you mean 'axis'?",
+        ),
         ({"passes": "cancel_lift_pairs{axis=2}"}, "ane::cancel_lift_pairs: no option 'axis'; it has none"),
         ({"passes": "lift_conv_1d{axis=1}"}, "ane::lift_conv_1d: option 'axis' is '1'; expected -1 or 2"),
         ({"passes": "lift_conv_1d{axis=wide}"}, "ane::lift_conv_1d: option 'axis' is 'wide'; expected -1 or 2"),
@@ -238,14 +241,14 @@ def test_the_pass_itself_checks_its_options():
     ],
 )
 def test_options_reach_the_pass_in_ct_convert(asked, shape):
-    found = [op for _, op in all_ops(converted(ane.pipeline(**asked))) if op.op_type == "conv_transpose"]
+    found = [op for _, op in iterate_ops(converted(ane.pipeline(**asked))) if op.op_type == "conv_transpose"]
     assert [op.x.shape for op in found] == [shape]
 
 
 def test_target_reaches_the_pass(monkeypatch):
     from mil_ane_passes.core.targets import Gate
 
-    monkeypatch.setattr(rewrites()["lift_conv_transpose_1d"], "targets", Gate(first="m4"))
+    monkeypatch.setattr(get_all_rewrites()["lift_conv_transpose_1d"], "targets", Gate(first="m4"))
     assert kinds(converted(ane.pipeline(target="m1")))["squeeze"] == 0
     assert kinds(converted(ane.pipeline(target="m4")))["squeeze"] == 1
 

@@ -18,10 +18,17 @@ import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core import plugins, rule_class
 from mil_ane_passes.core.errors import InputError, RuleError
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.guard_passes import BEGIN, END
-from mil_ane_passes.core.pipeline import PRESETS, register_passes, run_all, selected
-from mil_ane_passes.core.registry import all_rules, by_name, explainable, left_out, refresh, rewrites
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.guard_passes import BEGIN_PASS, END_PASS
+from mil_ane_passes.core.pipeline import PRESETS, apply_rewrites, register_passes, select_rewrites
+from mil_ane_passes.core.registry import (
+    find_rewrite,
+    find_rule,
+    get_all_rewrites,
+    get_all_rules,
+    get_skipped_plugins,
+    reset_registry,
+)
 from tests.core.test_registry import source
 
 FINDING = """
@@ -50,23 +57,23 @@ def plugin(tmp_path, monkeypatch, clean_registry):
         (site / f"{distribution}_rules.py").write_text(text)
         monkeypatch.syspath_prepend(str(site))
         installed.append(f"{distribution}_rules")
-        refresh()
+        reset_registry()
         return site
 
-    plugins._say_once.cache_clear()
+    plugins._warn_once.cache_clear()
     yield install
     for module in installed:
         sys.modules.pop(module, None)
 
 
 def the_only_one() -> str:
-    (only,) = left_out()
+    (only,) = get_skipped_plugins()
     assert only.distribution == "newcomer 1.0"
     return str(only)
 
 
 def squares():
-    return program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
+    return build_program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ def squares():
 def test_another_distributions_class_is_found(plugin, target, names):
     text = source() + "class named(SquareByMul):\n    name, code, slug = 'squares', 'X1', 'squares'\n"
     plugin(target, text)
-    assert set(names) <= set(rewrites()) and not left_out()
+    assert set(names) <= set(get_all_rewrites()) and not get_skipped_plugins()
     register_passes()
     assert {f"ane::{name}" for name in names} <= set(PASS_REGISTRY.passes)
 
@@ -87,9 +94,9 @@ def test_another_distributions_class_is_found(plugin, target, names):
 def test_another_distributions_module_is_found(plugin):
     other = source("Other", "ACME902").replace("preset = ", 'name = "other"\n    preset = ')
     plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
-    assert {"newcomer_rules", "other"} <= set(rewrites())
+    assert {"newcomer_rules", "other"} <= set(get_all_rewrites())
     prog = squares()
-    (trace,) = run_all(selected(passes="newcomer_rules"), prog)
+    (trace,) = apply_rewrites(select_rewrites(passes="newcomer_rules"), prog)
     assert len(trace.fired) == 2
 
 
@@ -153,7 +160,7 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
     said = the_only_one()
     assert said.startswith(f"plugin newcomer 1.0: entry point 'mine = {target}' is left out: ") and why in said
     assert said.endswith("The rest works; repair, update or uninstall newcomer")
-    refresh()
+    reset_registry()
     assert main(["explain", "ANE301"]) == 0
     assert [record.getMessage() for record in caplog.records if record.name == "mil_ane_passes"] == [said]
 
@@ -195,7 +202,7 @@ def test_a_rule_that_is_not_whole_is_left_out(plugin, old, new, why):
     assert old in text
     # `from __future__` so that a wrong annotation is seen when options are read, not when the module is imported
     site = plugin("newcomer_rules", "from __future__ import annotations\n" + text.replace(old, new, 1))
-    ours = set(all_rules())
+    ours = set(get_all_rules())
     said = the_only_one()
     assert why in said and "lift_conv_1d" in ours and "newcomer_rules" not in ours
     assert ("entry point" in said) or f"SquareByMul in {site / 'newcomer_rules.py'} is left out: " in said
@@ -204,7 +211,7 @@ def test_a_rule_that_is_not_whole_is_left_out(plugin, old, new, why):
 def test_what_is_whole_beside_it_is_used(plugin):
     bad = source("Other").replace("preset = ", 'name = "other"\n    preset = ')
     plugin("newcomer_rules", textwrap.dedent(source()) + textwrap.dedent(bad))
-    assert "newcomer_rules" in all_rules() and "other" not in all_rules()
+    assert "newcomer_rules" in get_all_rules() and "other" not in get_all_rules()
     assert "it has code 'ACME901', which SquareByMul in " in the_only_one()
 
 
@@ -217,8 +224,8 @@ def test_two_classes_of_one_module_need_names(plugin):
 def test_of_two_distributions_the_first_by_name_has_the_code(plugin):
     plugin("zeta_rules", FINDING, "zeta")
     plugin("alpha_rules", FINDING, "alpha")
-    assert explainable("ACME101").__module__ == "alpha_rules"
-    (only,) = left_out()
+    assert find_rule("ACME101").__module__ == "alpha_rules"
+    (only,) = get_skipped_plugins()
     assert only.distribution == "zeta 1.0" and "has already" in only.why
 
 
@@ -229,15 +236,15 @@ def test_orders_that_go_round_are_left_out_and_those_beside_them_are_not(plugin)
 
     plugin("newcomer_rules", "".join([after("hen", "X1", "egg"), after("egg", "X2", "hen"), after("chick", "X3", "egg"),
                                       after("grass", "X4", "rain")]))
-    assert {"chick", "grass"} <= set(rewrites()) and not {"hen", "egg"} & set(rewrites())
-    assert sorted(each.why for each in left_out()) == [
+    assert {"chick", "grass"} <= set(get_all_rewrites()) and not {"hen", "egg"} & set(get_all_rewrites())
+    assert sorted(each.why for each in get_skipped_plugins()) == [
         "its after=('egg',) leads in a circle back to it", "its after=('hen',) leads in a circle back to it"]
-    assert selected("safe")
+    assert select_rewrites("safe")
 
 
 def test_an_error_about_a_name_recalls_what_was_left_out(plugin):
     plugin("newcomer_rules", "import no_such_module")
-    for ask in (by_name, explainable):
+    for ask in (find_rewrite, find_rule):
         with pytest.raises(InputError, match=re.escape("; left out are rules of newcomer 1.0")):
             ask("newcomer_rules")
 
@@ -254,7 +261,7 @@ def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
 
 
 def test_names_that_mean_something_else_are_reserved():
-    assert {*PRESETS, BEGIN, END} == rule_class._TAKEN_NAMES
+    assert {*PRESETS, BEGIN_PASS, END_PASS} == rule_class._RESERVED_NAMES
 
 
 @pytest.mark.parametrize(
@@ -278,7 +285,9 @@ def test_a_rule_that_fails_is_named(plugin, tmp_path, capsys, old, new, says):
 
 
 def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
-    plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z").replace('preset = "named"', 'preset = "safe"'))
+    plugin(
+        "newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z").replace('preset = "named"', 'preset = "safe"')
+    )
     report = ane.rewrite(squares())
     (only,) = [each for each in report.failed if each.rule == "newcomer_rules"]
     assert only.reason.startswith("AttributeError: ") and report.status == "unchanged"
@@ -287,4 +296,4 @@ def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
 def test_a_rewrite_that_fails_is_named(plugin):
     plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z"))
     with pytest.raises(RuleError, match=r"rule newcomer_rules .* failed with AttributeError: .*; tell its authors"):
-        run_all(selected(passes="newcomer_rules"), squares())
+        apply_rewrites(select_rewrites(passes="newcomer_rules"), squares())

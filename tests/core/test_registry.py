@@ -15,10 +15,10 @@ import mil_ane_passes.rewrites as folder
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import BlockRewrite, Rewrite
 from mil_ane_passes.core.errors import InputError, RuleError
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.pipeline import register_passes
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name, explainable
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, find_rule, get_all_rules
 from mil_ane_passes.core.rule_class import shares_code
 
 SOURCE = '''
@@ -62,7 +62,7 @@ def newcomer(tmp_path, monkeypatch, clean_registry):
 
 
 def squares():
-    return program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
+    return build_program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
 
 
 def test_every_file_of_the_folders_is_a_rule():
@@ -72,15 +72,15 @@ def test_every_file_of_the_folders_is_a_rule():
         for file in (Path(ane.__file__).parent / base).glob("*.py")
         if not file.stem.startswith("_")
     }
-    assert files and set(all_rules()) == files
-    assert all(rule.name == name for name, rule in all_rules().items())
+    assert files and set(get_all_rules()) == files
+    assert all(rule.name == name for name, rule in get_all_rules().items())
 
 
 def test_rules_are_in_order_of_their_names_and_problems_have_codes_of_their_own():
-    assert list(all_rules()) == sorted(all_rules())
-    problems = [rule for rule in all_rules().values() if not shares_code(rule)]
+    assert list(get_all_rules()) == sorted(get_all_rules())
+    problems = [rule for rule in get_all_rules().values() if not shares_code(rule)]
     assert len({rule.code for rule in problems}) == len({rule.slug for rule in problems}) == len(problems)
-    assert {rule.code for rule in all_rules().values()} == {rule.code for rule in problems}
+    assert {rule.code for rule in get_all_rules().values()} == {rule.code for rule in problems}
 
 
 def test_one_new_file_is_all_it_takes(newcomer, capsys):
@@ -94,7 +94,7 @@ def test_one_new_file_is_all_it_takes(newcomer, capsys):
     assert "scale=1  An option." in capsys.readouterr().out
     prog = squares()
     PASS_REGISTRY["ane::square_by_mul"](prog)
-    assert [op.op_type for _, op in all_ops(prog) if op.op_type != "const"] == ["mul", "mul"]
+    assert [op.op_type for _, op in iterate_ops(prog) if op.op_type != "const"] == ["mul", "mul"]
 
 
 def test_a_new_file_runs_in_the_command(newcomer, fixtures, capsys):
@@ -110,14 +110,20 @@ def test_a_new_file_runs_in_the_command(newcomer, fixtures, capsys):
 
 def test_files_with_an_underscore_are_no_rules(newcomer):
     newcomer("_helper", source())
-    assert "_helper" not in all_rules()
+    assert "_helper" not in get_all_rules()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (source(evidence="pass"), "SquareByMul in {file} has no evidence; every rule states code, slug and evidence, or the rules that it `fixes`"),
-        (source(code=""), "SquareByMul in {file} has no code; every rule states code, slug and evidence, or the rules that it `fixes`"),
+        (
+            source(evidence="pass"),
+            "SquareByMul in {file} has no evidence; every rule states code, slug and evidence, or the rules that it `fixes`",
+        ),
+        (
+            source(code=""),
+            "SquareByMul in {file} has no code; every rule states code, slug and evidence, or the rules that it `fixes`",
+        ),
         (
             source().replace('"square"', '""', 1),
             "SquareByMul in {file} has no slug; every rule states code, slug and evidence, or the rules that it `fixes`",
@@ -129,22 +135,22 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
 def test_a_rule_that_is_not_whole_is_refused(newcomer, text, message):
     file = newcomer("square_by_mul", text)
     with pytest.raises(RuleError) as error:
-        all_rules()
+        get_all_rules()
     assert str(error.value) == message.format(file=file)
 
 
 def test_a_code_that_is_taken_is_refused_with_both_files(newcomer):
     file = newcomer("square_by_mul", source(code="ANE301"))
     with pytest.raises(RuleError) as error:
-        all_rules()
+        get_all_rules()
     text = str(error.value)
     assert text.startswith("code 'ANE301' is claimed by ") and text.endswith("expected one rule for each code")
     assert str(file) in text and "lift_conv_transpose_1d.py" in text
 
 
 def test_names_are_taken_with_and_without_the_namespace():
-    assert by_name("ane::lift_conv_1d") is by_name("lift_conv_1d")
-    assert issubclass(by_name("carry_lift"), BlockRewrite) and issubclass(by_name("lift_conv_1d"), Rewrite)
+    assert find_rewrite("ane::lift_conv_1d") is find_rewrite("lift_conv_1d")
+    assert issubclass(find_rewrite("carry_lift"), BlockRewrite) and issubclass(find_rewrite("lift_conv_1d"), Rewrite)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_names_are_taken_with_and_without_the_namespace():
     ],
 )
 def test_a_rule_is_found_by_code_slug_and_name(key):
-    assert explainable(key) is by_name("lift_conv_transpose_1d")
+    assert find_rule(key) is find_rewrite("lift_conv_transpose_1d")
 
 
 def test_what_a_measurement_contradicts_has_a_page(capsys):
@@ -180,6 +186,6 @@ def test_what_a_measurement_contradicts_has_a_page(capsys):
 )
 def test_an_unknown_rule_has_a_suggestion(key, ending):
     with pytest.raises(InputError) as error:
-        explainable(key)
+        find_rule(key)
     assert str(error.value).startswith(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names")
     assert str(error.value).endswith(ending)

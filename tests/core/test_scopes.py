@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.scopes import Origin, origin
+from mil_ane_passes.core.scopes import Origin, find_origin
 
 
 class Upsampler(torch.nn.Module):
@@ -92,4 +92,4 @@ def test_an_op_that_nobody_converted_has_none():
     def made(x):
         return mb.relu(x=x)
 
-    assert [origin(op) for op in made.functions["main"].operations] == [None]
+    assert [find_origin(op) for op in made.functions["main"].operations] == [None]

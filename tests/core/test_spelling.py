@@ -10,7 +10,13 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.spelling import asked, by_command, is_command, option, spoken
+from mil_ane_passes.core.option_spelling import (
+    choose_spelling,
+    format_option,
+    format_option_values,
+    is_command,
+    use_command_spelling,
+)
 
 HOME = Path(ane.__file__).parent
 CONV = "conv_transpose_1d.mlpackage"
@@ -18,13 +24,21 @@ OPTION = re.compile(r"(?<![\w-])--[a-z]")
 
 
 def test_an_option_is_called_as_it_was_given():
-    assert (option("fix_shape"), asked("io", "fp16", "x"), asked("io")) == ("fix_shape=", "io fp16 x", "io")
-    with by_command():
-        assert (option("fix_shape"), asked("io", "fp16", "x"), spoken("a", "b")) == ("--fix-shape", "--io fp16 x", "a")
-        with by_command(False):
+    assert (format_option("fix_shape"), format_option_values("io", "fp16", "x"), format_option_values("io")) == (
+        "fix_shape=",
+        "io fp16 x",
+        "io",
+    )
+    with use_command_spelling():
+        assert (format_option("fix_shape"), format_option_values("io", "fp16", "x"), choose_spelling("a", "b")) == (
+            "--fix-shape",
+            "--io fp16 x",
+            "a",
+        )
+        with use_command_spelling(False):
             assert not is_command()
         assert is_command()
-    assert not is_command() and spoken("a", "b") == "b"
+    assert not is_command() and choose_spelling("a", "b") == "b"
 
 
 @pytest.mark.parametrize(("words", "named"), [
@@ -59,7 +73,7 @@ def raised(tree: ast.AST) -> list[str]:
     found: list[str] = []
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "spoken":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "choose_spelling":
             return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.devices import device_names
+from mil_ane_passes.core.devices import list_device_names
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.targets import ALL, GENERATIONS, Gate, applies, between, listed, parse_target
+from mil_ane_passes.core.targets import (
+    ALL_TARGETS,
+    GENERATIONS,
+    Gate,
+    format_generations,
+    get_generations_between,
+    is_applicable,
+    parse_target,
+)
 
 PAIRS = [("a11", "a12"), ("a14", "m1"), ("a15", "m2"), ("a16", "a17"), ("a17", "m3"), ("a19", "m5")]
 CHIPS = ["a11", "a12", "a13", "a14", "m1", "a15", "m2", "a16", "a17", "m3", "m4", "a18", "a19", "m5", "m6"]
@@ -42,7 +50,7 @@ def test_a_device_stands_for_its_chip(device, chip):
     assert parse_target(device) == parse_target(chip)
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", list_device_names())
 def test_every_device_that_is_named_in_errors_is_known(name):
     assert len(parse_target(name)) == len(parse_target(f" {name.upper()} ")) == 1
 
@@ -74,10 +82,10 @@ def test_an_unknown_target_is_refused(name, ending):
 @pytest.mark.parametrize(
     ("gate", "target", "expected"),
     [
-        (ALL, "all", True),
-        (ALL, "a11", True),
-        (ALL, "m4", True),
-        (ALL, "m6", True),
+        (ALL_TARGETS, "all", True),
+        (ALL_TARGETS, "a11", True),
+        (ALL_TARGETS, "m4", True),
+        (ALL_TARGETS, "m6", True),
         (Gate(first="m3"), "m2", False),
         (Gate(first="m3"), "a16", True),
         (Gate(first="m3"), "m6", True),
@@ -90,20 +98,20 @@ def test_an_unknown_target_is_refused(name, ending):
     ],
 )
 def test_a_gate_includes_both_ends(gate, target, expected):
-    assert applies(gate, target) is expected
+    assert is_applicable(gate, target) is expected
 
 
 def test_a_gate_without_bounds_admits_every_generation():
-    assert all(Gate().admits(generation) for generation in GENERATIONS)
-    assert between() == GENERATIONS and between("m4", "m4") == parse_target("m4")
+    assert all(Gate().includes(generation) for generation in GENERATIONS)
+    assert get_generations_between() == GENERATIONS and get_generations_between("m4", "m4") == parse_target("m4")
 
 
 def test_a_gate_of_an_unknown_chip_says_so():
     with pytest.raises(InputError, match="target 'z9' is not known"):
-        applies(Gate(first="z9"), "m1")
+        is_applicable(Gate(first="z9"), "m1")
 
 
 @pytest.mark.parametrize(("targets", "words"), [((), ""), (("m1",), "M1"), (("a15", "m4"), "M2 and M4"),
                                                  (("a13", "a14", "m6"), "A13, M1 and M6")])
 def test_generations_in_words(targets, words):
-    assert listed(generation for target in targets for generation in parse_target(target)) == words
+    assert format_generations(generation for target in targets for generation in parse_target(target)) == words

@@ -7,7 +7,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 
 WRONG = {
     "preset None": ({"preset": None}, "no preset 'None'; expected safe or full"),
@@ -24,8 +24,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("function", [lambda **asked: ane.rewrite(program(lambda x: mb.relu(x=x), x=(1, 2)), **asked),
-                                      ane.pipeline])
+@pytest.mark.parametrize(
+    "function", [lambda **asked: ane.rewrite(build_program(lambda x: mb.relu(x=x), x=(1, 2)), **asked), ane.pipeline]
+)
 def test_what_is_of_the_wrong_kind(case, function):
     asked, message = WRONG[case]
     with pytest.raises(ane.InputError) as refused:
@@ -43,7 +44,7 @@ def test_a_preset_is_no_base():
 @pytest.mark.parametrize("asked", ["full", ["ane::triangle_cumsum"], 3])
 def test_convert_takes_pipelines_only(asked):
     with pytest.raises(ane.InputError) as refused:
-        ane.convert(program(lambda x: mb.relu(x=x), x=(1, 2)), pass_pipeline=asked)
+        ane.convert(build_program(lambda x: mb.relu(x=x), x=(1, 2)), pass_pipeline=asked)
     assert str(refused.value).startswith(f"pass_pipeline: found {asked!r}; expected a ct.PassPipeline")
 
 
@@ -62,7 +63,7 @@ def test_load_says_what_to_do_with_an_mlmodel(fixtures):
 
 def test_tensors_that_require_gradients_are_fed_as_they_are():
     torch = pytest.importorskip("torch")
-    made = program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
+    made = build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
     outputs = ane.run(made, {"x": torch.ones(1, 2, dtype=torch.float16, requires_grad=True)})
     assert outputs["y"].tolist() == [[1.0, 1.0]]
 

@@ -27,11 +27,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from .fixtures import built
-from .pool import outcomes
-from .tries import MEGABYTES, SECONDS, Outcome, Tries
+from .fixtures import build_fixtures
+from .pool import iterate_outcomes
+from .tries import MAX_MEGABYTES, MAX_PROCESSOR_SECONDS, Outcome, Tries
 
-_GOOD = ("loaded", "refused")
+_GOOD_OUTCOMES = ("loaded", "refused")
 
 
 @dataclass
@@ -46,16 +46,23 @@ class Record:
     def add(self, outcome: Outcome) -> None:
         self.kinds[outcome.kind] += 1
         self.slowest, self.most = max(self.slowest, outcome.seconds), max(self.most, outcome.megabytes)
-        if outcome.kind not in _GOOD:
+        if outcome.kind not in _GOOD_OUTCOMES:
             self.failures.append(outcome)
 
     def to_dict(self, seed: int, seconds: float, command: str) -> dict[str, Any]:
         return {
-            "tries": self.kinds.total(), "loaded": self.kinds["loaded"], "refused": self.kinds["refused"],
-            "failures": len(self.failures), "kinds": dict(sorted(self.kinds.items())),
-            "slowest_seconds": round(self.slowest, 2), "most_megabytes": round(self.most),
-            "limits": {"seconds": SECONDS, "megabytes": MEGABYTES}, "seconds": round(seconds), "seed": seed,
-            "command": command, "date": datetime.now(timezone.utc).date().isoformat(),
+            "tries": self.kinds.total(),
+            "loaded": self.kinds["loaded"],
+            "refused": self.kinds["refused"],
+            "failures": len(self.failures),
+            "kinds": dict(sorted(self.kinds.items())),
+            "slowest_seconds": round(self.slowest, 2),
+            "most_megabytes": round(self.most),
+            "limits": {"seconds": MAX_PROCESSOR_SECONDS, "megabytes": MAX_MEGABYTES},
+            "seconds": round(seconds),
+            "seed": seed,
+            "command": command,
+            "date": datetime.now(timezone.utc).date().isoformat(),
         }
 
 
@@ -72,17 +79,17 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     with redirect_stderr(StringIO()):
-        fixtures = built()
+        fixtures = build_fixtures()
     if given.only is not None:
         with tempfile.TemporaryDirectory() as folder:
             print(Tries(fixtures, given.seed, Path(folder)).run(given.only))
         return 0
     record, started = Record(), time.monotonic()
-    for outcome in outcomes(fixtures, given.seed, list(range(given.tries)), given.jobs):
+    for outcome in iterate_outcomes(fixtures, given.seed, list(range(given.tries)), given.jobs):
         record.add(outcome)
-        if outcome.kind not in _GOOD:
+        if outcome.kind not in _GOOD_OUTCOMES:
             print(f"try {outcome.number}: {outcome.kind}\n{outcome.words}", flush=True)
-            _keep(given.keep, fixtures, given.seed, outcome)
+            _save_failure(given.keep, fixtures, given.seed, outcome)
         if record.kinds.total() % 1000 == 0:
             print(record.kinds.total(), dict(record.kinds), file=sys.stderr, flush=True)
     command = f"python -m tests.fuzz --tries {given.tries} --seed {given.seed}"
@@ -93,18 +100,18 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if record.failures else 0
 
 
-def _keep(folder: Path | None, fixtures: dict[str, Any], seed: int, outcome: Outcome) -> None:
+def _save_failure(folder: Path | None, fixtures: dict[str, Any], seed: int, outcome: Outcome) -> None:
     if folder is None:
         return
     with tempfile.TemporaryDirectory() as made:
         target = folder / f"{seed}-{outcome.number}.mlpackage"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(Tries(fixtures, seed, Path(made)).make(outcome.number), target, symlinks=True,
-                        copy_function=_copy_plain)
+                        copy_function=_copy_regular_file)
     (folder / f"{seed}-{outcome.number}.txt").write_text(f"{outcome.kind}\n{outcome.words}\n")
 
 
-def _copy_plain(source: str, target: str) -> None:
+def _copy_regular_file(source: str, target: str) -> None:
     if Path(source).is_file():
         shutil.copyfile(source, target)
 

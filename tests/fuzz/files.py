@@ -23,7 +23,7 @@ PATHS = (
 )
 
 
-def flip(data: bytes, rng: random.Random) -> bytes:
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
     """Bytes changed, cut, doubled or put in at random places."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -42,46 +42,46 @@ def flip(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def fields(data: bytes, rng: random.Random) -> bytes:
+def mutate_fields(data: bytes, rng: random.Random) -> bytes:
     """A field, somewhere in the message, changed on the wire: number, wire type, length, content, how often."""
-    found = _try(lambda: list(wire.fields(data)))
+    found = _parse_or_none(lambda: list(wire.iterate_fields(data)))
     if not found:
         return data + rng.randbytes(4)
     at = rng.choice(found)
     body = data[at.body:at.end]
-    if at.wire_type == wire.BYTES and rng.random() < 0.85 and _try(lambda: list(wire.fields(body))):
-        new = wire.field(at.number, fields(body, rng))
+    if at.wire_type == wire.BYTES and rng.random() < 0.85 and _parse_or_none(lambda: list(wire.iterate_fields(body))):
+        new = wire.encode_field(at.number, mutate_fields(body, rng))
     else:
-        new = _changed(at, data, body, rng)
+        new = _mutate_field(at, data, body, rng)
     return data[:at.start] + new + data[at.end:]
 
 
-def _try(read: Callable[[], Any]) -> Any:
+def _parse_or_none(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except ValueError:
         return None
 
 
-def _changed(at: wire.Field, data: bytes, body: bytes, rng: random.Random) -> bytes:
+def _mutate_field(at: wire.Field, data: bytes, body: bytes, rng: random.Random) -> bytes:
     whole = data[at.start:at.end]
-    number = wire.varint(rng.choice((*NUMBERS, 1 << 69)))
+    number = wire.encode_varint(rng.choice((*NUMBERS, 1 << 69)))
     return rng.choice((
         lambda: b"",
         lambda: whole * rng.choice((2, 3, 500)),
-        lambda: wire.varint(rng.choice((0, 1, 2, 3, 5, 20, 502, 1 << 28)) << 3 | at.wire_type) + whole[1:],
-        lambda: wire.varint(at.number << 3 | rng.randrange(8)) + (number + body)[: rng.choice((1, 8, 99999))],
-        lambda: wire.varint(at.number << 3 | wire.VARINT) + number,
-        lambda: wire.varint(at.number << 3 | wire.BYTES) + number + body,
-        lambda: wire.varint(at.number << 3 | 3) + whole + wire.varint(at.number << 3 | 4),
-        lambda: wire.field(at.number, body * 2),
-        lambda: wire.field(at.number, wire.field(1, body)),
+        lambda: wire.encode_varint(rng.choice((0, 1, 2, 3, 5, 20, 502, 1 << 28)) << 3 | at.wire_type) + whole[1:],
+        lambda: wire.encode_varint(at.number << 3 | rng.randrange(8)) + (number + body)[: rng.choice((1, 8, 99999))],
+        lambda: wire.encode_varint(at.number << 3 | wire.VARINT) + number,
+        lambda: wire.encode_varint(at.number << 3 | wire.BYTES) + number + body,
+        lambda: wire.encode_varint(at.number << 3 | 3) + whole + wire.encode_varint(at.number << 3 | 4),
+        lambda: wire.encode_field(at.number, body * 2),
+        lambda: wire.encode_field(at.number, wire.encode_field(1, body)),
         lambda: whole[:1] + b"\x80" * rng.choice((1, 5, 12)) + whole[1:],
-        lambda: wire.field(at.number, b"") * rng.choice((1, 3000)),
+        lambda: wire.encode_field(at.number, b"") * rng.choice((1, 3000)),
     ))()  # fmt: skip
 
 
-def weights(data: bytes, rng: random.Random) -> bytes:
+def mutate_weights(data: bytes, rng: random.Random) -> bytes:
     """A weight file with a number of its header or of a blob's metadata set, or cut, or its blobs exchanged."""
     out = bytearray(data)
     starts = [0, *(at for at in range(64, len(out) - 63, 64) if out[at:at + 4] == b"\xef\xbe\xad\xde")]
@@ -98,14 +98,14 @@ def weights(data: bytes, rng: random.Random) -> bytes:
     elif action == 2:
         del out[rng.choice((0, 3, 63, 64, at, at + 64, len(out) - 1)):]
     else:
-        return flip(data, rng)
+        return mutate_bytes(data, rng)
     return bytes(out)
 
 
-def manifest(data: bytes, rng: random.Random) -> bytes:
+def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
     """A manifest with a value, a key or the text of it changed."""
     if rng.random() < 0.3:
-        return flip(data, rng)
+        return mutate_bytes(data, rng)
     held = json.loads(data)
     entries = held["itemInfoEntries"]
     key = rng.choice(sorted(entries))
@@ -128,7 +128,7 @@ def manifest(data: bytes, rng: random.Random) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def stand_in(path: Path, outside: Path, rng: random.Random) -> None:
+def replace_by_special_file(path: Path, outside: Path, rng: random.Random) -> None:
     """Puts something that is no plain file in the place of `path`."""
     path.unlink()
     rng.choice((

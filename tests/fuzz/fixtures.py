@@ -19,13 +19,13 @@ from ..package.helpers import make, with_functions
 Files = dict[str, bytes]
 
 
-def normal(*shape: int) -> Any:
+def make_normal(*shape: int) -> Any:
     """The same numbers each time: a try is to be had again from its seed."""
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def conv(target: Any = ct.target.iOS15) -> Any:
-    weight = normal(4, 2, 3, 3)
+def make_conv(target: Any = ct.target.iOS15) -> Any:
+    weight = make_normal(4, 2, 3, 3)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 2, 6, 6))], opset_version=target)
     def program(x):
@@ -37,8 +37,8 @@ def conv(target: Any = ct.target.iOS15) -> Any:
     return program
 
 
-def transposed() -> Any:
-    weight = normal(2, 3, 4)
+def make_conv_transpose() -> Any:
+    weight = make_normal(2, 3, 4)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 2, 8))])
     def program(x):
@@ -48,7 +48,7 @@ def transposed() -> Any:
     return program
 
 
-def branches() -> Any:
+def make_branches() -> Any:
     @mb.program(input_specs=[mb.TensorSpec((1, 2))])
     def program(x):
         total = mb.reduce_sum(x=x, axes=[0, 1], keep_dims=False)
@@ -66,7 +66,7 @@ def branches() -> Any:
     return program
 
 
-def lists() -> Any:
+def make_lists() -> Any:
     @mb.program(input_specs=[mb.TensorSpec((3, 2))])
     def program(x):
         made = mb.make_list(init_length=3, elem_shape=(2,), dynamic_length=False)
@@ -80,7 +80,7 @@ def lists() -> Any:
     return program
 
 
-def shapes() -> Any:
+def make_shapes() -> Any:
     """Ops that make much of little."""
 
     @mb.program(input_specs=[mb.TensorSpec((1, 4))])
@@ -99,7 +99,7 @@ def shapes() -> Any:
     return program
 
 
-def state() -> Any:
+def make_state() -> Any:
     @mb.program(
         input_specs=[mb.TensorSpec((1, 4)), mb.StateTensorSpec((1, 4), dtype=types.fp16)],
         opset_version=ct.target.iOS18)
@@ -111,8 +111,8 @@ def state() -> Any:
     return program
 
 
-def linear(target: Any) -> Any:
-    first, second = normal(32, 16), normal(16, 32)
+def make_linear(target: Any) -> Any:
+    first, second = make_normal(32, 16), make_normal(16, 32)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 16))], opset_version=target)
     def program(x):
@@ -121,38 +121,41 @@ def linear(target: Any) -> Any:
     return program
 
 
-def compressed(path: Path, target: Any, compress: Callable[..., Any], config: Any) -> None:
-    source = make(path.with_name("plain.mlpackage"), linear(target), target)
+def make_compressed(path: Path, target: Any, compress: Callable[..., Any], config: Any) -> None:
+    source = make(path.with_name("plain.mlpackage"), make_linear(target), target)
     model = ct.models.MLModel(str(source), skip_model_load=True)
     compress(model, cto.coreml.OptimizationConfig(config)).save(str(path))
 
 
-def classifier(path: Path) -> None:
+def make_classifier(path: Path) -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 3, 4, 4))])
     def program(image):
         flat = mb.reshape(x=image, shape=(1, 48))
-        return mb.softmax(x=mb.linear(x=flat, weight=normal(3, 48)), axis=-1)
+        return mb.softmax(x=mb.linear(x=flat, weight=make_normal(3, 48)), axis=-1)
 
     make(path, program, classifier_config=ct.ClassifierConfig(["a", "b", "c"]),
          inputs=[ct.ImageType("image", shape=(1, 3, 4, 4), color_layout=ct.colorlayout.RGB)])
 
 
-def functions(path: Path) -> None:
-    source = make(path.with_name("single.mlpackage"), conv(ct.target.iOS18), ct.target.iOS18)
+def make_functions(path: Path) -> None:
+    source = make(path.with_name("single.mlpackage"), make_conv(ct.target.iOS18), ct.target.iOS18)
     with_functions(path, {"zeta": source, "alpha": source}, "zeta")
 
 
-def pipeline(path: Path) -> None:
+def make_pipeline(path: Path) -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 16))])
     def again(second):
-        return mb.linear(x=second, weight=normal(4, 16), name="third")
+        return mb.linear(x=second, weight=make_normal(4, 16), name="third")
 
-    parts = [make(path.with_name("a.mlpackage"), linear(ct.target.iOS15)), make(path.with_name("b.mlpackage"), again)]
+    parts = [
+        make(path.with_name("a.mlpackage"), make_linear(ct.target.iOS15)),
+        make(path.with_name("b.mlpackage"), again),
+    ]
     models = [ct.models.MLModel(str(part), skip_model_load=True) for part in parts]
     ct.utils.make_pipeline(*models).save(str(path))
 
 
-def flexible(path: Path) -> None:
+def make_flexible(path: Path) -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 4, 8))])
     def program(x):
         return mb.softmax(x=mb.gelu(x=x), axis=-1, name="out")
@@ -163,38 +166,38 @@ def flexible(path: Path) -> None:
 _PALETTES = cto.coreml.OpPalettizerConfig
 _INTEGERS = cto.coreml.OpLinearQuantizerConfig
 BUILDERS: dict[str, Callable[[Path], Any]] = {
-    "conv": lambda path: make(path, conv()),
-    "conv18": lambda path: make(path, conv(ct.target.iOS18), ct.target.iOS18),
-    "transposed": lambda path: make(path, transposed()),
-    "float16": lambda path: make(path, transposed(), compute_precision=ct.precision.FLOAT16),
-    "branches": lambda path: make(path, branches()),
-    "lists": lambda path: make(path, lists()),
-    "shapes": lambda path: make(path, shapes(), pass_pipeline=ct.PassPipeline.EMPTY),
-    "state": lambda path: make(path, state(), ct.target.iOS18),
-    "classifier": classifier,
-    "functions": functions,
-    "pipeline": pipeline,
-    "flexible": flexible,
-    "palettes16": lambda path: compressed(
+    "conv": lambda path: make(path, make_conv()),
+    "conv18": lambda path: make(path, make_conv(ct.target.iOS18), ct.target.iOS18),
+    "transposed": lambda path: make(path, make_conv_transpose()),
+    "float16": lambda path: make(path, make_conv_transpose(), compute_precision=ct.precision.FLOAT16),
+    "branches": lambda path: make(path, make_branches()),
+    "lists": lambda path: make(path, make_lists()),
+    "shapes": lambda path: make(path, make_shapes(), pass_pipeline=ct.PassPipeline.EMPTY),
+    "state": lambda path: make(path, make_state(), ct.target.iOS18),
+    "classifier": make_classifier,
+    "functions": make_functions,
+    "pipeline": make_pipeline,
+    "flexible": make_flexible,
+    "palettes16": lambda path: make_compressed(
         path, ct.target.iOS16, cto.coreml.palettize_weights, _PALETTES("uniform", 4, weight_threshold=1)),
-    "integers16": lambda path: compressed(
+    "integers16": lambda path: make_compressed(
         path, ct.target.iOS16, cto.coreml.linear_quantize_weights, _INTEGERS(weight_threshold=1)),
-    "sparse16": lambda path: compressed(
+    "sparse16": lambda path: make_compressed(
         path, ct.target.iOS16, cto.coreml.prune_weights,
         cto.coreml.OpMagnitudePrunerConfig(target_sparsity=0.5, weight_threshold=1)),
-    "palettes18": lambda path: compressed(
+    "palettes18": lambda path: make_compressed(
         path, ct.target.iOS18, cto.coreml.palettize_weights,
         _PALETTES("uniform", 3, granularity="per_grouped_channel", group_size=8, weight_threshold=1)),
-    "integers18": lambda path: compressed(
+    "integers18": lambda path: make_compressed(
         path, ct.target.iOS18, cto.coreml.linear_quantize_weights,
         _INTEGERS("linear", dtype="uint4", granularity="per_block", block_size=8, weight_threshold=1)),
-    "sparse18": lambda path: compressed(
+    "sparse18": lambda path: make_compressed(
         path, ct.target.iOS18, cto.coreml.prune_weights,
         cto.coreml.OpMagnitudePrunerConfig(target_sparsity=0.5, weight_threshold=1)),
 }
 
 
-def built(names: list[str] | None = None) -> dict[str, Files]:
+def build_fixtures(names: list[str] | None = None) -> dict[str, Files]:
     """The packages called `names` (all of them by default)."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -203,11 +206,11 @@ def built(names: list[str] | None = None) -> dict[str, Files]:
             path.parent.mkdir()
             BUILDERS[name](path)
             files = {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-            found[name] = files | {"Manifest.json": _numbered(files["Manifest.json"])}
+            found[name] = files | {"Manifest.json": _number_manifest_items(files["Manifest.json"])}
     return found
 
 
-def _numbered(manifest: bytes) -> bytes:
+def _number_manifest_items(manifest: bytes) -> bytes:
     """A manifest whose items have numbers for names: the host draws new ones each time."""
     drawn_names = re.findall(rb"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}", manifest)
     for number, drawn in enumerate(dict.fromkeys(drawn_names)):

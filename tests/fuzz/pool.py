@@ -16,40 +16,40 @@ from typing import Any
 from .fixtures import Files
 from .tries import Outcome, Tries, limit_memory
 
-_AT_ONCE = 400
+_TRIES_PER_CHILD = 400
 "Tries of one child: what the host keeps in memory for good must not be counted against a try."
-_SILENT = 120.0
+_MAX_SILENT_SECONDS = 120.0
 "Seconds without a word after which a child is ended: nothing Python could stop."
-_ADDRESSES = 2 << 30
+_MAX_ADDRESS_BYTES = 2 << 30
 
 
 @dataclass
-class Child:
+class TryProcess:
     """A child process, what it is to do yet, and when it was last heard of."""
 
     process: Any
     connection: Connection
     numbers: list[int]
-    heard: float
+    last_heard: float
 
 
-def outcomes(fixtures: Mapping[str, Files], seed: int, numbers: list[int], jobs: int) -> Iterator[Outcome]:
+def iterate_outcomes(fixtures: Mapping[str, Files], seed: int, numbers: list[int], jobs: int) -> Iterator[Outcome]:
     """What becomes of the tries `numbers`, as they end; `jobs` children at a time."""
-    waiting = [numbers[at : at + _AT_ONCE] for at in range(0, len(numbers), _AT_ONCE)][::-1]
+    waiting = [numbers[at : at + _TRIES_PER_CHILD] for at in range(0, len(numbers), _TRIES_PER_CHILD)][::-1]
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        children: list[Child] = []
+        children: list[TryProcess] = []
         try:
             while waiting or children:
                 while waiting and len(children) < jobs:
-                    children.append(_begin(fixtures, seed, waiting.pop(), Path(folder) / str(len(waiting))))
+                    children.append(_start_child(fixtures, seed, waiting.pop(), Path(folder) / str(len(waiting))))
                 for child in list(children):
-                    yield from _heard(child)
+                    yield from _receive_outcomes(child)
                     if child.numbers and not _is_lost(child):
                         continue
                     children.remove(child)
                     if child.numbers:
-                        yield _lost(child)
+                        yield _make_lost_outcome(child)
                         waiting.append(child.numbers[1:])
                     child.process.join()
                 wait([child.connection for child in children], timeout=1.0)
@@ -58,44 +58,46 @@ def outcomes(fixtures: Mapping[str, Files], seed: int, numbers: list[int], jobs:
                 child.process.kill()
 
 
-def _begin(fixtures: Mapping[str, Files], seed: int, numbers: list[int], folder: Path) -> Child:
+def _start_child(fixtures: Mapping[str, Files], seed: int, numbers: list[int], folder: Path) -> TryProcess:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(fixtures, seed, numbers, folder, theirs), daemon=True)
+    process = context.Process(target=_run_tries, args=(fixtures, seed, numbers, folder, theirs), daemon=True)
     process.start()
     theirs.close()
-    return Child(process, ours, list(numbers), time.monotonic())
+    return TryProcess(process, ours, list(numbers), time.monotonic())
 
 
-def _work(fixtures: Mapping[str, Files], seed: int, numbers: list[int], folder: Path, connection: Connection) -> None:
+def _run_tries(
+    fixtures: Mapping[str, Files], seed: int, numbers: list[int], folder: Path, connection: Connection
+) -> None:
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        limit_memory(_ADDRESSES)
+        limit_memory(_MAX_ADDRESS_BYTES)
         tries = Tries(fixtures, seed, folder)
         for number in numbers:
             connection.send(tries.run(number))
         tries.remove()
 
 
-def _heard(child: Child) -> Iterator[Outcome]:
+def _receive_outcomes(child: TryProcess) -> Iterator[Outcome]:
     try:
         while child.connection.poll():
             outcome = child.connection.recv()
-            child.heard = time.monotonic()
+            child.last_heard = time.monotonic()
             child.numbers.remove(outcome.number)
             yield outcome
     except EOFError:
         child.process.join()
 
 
-def _is_lost(child: Child) -> bool:
-    return not child.process.is_alive() or time.monotonic() - child.heard > _SILENT
+def _is_lost(child: TryProcess) -> bool:
+    return not child.process.is_alive() or time.monotonic() - child.last_heard > _MAX_SILENT_SECONDS
 
 
-def _lost(child: Child) -> Outcome:
+def _make_lost_outcome(child: TryProcess) -> Outcome:
     """The outcome of the try at which a child was lost."""
     silent = child.process.is_alive()
     if silent:
         child.process.kill()
     child.process.join()
     kind, words = ("hang", "stopped from outside") if silent else ("crash", f"ended with {child.process.exitcode}")
-    return Outcome(child.numbers[0], kind, words, time.monotonic() - child.heard, 0.0)
+    return Outcome(child.numbers[0], kind, words, time.monotonic() - child.last_heard, 0.0)

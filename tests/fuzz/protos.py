@@ -38,11 +38,11 @@ _WIDTHS = {
 }
 
 
-def is_map(field: Any) -> bool:
+def is_map_field(field: Any) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-def places(message: Any) -> list[tuple[Any, Any]]:
+def collect_fields(message: Any) -> list[tuple[Any, Any]]:
     """Every message in `message` with a field of it that is set, itself first."""
     found: list[tuple[Any, Any]] = []
     waiting = [message]
@@ -52,7 +52,7 @@ def places(message: Any) -> list[tuple[Any, Any]]:
             found.append((each, field))
             if field.message_type is None:
                 continue
-            if is_map(field):
+            if is_map_field(field):
                 if field.message_type.fields_by_name["value"].message_type is not None:
                     waiting.extend(value[key] for key in sorted(value))
             else:
@@ -68,7 +68,7 @@ class ProtoMutator:
         self._pieces: dict[str, list[Any]] = {}
         self._names: set[str] = set()
         for model in self._models:
-            for message, field in places(model):
+            for message, field in collect_fields(model):
                 self._pieces.setdefault(message.DESCRIPTOR.full_name, []).append(message)
                 if field.cpp_type == Kind.CPPTYPE_STRING and field.type == Kind.TYPE_STRING and not field.is_repeated:
                     self._names.add(getattr(message, field.name))
@@ -79,7 +79,7 @@ class ProtoMutator:
         model = proto.Model_pb2.Model()
         model.CopyFrom(self._models[which])
         for _ in range(rng.choice((1, 1, 1, 2, 2, 4))):
-            message, field = rng.choice(places(model))
+            message, field = rng.choice(collect_fields(model))
             try:
                 self._change(message, field, rng)
             except (ValueError, TypeError, UnicodeEncodeError):  # the proto library does not take it
@@ -89,7 +89,7 @@ class ProtoMutator:
     def _change(self, message: Any, field: Any, rng: random.Random) -> None:
         if rng.random() < 0.08:
             self._fill_other(message, rng)
-        elif is_map(field):
+        elif is_map_field(field):
             self._change_map(getattr(message, field.name), field, rng)
         elif field.is_repeated:
             self._change_list(message, field, rng)
@@ -104,7 +104,7 @@ class ProtoMutator:
         """Sets a field that may not have been set."""
         field = rng.choice(message.DESCRIPTOR.fields)
         if field.is_repeated:
-            if field.message_type is not None and not is_map(field):
+            if field.message_type is not None and not is_map_field(field):
                 getattr(message, field.name).add()
         elif field.message_type is not None:
             getattr(message, field.name).SetInParent()
@@ -148,7 +148,7 @@ class ProtoMutator:
 
     def _change_list(self, message: Any, field: Any, rng: random.Random) -> None:
         held = getattr(message, field.name)
-        old = list(held) if field.message_type is None else [_copy(each) for each in held]
+        old = list(held) if field.message_type is None else [_copy_message(each) for each in held]
         at, action = rng.randrange(len(old)), rng.randrange(7)
         if action == 0:
             del old[at]
@@ -166,7 +166,7 @@ class ProtoMutator:
         else:
             piece = self._piece(field.message_type, rng)
             start = at if action == 5 else len(old)
-            old[start:start + 1] = [] if piece is None else [_copy(piece)]
+            old[start:start + 1] = [] if piece is None else [_copy_message(piece)]
         message.ClearField(field.name)
         getattr(message, field.name).extend(old)
 
@@ -188,7 +188,7 @@ class ProtoMutator:
         return rng.choice((*self._pool, *NAMES))
 
 
-def _copy(message: Any) -> Any:
+def _copy_message(message: Any) -> Any:
     made = type(message)()
     made.CopyFrom(message)
     return made

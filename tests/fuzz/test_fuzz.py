@@ -8,18 +8,18 @@ import pytest
 
 import mil_ane_passes as ane
 
-from .fixtures import built
-from .pool import outcomes
+from .fixtures import build_fixtures
+from .pool import iterate_outcomes
 from .tries import Tries
 
 
 @pytest.fixture(scope="module")
 def fixtures():
-    return built(["conv", "branches", "integers18", "state"])
+    return build_fixtures(["conv", "branches", "integers18", "state"])
 
 
 def test_nothing_breaks_the_reader(fixtures):
-    found = list(outcomes(fixtures, 7, list(range(300)), 1))
+    found = list(iterate_outcomes(fixtures, 7, list(range(300)), 1))
     assert {outcome.number for outcome in found} == set(range(300))
     assert [outcome for outcome in found if outcome.kind not in ("loaded", "refused")] == []
     assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 50
@@ -51,7 +51,7 @@ def test_a_package_that_comes_back_changed_is_a_failure(fixtures, tmp_path, monk
 
 
 def test_time_and_memory_are_watched(fixtures, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fuzz.tries.SECONDS", 0.2)
+    monkeypatch.setattr("tests.fuzz.tries.MAX_PROCESSOR_SECONDS", 0.2)
 
     def endless(path):
         while True:
@@ -66,7 +66,7 @@ def test_time_and_memory_are_watched(fixtures, tmp_path, monkeypatch):
         raise ane.InputError("refused too late")
 
     monkeypatch.setattr(ane, "load", greedy)
-    monkeypatch.setattr("tests.fuzz.tries.SECONDS", 9.0)
+    monkeypatch.setattr("tests.fuzz.tries.MAX_PROCESSOR_SECONDS", 9.0)
     assert tries.run(3).kind == "memory"
 
 
@@ -79,7 +79,7 @@ def test_a_child_that_dies_fails_its_try_and_no_other(fixtures, monkeypatch):
         return run(self, number)
 
     monkeypatch.setattr(Tries, "run", fatal)
-    found = {outcome.number: outcome.kind for outcome in outcomes(fixtures, 7, list(range(8)), 2)}
+    found = {outcome.number: outcome.kind for outcome in iterate_outcomes(fixtures, 7, list(range(8)), 2)}
     assert set(found) == set(range(8)) and found[3] == "crash" and list(found.values()).count("crash") == 1
 
 

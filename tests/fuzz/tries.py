@@ -22,15 +22,15 @@ from . import files
 from .fixtures import Files
 from .protos import ProtoMutator
 
-SECONDS, MEGABYTES = 4.0, 300
+MAX_PROCESSOR_SECONDS, MAX_MEGABYTES = 4.0, 300
 "What a try may take of the processor's time and of memory above what stood before it."
-_WAITING = 60.0
+_MAX_WALL_SECONDS = 60.0
 "What it may take in all, on a machine that does other things too."
-_EVERY = 8
+_TRIES_PER_FULL_RUN = 8
 "One try in so many goes on to lint and rewrite."
 
 
-class TooLong(BaseException):
+class TryTimeout(BaseException):
     """The time of a try is over."""
 
 
@@ -67,48 +67,50 @@ class Tries:
         if draw < 0.60:
             made[files.MODEL] = self._protos.mutate(which, rng)
         elif draw < 0.75:
-            made[files.MODEL] = files.fields(made[files.MODEL], rng)
+            made[files.MODEL] = files.mutate_fields(made[files.MODEL], rng)
         elif draw < 0.82:
-            made[files.MODEL] = files.flip(made[files.MODEL], rng)
+            made[files.MODEL] = files.mutate_bytes(made[files.MODEL], rng)
         elif draw < 0.93 and blobs:
             path = rng.choice(blobs)
-            made[path] = files.weights(made[path], rng)
+            made[path] = files.mutate_weights(made[path], rng)
         elif draw < 0.98:
-            made[files.MANIFEST] = files.manifest(made[files.MANIFEST], rng)
+            made[files.MANIFEST] = files.mutate_manifest(made[files.MANIFEST], rng)
         self.remove()
         for path, data in made.items():
             (self._source / path).parent.mkdir(parents=True, exist_ok=True)
             (self._source / path).write_bytes(data)
         if draw >= 0.98:
-            files.stand_in(self._source / rng.choice(sorted(made)), self._outside, rng)
+            files.replace_by_special_file(self._source / rng.choice(sorted(made)), self._outside, rng)
         return self._source
 
     def run(self, number: int) -> Outcome:
         """Make try `number` and see what becomes of it."""
         self.make(number)
-        before = reset_peak()
+        before = reset_peak_memory()
         started = time.process_time()
         kind, words = "loaded", ""
         try:
-            with _limited(SECONDS):
-                self._use(further=number % _EVERY == 0)
+            with _limit_time(MAX_PROCESSOR_SECONDS):
+                self._use(further=number % _TRIES_PER_FULL_RUN == 0)
         except InputError as error:
             kind, words = ("refused", str(error)) if "\n" not in str(error) else ("unclear", repr(str(error)))
-        except TooLong:
+        except TryTimeout:
             kind, words = "hang", traceback.format_exc(limit=-12)
         except MemoryError:
             kind, words = "memory", traceback.format_exc(limit=-12)
         except BaseException:
             kind, words = "exception", traceback.format_exc(limit=-12)
-        seconds, megabytes = time.process_time() - started, peak() - before
-        if megabytes > MEGABYTES and kind in ("loaded", "refused"):
+        seconds, megabytes = time.process_time() - started, read_peak_memory() - before
+        if megabytes > MAX_MEGABYTES and kind in ("loaded", "refused"):
             kind, words = "memory", f"{megabytes:.0f} MB: {words}"
         return Outcome(number, kind, words, seconds, megabytes)
 
     def _use(self, further: bool) -> None:
         package = ane.load(self._source)
         ane.save(package, self._saved)
-        assert _tree(self._saved) == _tree(self._source), "a package that nobody touched was not saved byte for byte"
+        assert _read_tree(self._saved) == _read_tree(self._source), (
+            "a package that nobody touched was not saved byte for byte"
+        )
         if further:
             ane.lint(package).to_dict()
             shutil.rmtree(self._saved)
@@ -127,18 +129,18 @@ class Tries:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
-def _tree(folder: Path) -> dict[str, bytes]:
+def _read_tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _limit_time(seconds: float) -> Iterator[None]:
     """Ends what takes more of the processor's time, where Python can end it."""
 
     def over(number: int, frame: FrameType | None) -> None:
-        raise TooLong
+        raise TryTimeout
 
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, _WAITING))
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, _MAX_WALL_SECONDS))
     for number, timer, after in timers:
         signal.signal(number, over)
         signal.setitimer(timer, after, 1.0)
@@ -149,16 +151,16 @@ def _limited(seconds: float) -> Iterator[None]:
             signal.setitimer(timer, 0)
 
 
-def reset_peak() -> float:
+def reset_peak_memory() -> float:
     """Forget the highest memory so far; returns what is held now, in megabytes."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return peak()
+    return read_peak_memory()
 
 
-def peak() -> float:
+def read_peak_memory() -> float:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM"):
@@ -169,7 +171,7 @@ def peak() -> float:
 
 
 def limit_memory(more: int) -> None:
-    """Lets this process take `more` bytes of addresses than it has now."""
+    """Lets this process take `addend` bytes of addresses than it has now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 MUTATION, FUZZ = HERE / "mutation" / "result.json", HERE / "fuzz_programs" / "result.json"
 
-_TEXT = """# How far the equivalence check of `rewrite` can be relied on
+_README_TEMPLATE = """# How far the equivalence check of `rewrite` can be relied on
 
 Two experiments attack the check from both sides: planted errors that it has to notice, and random programs on which
 rewrites are right and it has to be silent. The tables are made from the records by `python -m tests.lab`.
@@ -53,63 +53,69 @@ Either way the pass is left out, and nothing wrong is delivered. Counts are runs
 """
 
 
-def readme() -> str:
+def build_readme() -> str:
     """README.md, from the records."""
     mutation, fuzz = (json.loads(path.read_text()) for path in (MUTATION, FUZZ))
-    return _TEXT.format(
-        mutation_command=_command(mutation), mutation=_mutation(mutation), verdicts=_verdicts(mutation),
-        fuzz_command=_command(fuzz), fuzz=_fuzz(fuzz), failures=_failures(fuzz), rules=_rules(fuzz),
-        attack=(HERE / "second_attack.md").read_text().strip())
+    return _README_TEMPLATE.format(
+        mutation_command=_format_command(mutation),
+        mutation=_format_mutation_counts(mutation),
+        verdicts=_format_verdicts(mutation),
+        fuzz_command=_format_command(fuzz),
+        fuzz=_format_fuzz_counts(fuzz),
+        failures=_format_failures(fuzz),
+        rules=_format_rules(fuzz),
+        attack=(HERE / "second_attack.md").read_text().strip(),
+    )
 
 
-def _command(record: dict[str, Any]) -> str:
+def _format_command(record: dict[str, Any]) -> str:
     return f"    {record['command']}    # {record['date']}, {record['seconds'] // 60} min on one shared core"
 
 
-def _table(head: list[str], rows: list[list[Any]]) -> str:
+def _format_table(head: list[str], rows: list[list[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def _mutation(record: dict[str, Any]) -> str:
+def _format_mutation_counts(record: dict[str, Any]) -> str:
     directed = sum(verdict["directed"] for verdict in record["verdicts"])
-    return _table(["errors", "caught", "of these by directed programs only", "missed", "equivalent", "score"], [[
+    return _format_table(["errors", "caught", "of these by directed programs only", "missed", "equivalent", "score"], [[
         record["mutants"], record["caught"], directed, record["missed"], record["equivalent"],
         f"{100 * record['score']:.1f} %"]])
 
 
-def _verdicts(record: dict[str, Any]) -> str:
+def _format_verdicts(record: dict[str, Any]) -> str:
     from .mutation.mutants import MUTANTS
 
     known = {mutant.name: mutant for mutant in MUTANTS}
     rows = [[f"`{each['name']}`", f"`{known[each['name']].rule}`", known[each["name"]].wrong,
              each["outcome"] + (" (directed)" if each["directed"] else "")] for each in record["verdicts"]]
-    return _table(["error", "pass", "what is wrong", "outcome"], rows)
+    return _format_table(["error", "pass", "what is wrong", "outcome"], rows)
 
 
-def _fuzz(record: dict[str, Any]) -> str:
+def _format_fuzz_counts(record: dict[str, Any]) -> str:
     failures = record["failures"]
-    return _table(["programs", "rejected by pymil", "rewritten", "runs", *failures],
-                  [[f"{record['programs']:,}", record["rejected_by_pymil"], f"{record['rewritten']:,}",
-                    f"{record['runs']:,}", *failures.values()]])
+    return _format_table(["programs", "rejected by pymil", "rewritten", "runs", *failures],
+                         [[f"{record['programs']:,}", record["rejected_by_pymil"], f"{record['rewritten']:,}",
+                           f"{record['runs']:,}", *failures.values()]])
 
 
-def _failures(record: dict[str, Any]) -> str:
+def _format_failures(record: dict[str, Any]) -> str:
     if not record["failed"]:
         return "No run failed."
     counted = Counter((failure["kind"], failure["rule"]) for failure in record["failed"])
     seeds = {key: sorted({failure["seed"] for failure in record["failed"]
                           if (failure["kind"], failure["rule"]) == key}) for key in counted}
-    return _table(["failure", "pass", "runs", "seeds"], [
+    return _format_table(["failure", "pass", "runs", "seeds"], [
         [kind, f"`{rule}`", count, ", ".join(map(str, seeds[kind, rule][:6]))]
         for (kind, rule), count in counted.most_common()])
 
 
-def _rules(record: dict[str, Any]) -> str:
+def _format_rules(record: dict[str, Any]) -> str:
     fired = sorted(record["rules"].items(), key=lambda item: (-item[1], item[0]))
     return (f"{len(fired)} passes fired, at so many matches: "
             + ", ".join(f"`{rule}` {count:,}" for rule, count in fired) + ".")
 
 
 if __name__ == "__main__":
-    README.write_text(readme())
+    README.write_text(build_readme())

@@ -27,25 +27,25 @@ from coremltools.converters.mil.mil import Builder, Program
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import get_all_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 _PRESETS, _TARGETS = ("safe", "full"), ("m1", "m4")
-_PRINTED = 40
+_MAX_PRINTED_LINES = 40
 "Lines of a difference that are printed for each subject."
 
 
 def describe_program(program: Program) -> str:
     """MIL text of `program`, then a digest of the values of all its constants in order."""
     digest = hashlib.sha256()
-    for _, op in all_ops(program):
+    for _, op in iterate_ops(program):
         if op.op_type == "const":
             value = op.outputs[0].val
             digest.update(value.tobytes() if hasattr(value, "tobytes") else repr(value).encode())
-    return f"{program_text(program)}\nconstants: {digest.hexdigest()[:16]}"
+    return f"{format_program(program)}\nconstants: {digest.hexdigest()[:16]}"
 
 
 def describe_lint(source: Any, target: str) -> str:
@@ -77,25 +77,25 @@ def describe_example(rule: type[Any], number: int) -> str:
     parts = [f"example: {example.name}; expected: {example.reason!r}; options: {example.options!r}",
              describe_program(program), describe_lint(program, "m4")]
     if issubclass(rule, Rewrite):
-        run(rule.configured(**example.options), program)
+        apply_rewrite(rule.configured(**example.options), program)
         parts.append(describe_program(program))
     return "\n\n".join(parts)
 
 
-def subjects(models: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
+def iterate_subjects(models: Path | None) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every subject's name, which is the name of its file, and the function that describes it."""
     for folder, kind in ((FIXTURES, "fixture"), (models, "model")):
         for path in sorted(folder.glob("*.mlpackage")) if folder is not None else ():
             yield f"{kind}-{path.stem}", lambda path=path: describe_package(path)
-    for name, rule in sorted(all_rules().items()):
+    for name, rule in sorted(get_all_rules().items()):
         for number in range(len(list(rule().examples()))):
             yield f"rule-{name}-{number:02}", lambda rule=rule, number=number: describe_example(rule, number)
 
 
-def record(folder: Path, models: Path | None, only: str) -> None:
+def record_subjects(folder: Path, models: Path | None, only: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     spoken = time.monotonic()
-    for name, describe in subjects(models):
+    for name, describe in iterate_subjects(models):
         if only not in name:
             continue
         Builder.name_count.clear()  # values are named by a counter of the process
@@ -109,7 +109,7 @@ def record(folder: Path, models: Path | None, only: str) -> None:
             print(name, file=sys.stderr, flush=True)
 
 
-def compare(earlier: Path, later: Path, renames: dict[str, str]) -> int:
+def compare_folders(earlier: Path, later: Path, renames: dict[str, str]) -> int:
     """Print how the texts of two folders differ; returns the number of subjects that do."""
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, sorted(renames, key=len, reverse=True))) + r")\b")
     names = sorted({each.name for folder in (earlier, later) for each in folder.glob("*.txt")})
@@ -127,7 +127,7 @@ def compare(earlier: Path, later: Path, renames: dict[str, str]) -> int:
             different += 1
             texts = before.splitlines(), after.splitlines()
             lines = list(difflib.unified_diff(*texts, str(old), str(new), n=1, lineterm=""))
-            print(*lines[:_PRINTED], f"({len(lines)} lines)", sep="\n")
+            print(*lines[:_MAX_PRINTED_LINES], f"({len(lines)} lines)", sep="\n")
     print(f"{len(names)} subjects, {different} differ")
     return different
 
@@ -142,10 +142,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--renames", type=Path)
     options = parser.parse_args(arguments)
     if options.against is None:
-        record(options.folder, options.models, options.only)
+        record_subjects(options.folder, options.models, options.only)
         return 0
     lines = options.renames.read_text(encoding="utf-8").splitlines() if options.renames is not None else []
-    return bool(compare(options.against, options.folder, dict(line.split(" -> ") for line in lines if " -> " in line)))
+    return bool(
+        compare_folders(options.against, options.folder, dict(line.split(" -> ") for line in lines if " -> " in line))
+    )
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from .__main__ import FUZZ, MUTATION, README, readme
+from .__main__ import FUZZ, MUTATION, README, build_readme
 from .fuzz_programs.kinds import KINDS
 from .mutation.mutants import MUTANTS
 
 
 def test_the_readme_is_made_from_the_records():
-    assert README.read_text() == readme(), "run python -m tests.lab"
+    assert README.read_text() == build_readme(), "run python -m tests.lab"
 
 
 def test_the_mutation_record_is_complete_and_reaches_the_goal():

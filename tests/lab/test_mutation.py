@@ -7,7 +7,7 @@ import json
 import pytest
 
 from .__main__ import MUTATION
-from .mutation.directed import DIRECTED
+from .mutation.directed import DIRECTED_PROGRAMS
 from .mutation.mutants import MUTANTS
 from .mutation.trial import ROOT, run_trial
 
@@ -17,12 +17,12 @@ _BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_each_error_can_be_planted(mutant):
     compile(mutant.patch((ROOT / mutant.path).read_text()), str(mutant.path), "exec")
-    assert set(mutant.programs) <= set(DIRECTED)
+    assert set(mutant.programs) <= set(DIRECTED_PROGRAMS)
 
 
 def test_names_are_used_once():
     assert len(_BY_NAME) == len(MUTANTS)
-    assert {program for mutant in MUTANTS for program in mutant.programs} == set(DIRECTED)
+    assert {program for mutant in MUTANTS for program in mutant.programs} == set(DIRECTED_PROGRAMS)
 
 
 @pytest.mark.parametrize("name", ["same-pads-swapped", "gather-negatives-mirrored", "band-by-one"])

@@ -84,16 +84,16 @@ def fake_mac(monkeypatch, *, quirks=(), answer=None, broken=(), facts=FACTS):
                 for op in block.operations]
             return compute_plan.MLModelStructureProgramBlock([], made, [])
 
-        def told(self, operation):
+        def measured_op(self, operation):
             name, op = operation.__proxy__
             return None if op.op_type == "const" or answer is None else answer(name, op)
 
         def get_compute_device_usage_for_mlprogram_operation(self, operation):
-            told = self.told(operation)
+            told = self.measured_op(operation)
             return told and compute_plan.MLComputePlanDeviceUsage(DEVICES[told[1]], [DEVICES[each] for each in told[0]])
 
         def get_estimated_cost_for_mlprogram_operation(self, operation):
-            told = self.told(operation)
+            told = self.measured_op(operation)
             return told and compute_plan.MLComputePlanCost(told[2])
 
         @classmethod

@@ -12,12 +12,12 @@ from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.plan import Cost
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
-from mil_ane_passes.residency.agreement import agreement
-from mil_ane_passes.residency.measured import matched, read_measurements
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.residency.agreement import compare_with_measurement
+from mil_ane_passes.residency.compute_plan import match_ops, read_measurements
 from tests.versions.needs import coremltools_from
 
 from ..residency.m4_cases import context, networks
@@ -40,7 +40,7 @@ def layers():
         two = mb.conv(x=odd, weight=weight, pad_type="same", name="two")
         return mb.relu(x=two, name="y")
 
-    return program(body, x=(1, 16, 8, 8))
+    return build_program(body, x=(1, 16, 8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -129,16 +129,16 @@ def test_ops_that_are_named_otherwise_are_matched_by_order(plan, package, predic
 def test_another_place_at_the_same_cost_is_no_disagreement(relu_on_cpu, agrees, extra):
     """The last op on the ANE pays for the output, on the CPU for the change: the same, so its own cost decides."""
     weight = np.full((8, 8, 3, 3), 0.01, np.float16)
-    made = program(lambda x: mb.relu(x=mb.conv(x=x, weight=weight, name="one"), name="y"), x=(1, 8, 8, 8))
-    plan, _ = predict(made, [], target="m4")
+    made = build_program(lambda x: mb.relu(x=mb.conv(x=x, weight=weight, name="one"), name="y"), x=(1, 8, 8, 8))
+    plan, _ = predict_plan(made, [], target="m4")
     for row, cost in zip(plan.rows, (Cost(0.01, 9, 9), Cost(0.01, relu_on_cpu, relu_on_cpu))):
         row.cost, row.backend = cost, "ane"
     data = functions(OP | {"operator": "conv", "outputs": ["one"], "supported": ["cpu", "ane"], "preferred": "ane"},
                      OP | {"supported": ["cpu", "ane"]})
     (measurement,) = read_measurements(data)
-    found = agreement(plan, matched(plan, measurement))
+    found = compare_with_measurement(plan, match_ops(plan, measurement))
     assert [each.row.op.op_type for each in found.backend] == ["relu"]
-    assert found.extra_ms == pytest.approx(extra, abs=1e-9) and found.tie == found.agrees == agrees
+    assert found.extra_ms == pytest.approx(extra, abs=1e-9) and found.is_tie == found.agrees == agrees
 
 
 def test_factors_per_kind_are_written(plan, predicted, tmp_path, capsys):
@@ -151,7 +151,7 @@ def test_factors_per_kind_are_written(plan, predicted, tmp_path, capsys):
         return x
 
     path = str(tmp_path / "in.mlpackage")
-    ct.convert(program(body, x=(1, 16, 8, 8)), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
+    ct.convert(build_program(body, x=(1, 16, 8, 8)), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
                pass_pipeline=ct.PassPipeline.EMPTY).save(path)
     data = as_predicted(ane.lint(path, target="m4").to_dict()["ops"])
     for op in data["program"]["functions"]["main"][1:]:
@@ -241,8 +241,8 @@ def test_plans_that_an_m4_gave_are_read_and_agree(name):
            for (kind, preferred, supported), cost in zip(
                (text.split(":") for text in row["ops"].split(";")), row["weights"].split(","), strict=True)]
     (measurement,) = read_measurements(functions(*ops) | {"machine": {"chip": "Apple M4", "macos": "27.0.1"}})
-    plan, _ = predict(context(name), [rule() for rule in all_rules().values()], target=str(measurement.chip))
-    found = agreement(plan, matched(plan, measurement))
+    plan, _ = predict_plan(context(name), [rule() for rule in get_all_rules().values()], target=str(measurement.chip))
+    found = compare_with_measurement(plan, match_ops(plan, measurement))
     assert (len(found.match.pairs), found.match.ours, found.match.theirs) == (len(ops), [], [])
     assert found.support == [] and found.agrees
     assert len(found.shares.rows) == len(ops) and found.shares.correlation > 0.9999

@@ -117,7 +117,7 @@ def test_the_script_needs_little():
 
 def test_numbers_that_differ_are_described(source, tmp_path, capsys):
     folder, _ = written(tmp_path, capsys, source, "--seeds", "1")
-    compare = script(folder)["compare"]
+    compare = script(folder)["compare_arrays"]
     found = compare(np.array([1.0, -4.0, np.nan, np.inf]), np.array([1.0, -3.0, np.nan, np.inf]), 0.1)
     assert (found["passed"], found["max_abs"], found["worst_at"], found["beyond"]) == (False, 1.0, [1], 1)
     assert (found["allowed"], found["max_rel"], found["nan"], found["reference_inf"]) == (0.4, 0.25, 1, 1)
@@ -126,7 +126,7 @@ def test_numbers_that_differ_are_described(source, tmp_path, capsys):
     assert compare(np.zeros((2, 3)), np.zeros((3, 2)), 1.0)["problem"] == "shape [3, 2], expected [2, 3]"
     assert compare(np.array(["a"]), np.array(["b"]), 1.0)["passed"] is False
     assert compare(np.zeros((0, 2)), np.zeros((0, 2)), 0.0)["passed"] is True
-    flat = script(folder)["flat"]({"p": {"b": 0.1, "a": 0.9}, "label": "a"})
+    flat = script(folder)["flatten_outputs"]({"p": {"b": 0.1, "a": 0.9}, "label": "a"})
     assert flat["p"].tolist() == [0.9, 0.1] and flat["p labels"].tolist() == ["a", "b"] and flat["label"] == "a"
 
 

@@ -32,20 +32,20 @@ import mil_ane_passes as ane
 from tests.models.zoo import ARCHITECTURES, Architecture, Tensors
 
 FLOAT32_BOUND = 1e-4
-HALF_FACTOR = 4
+MAX_HALF_PRECISION_FACTOR = 4
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class Measured:
+class Measurement:
     """What one architecture gave. Errors are the largest of any output, relative to that output's largest value."""
 
     architecture: Architecture
     parameters: int
     scale: float  # the smallest of the outputs' largest values
     spread: float  # the smallest of the outputs' deviations, relative to scale
-    response: float  # the smallest relative change of an output when the inputs are drawn again
+    input_response: float  # the smallest relative change of an output when the inputs are drawn again
     ops: int = 0
     float32: float = 0.0
     float16: float = 0.0
@@ -56,15 +56,15 @@ class Measured:
 
     @property
     def float16_bound(self) -> float:
-        return HALF_FACTOR * self.half + self.unit
+        return MAX_HALF_PRECISION_FACTOR * self.half + self.unit
 
     def faults(self) -> list[str]:
         """What is wrong: a bound that is broken, or a measurement that would prove nothing."""
-        known = bool(self.architecture.host_fault)
+        known = bool(self.architecture.coremltools_fault)
         checks = (
             (1e-2 < self.scale < 1e4, f"outputs of size {self.scale:.3g} are no fair test"),
             (self.spread > 0.03, f"outputs hardly vary ({self.spread:.3g} of their size)"),
-            (self.response > 0.1, f"outputs hardly depend on the inputs ({self.response:.3g})"),
+            (self.input_response > 0.1, f"outputs hardly depend on the inputs ({self.input_response:.3g})"),
             (self.float32 <= FLOAT32_BOUND, f"float32 error {self.float32:.3g}, {FLOAT32_BOUND:.3g} allowed"),
             (self.half <= 0.05, f"PyTorch's half precision is off by {self.half:.3g}: no yardstick"),
             (self.float16 <= self.float16_bound, f"float16 error {self.float16:.3g}, {self.float16_bound:.3g} allowed"),
@@ -73,20 +73,20 @@ class Measured:
         return [text for fine, text in checks if not fine]
 
 
-def _outputs(model: nn.Module, inputs: Tensors) -> list[Array]:
+def _run_torch(model: nn.Module, inputs: Tensors) -> list[Array]:
     with torch.no_grad():
         made = model(*inputs)
     return [each.double().numpy() for each in (made if isinstance(made, tuple) else (made,))]
 
 
-def relative_error(found: Sequence[Array], expected: Sequence[Array]) -> float:
+def compute_relative_error(found: Sequence[Array], expected: Sequence[Array]) -> float:
     """NaN counts as infinitely wrong."""
     assert [each.shape for each in found] == [each.shape for each in expected]
     errors = [np.abs(one.astype(np.float64) - two).max() / np.abs(two).max() for one, two in zip(found, expected)]
     return max(float(np.nan_to_num(error, nan=np.inf)) for error in errors)
 
 
-def traced(architecture: Architecture, model: nn.Module, inputs: Tensors) -> Any:
+def capture_model(architecture: Architecture, model: nn.Module, inputs: Tensors) -> Any:
     """The model as coremltools is given it."""
     if not architecture.export:
         with torch.no_grad():
@@ -99,7 +99,7 @@ def traced(architecture: Architecture, model: nn.Module, inputs: Tensors) -> Any
     return exported
 
 
-def _run(architecture: Architecture, captured: Any, inputs: Tensors, precision: str, folder: Path) -> Any:
+def _convert_and_run(architecture: Architecture, captured: Any, inputs: Tensors, precision: str, folder: Path) -> Any:
     """(number of ops, outputs) of the package that coremltools makes at this precision."""
     kinds = [np.int32 if each.dtype == torch.int32 else np.float32 for each in inputs]
     declared = [ct.TensorType(f"input_{i}", shape=each.shape, dtype=kind)
@@ -115,28 +115,28 @@ def _run(architecture: Architecture, captured: Any, inputs: Tensors, precision: 
     return ops, list(ane.run(path, feeds, precision=precision).values())
 
 
-def measure(architecture: Architecture, folder: Path) -> Measured:
+def measure_architecture(architecture: Architecture, folder: Path) -> Measurement:
     """Convert at both precisions, save into `folder`, run, and compare with PyTorch."""
     started = time.perf_counter()
     model, inputs = architecture.model(), architecture.draw(0)
-    captured, given = traced(architecture, model, inputs), _outputs(model, inputs)
-    ops, single = _run(architecture, captured, inputs, "float32", folder)
-    _, typed = _run(architecture, captured, inputs, "float16", folder)
+    captured, given = capture_model(architecture, model, inputs), _run_torch(model, inputs)
+    ops, single = _convert_and_run(architecture, captured, inputs, "float32", folder)
+    _, typed = _convert_and_run(architecture, captured, inputs, "float16", folder)
     expected = given
-    if architecture.as_host is not None:
-        architecture.as_host(model)
-        expected = _outputs(model, inputs)
-    other = _outputs(model, architecture.draw(9))
+    if architecture.match_coremltools is not None:
+        architecture.match_coremltools(model)
+        expected = _run_torch(model, inputs)
+    other = _run_torch(model, architecture.draw(9))
     scales = [float(np.abs(each).max()) for each in expected]
-    measured = Measured(
+    measured = Measurement(
         architecture, sum(each.numel() for each in model.parameters()), min(scales),
         min(float(each.std()) / scale for each, scale in zip(expected, scales)),
         min(float(np.abs(one - two).max()) / scale for one, two, scale in zip(expected, other, scales)),
-        ops, relative_error(single, expected), relative_error(typed, expected))
+        ops, compute_relative_error(single, expected), compute_relative_error(typed, expected))
     halves = tuple(each.half() if each.is_floating_point() else each for each in inputs)
-    measured.half = relative_error(_outputs(model.half(), halves), expected)
+    measured.half = compute_relative_error(_run_torch(model.half(), halves), expected)
     measured.unit = max(float(np.spacing(np.float16(scale))) / scale for scale in scales)
-    measured.host = relative_error(single, given)
+    measured.host = compute_relative_error(single, given)
     measured.seconds = time.perf_counter() - started
     return measured
 
@@ -152,14 +152,14 @@ def main(names: Sequence[str]) -> int:
             print(f"| {each.name} | {each.missing()} |")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(each, Path(folder))
+            found = measure_architecture(each, Path(folder))
         print(f"| {each.name} | {each.kind} | {each.package} {version(each.package)} | {found.ops} "
               f"| {found.parameters / 1e6:.2f} M | {found.float32:.1e} | {found.float16:.1e} | {found.half:.1e} "
               f"| {found.seconds:.1f} |", flush=True)
         failed += [f"{each.name}: {fault}" for fault in found.faults()]
-        if each.host_fault:
+        if each.coremltools_fault:
             print(f"{each.name}: compared with what coremltools converted, not with the module ({found.host:.1e} off): "
-                  f"{each.host_fault}", file=sys.stderr)
+                  f"{each.coremltools_fault}", file=sys.stderr)
     for fault in failed:
         print(fault, file=sys.stderr)
     return bool(failed)

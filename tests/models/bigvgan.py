@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.models.tools import convert_traced, example_input, seed_weights
+from tests.models.tools import convert_traced, make_example_input, seed_weights
 
 if TYPE_CHECKING:
     import coremltools as ct
     import torch
 
-SMALL: dict[str, Any] = {
+SMALL_CONFIG: dict[str, Any] = {
     "mel_dim": 16,
     "upsample_initial_channel": 32,
     "upsample_rates": [3, 2],
@@ -23,12 +23,12 @@ SMALL: dict[str, Any] = {
     "resblock_kernel_sizes": [3, 5],
     "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]],
 }
-FRAMES = 20
+FRAME_COUNT = 20
 # Snakes and residual sums amplify: with more, the final clip flattens most of the output.
 GAINS = {"resblocks": 0.5, "conv_post": 0.3}
 
 
-def torch_model(*, full: bool = False, bias: float = 0.1, seed: int = 0) -> tuple[torch.nn.Module, torch.Tensor]:
+def make_torch_model(*, full: bool = False, bias: float = 0.1, seed: int = 0) -> tuple[torch.nn.Module, torch.Tensor]:
     """`full` is the published configuration; the input is a log-mel spectrogram (1, mel bands, frames).
 
     `bias=0.0` gives convolutions whose biases are all zero.
@@ -36,12 +36,12 @@ def torch_model(*, full: bool = False, bias: float = 0.1, seed: int = 0) -> tupl
     from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as configuration
     from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as modeling
 
-    config = configuration.Qwen2_5OmniBigVGANConfig(**({} if full else SMALL))
+    config = configuration.Qwen2_5OmniBigVGANConfig(**({} if full else SMALL_CONFIG))
     model = seed_weights(modeling.Qwen2_5OmniToken2WavBigVGANModel(config), seed, bias, GAINS)
-    return model, example_input((1, config.mel_dim, FRAMES), seed, scale=2.0, mean=-4.0)
+    return model, make_example_input((1, config.mel_dim, FRAME_COUNT), seed, scale=2.0, mean=-4.0)
 
 
-def convert(
+def convert_model(
     pass_pipeline: ct.PassPipeline | None = None,
     *,
     full: bool = False,
@@ -50,6 +50,6 @@ def convert(
     **kwargs: Any,
 ) -> ct.models.MLModel:
     """`flexible` makes the number of frames a range of 8 to 64."""
-    model, example = torch_model(full=full, bias=bias)
+    model, example = make_torch_model(full=full, bias=bias)
     bounds = {2: (8, 64)} if flexible else None
     return convert_traced(model, example, flexible=bounds, pass_pipeline=pass_pipeline, **kwargs)

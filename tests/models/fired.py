@@ -32,9 +32,9 @@ import numpy as np
 import torch
 
 import mil_ane_passes as ane
-from tests.models.architectures import traced
-from tests.models.more import EVERY
-from tests.models.tools import proof_of
+from tests.models.architectures import capture_model
+from tests.models.more import ALL_ARCHITECTURES
+from tests.models.tools import summarize_equivalence
 from tests.models.zoo import Architecture, Tensors
 
 RECORD = Path(__file__).with_name("fired.json")
@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class Fired:
+class RewriteResult:
     """What one preset did to one architecture."""
 
     architecture: str
@@ -67,7 +67,7 @@ class Fired:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Without the warnings of tracing and converting; in one thread, as several wait for each other on busy cores."""
     before, threads = logging.root.manager.disable, torch.get_num_threads()
     logging.disable(logging.WARNING)
@@ -81,7 +81,7 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:
+def convert_architecture(architecture: Architecture, model: torch.nn.Module, inputs: Tensors, path: Path) -> str:
     """Save the package at `path`; returns which frontend converted it."""
     declared = [ct.TensorType(f"input_{i}", shape=each.shape,
                               dtype=np.int32 if each.dtype == torch.int32 else np.float32)
@@ -89,7 +89,7 @@ def converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensor
     ends = {"inputs": None if architecture.export else declared}
     target = {"minimum_deployment_target": ct.target.iOS18}
     package = {"convert_to": "mlprogram", "compute_precision": ct.precision.FLOAT16, "skip_model_load": True, **target}
-    captured, frontend = traced(architecture, model, inputs), "host"
+    captured, frontend = capture_model(architecture, model, inputs), "host"
     try:
         made = ct.convert(captured, **ends, **package)
     except Exception:
@@ -102,7 +102,7 @@ def converted(architecture: Architecture, model: torch.nn.Module, inputs: Tensor
     return frontend
 
 
-def torch_outputs(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
+def run_torch(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
     """PyTorch's results; in double precision, unless the model insists on single."""
     doubled = tuple(each.double() if each.is_floating_point() else each for each in inputs)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def torch_outputs(model: torch.nn.Module, inputs: Tensors) -> list[Array]:
     return [each.double().numpy() for each in (made if isinstance(made, tuple) else (made,))]
 
 
-def error_of(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
+def measure_error(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
     names = ane.load(path).program.functions["main"].inputs
     found = ane.run(path, dict(zip(names, (each.numpy() for each in inputs))), precision="float16")
     errors = [np.abs(one.astype(np.float64).reshape(two.shape) - two).max() / np.abs(two).max()
@@ -121,46 +121,55 @@ def error_of(path: Path, inputs: Tensors, expected: Sequence[Array]) -> float:
     return max(float(np.nan_to_num(error, nan=np.inf)) for error in errors)
 
 
-def _reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
+def _count_near_miss_reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
     counted = {each.rule: dict(sorted(Counter(miss.note for miss in each.near_misses).items())) for each in traces}
     return {name: reasons for name, reasons in counted.items() if reasons}
 
 
-def _rewritten(name: str, preset: str, frontend: str, before: Path, after: Path) -> Fired:
+def _rewrite_package(name: str, preset: str, frontend: str, before: Path, after: Path) -> RewriteResult:
     report = ane.rewrite(before, after, preset=preset, max_growth=None)  # where passes fire, not what they cost
     fired = {each.rule: len(each.fired) for each in report.traces if each.fired}
-    proved = proof_of(report)
-    return Fired(name, preset, frontend, report.ops_before, report.ops_after, proved, fired, _reasons(report.traces))
+    proved = summarize_equivalence(report)
+    return RewriteResult(
+        name,
+        preset,
+        frontend,
+        report.ops_before,
+        report.ops_after,
+        proved,
+        fired,
+        _count_near_miss_reasons(report.traces),
+    )
 
 
-def measure(architecture: Architecture, folder: Path, presets: Sequence[str] = PRESETS) -> list[Fired]:
+def measure_presets(architecture: Architecture, folder: Path, presets: Sequence[str] = PRESETS) -> list[RewriteResult]:
     """Convert, save into `folder`, rewrite with each preset, and compare with PyTorch."""
     results = []
-    with quiet():
+    with silence_warnings():
         started = time.perf_counter()
         model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
-        frontend = converted(architecture, model, inputs, path)
-        expected = torch_outputs(model, inputs)
-        before = error_of(path, inputs, expected)
+        frontend = convert_architecture(architecture, model, inputs, path)
+        expected = run_torch(model, inputs)
+        before = measure_error(path, inputs, expected)
         for preset in presets:
             after = folder / f"{preset}.mlpackage"
-            found = _rewritten(architecture.name, preset, frontend, path, after)
+            found = _rewrite_package(architecture.name, preset, frontend, path, after)
             found.before = found.after = before
             if after.exists() and found.fired:
-                found.after = error_of(after, inputs, expected)
+                found.after = measure_error(after, inputs, expected)
             found.seconds, started = time.perf_counter() - started, time.perf_counter()
             results.append(found)
     gc.collect()
     return results
 
 
-def is_right(found: Fired) -> bool:
+def is_correct(found: RewriteResult) -> bool:
     """Proved, and no further from PyTorch than it was, but for rounding."""
     return found.proved in ("nothing fired", "bitwise", "rounding") and (
         found.after <= max(4 * found.before, 1e-2) or found.after == found.before)
 
 
-def _row(found: Fired) -> str:
+def _format_row(found: RewriteResult) -> str:
     fired = ", ".join(f"{name} × {places}" for name, places in found.fired.items()) or "-"
     near = ", ".join(f"{name} × {sum(reasons.values())}" for name, reasons in found.near.items()) or "-"
     proved = found.proved.splitlines()[0]
@@ -168,7 +177,7 @@ def _row(found: Fired) -> str:
             f"| {proved} | {found.before:.1e} -> {found.after:.1e} | {found.seconds:.1f} |")
 
 
-def _near_misses(found: Sequence[Fired]) -> Iterator[str]:
+def _format_near_misses(found: Sequence[RewriteResult]) -> Iterator[str]:
     """Every reason once, with where it was given."""
     places: dict[tuple[str, str], Counter[str]] = {}
     for each in found:
@@ -181,19 +190,21 @@ def _near_misses(found: Sequence[Fired]) -> Iterator[str]:
         yield f"| {name} | {reason} | {where.total()} | {', '.join(where)} |"
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def read_record() -> dict[str, dict[str, Any]]:
     """The table of each preset, by architecture."""
     return dict(json.loads(RECORD.read_text())) if RECORD.exists() else {}
 
 
-def _record(found: Sequence[Fired]) -> None:
+def _write_record(found: Sequence[RewriteResult]) -> None:
     """Put these into the record, which has a line for each architecture."""
-    tables = recorded()
+    tables = read_record()
     for each in found:
         tables.setdefault(each.preset, {})[each.architecture] = each.settled
     parts = []
     for preset, table in tables.items():
-        rows = [f"  {json.dumps(one.name)}: {json.dumps(table[one.name])}" for one in EVERY if one.name in table]
+        rows = [
+            f"  {json.dumps(one.name)}: {json.dumps(table[one.name])}" for one in ALL_ARCHITECTURES if one.name in table
+        ]
         parts.append(f"{json.dumps(preset)}: {{\n" + ",\n".join(rows) + "\n}")
     RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
@@ -206,11 +217,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args(arguments)
     presets = PRESETS if given.preset == "both" else (given.preset,)
-    failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in EVERY}]
-    found: list[Fired] = []
+    failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in ALL_ARCHITECTURES}]
+    found: list[RewriteResult] = []
     print("| architecture | frontend | ops | fired | almost | proved | error against PyTorch | seconds |")
     print("|---|---|---|---|---|---|---|---|")
-    for each in EVERY:
+    for each in ALL_ARCHITECTURES:
         if given.names and each.name not in given.names:
             continue
         if each.missing():
@@ -218,17 +229,17 @@ def main(arguments: Sequence[str]) -> int:
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:
-                made = measure(each, Path(folder), presets)
+                made = measure_presets(each, Path(folder), presets)
         except Exception as error:  # one that fails does not keep the others from being run
             failed.append(f"{each.name}: {type(error).__name__}: {error}")
             continue
-        print(*map(_row, made), sep="\n", flush=True)
+        print(*map(_format_row, made), sep="\n", flush=True)
         failed += [f"{one.architecture}, {one.preset}: {one.proved}, {one.before:.1e} -> {one.after:.1e}"
-                   for one in made if not is_right(one)]
+                   for one in made if not is_correct(one)]
         found += made
         if given.record:
-            _record([one for one in made if is_right(one)])
-    print("", *_near_misses(found), sep="\n")
+            _write_record([one for one in made if is_correct(one)])
+    print("", *_format_near_misses(found), sep="\n")
     for fault in failed:
         print(fault, file=sys.stderr)
     return bool(failed)

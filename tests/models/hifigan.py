@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.models.tools import convert_traced, example_input, seed_weights
+from tests.models.tools import convert_traced, make_example_input, seed_weights
 
 if TYPE_CHECKING:
     import coremltools as ct
     import torch
 
-SMALL: dict[str, Any] = {
+SMALL_CONFIG: dict[str, Any] = {
     "model_in_dim": 16,
     "upsample_initial_channel": 32,
     "upsample_rates": [4, 2],
@@ -22,19 +22,19 @@ SMALL: dict[str, Any] = {
     "resblock_kernel_sizes": [3, 5],
     "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]],
 }
-FRAMES = 24
+FRAME_COUNT = 24
 
 
-def torch_model(*, full: bool = False, bias: float = 0.1, seed: int = 0) -> tuple[torch.nn.Module, torch.Tensor]:
+def make_torch_model(*, full: bool = False, bias: float = 0.1, seed: int = 0) -> tuple[torch.nn.Module, torch.Tensor]:
     """`full` is the published configuration; the input is (1, frames, mel bands)."""
     from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
-    config = SpeechT5HifiGanConfig(**({} if full else SMALL))
+    config = SpeechT5HifiGanConfig(**({} if full else SMALL_CONFIG))
     model = seed_weights(SpeechT5HifiGan(config), seed, bias)
-    return model, example_input((1, FRAMES, config.model_in_dim), seed)
+    return model, make_example_input((1, FRAME_COUNT, config.model_in_dim), seed)
 
 
-def convert(
+def convert_model(
     pass_pipeline: ct.PassPipeline | None = None,
     *,
     full: bool = False,
@@ -43,6 +43,6 @@ def convert(
     **kwargs: Any,
 ) -> ct.models.MLModel:
     """`flexible` makes the number of frames a range of 8 to 64."""
-    model, example = torch_model(full=full, bias=bias)
+    model, example = make_torch_model(full=full, bias=bias)
     bounds = {1: (8, 64)} if flexible else None
     return convert_traced(model, example, flexible=bounds, pass_pipeline=pass_pipeline, **kwargs)

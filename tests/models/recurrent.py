@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "Recurrent"]
+__all__ = ["RECURRENT_MODELS", "RecurrentModel"]
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class RecurrentModel:
     """One model: its package, how it is made, the inputs by name, and how far it may be from PyTorch's float64.
 
     That is a share of the largest output: `half` at float16; `full` at float64, where all that differs is that the
@@ -62,20 +62,20 @@ class Recurrent:
         return made
 
 
-def _file(package: str, name: str) -> Path:
+def _find_package_file(package: str, name: str) -> Path:
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / name
 
 
-class Vad(nn.Module):
+class VoiceActivityDetector(nn.Module):
     """silero-vad at 16 kHz: 32 ms of sound with 4 ms before them, and the state of its LSTM, which the caller keeps."""
 
     def __init__(self) -> None:
         super().__init__()
         from safetensors.torch import load_file
 
-        held = load_file(_file("silero_vad", "data/silero_vad_16k.safetensors"))
+        held = load_file(_find_package_file("silero_vad", "data/silero_vad_16k.safetensors"))
         self.stft_conv = nn.Conv1d(1, 258, 256, 128, bias=False)
         self.conv1, self.conv2 = nn.Conv1d(129, 128, 3, 1, 1), nn.Conv1d(128, 64, 3, 2, 1)
         self.conv3, self.conv4 = nn.Conv1d(64, 64, 3, 2, 1), nn.Conv1d(64, 128, 3, 1, 1)
@@ -93,12 +93,14 @@ class Vad(nn.Module):
         return self.final_conv(x.permute(1, 2, 0).relu()).sigmoid().mean(2), h, c
 
 
-class Voice(nn.Module):
+class SpeakerEncoder(nn.Module):
     """resemblyzer's encoder of a speaker's voice: 1.6 s of mel spectra through three LSTMs."""
 
     def __init__(self) -> None:
         super().__init__()
-        held = torch.load(_file("resemblyzer", "pretrained.pt"), map_location="cpu", weights_only=False)["model_state"]
+        held = torch.load(_find_package_file("resemblyzer", "pretrained.pt"), map_location="cpu", weights_only=False)[
+            "model_state"
+        ]
         self.lstm, self.linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
         self.load_state_dict(held, strict=False)
 
@@ -107,12 +109,12 @@ class Voice(nn.Module):
         return raw / raw.norm(dim=1, keepdim=True)
 
 
-class Spelling(nn.Module):
+class GraphemeToPhoneme(nn.Module):
     """g2p_en: the GRU that reads a word of 11 letters, as their vectors, and the first steps of the one that speaks."""
 
     def __init__(self) -> None:
         super().__init__()
-        held = np.load(_file("g2p_en", "checkpoint20.npz"))
+        held = np.load(_find_package_file("g2p_en", "checkpoint20.npz"))
         size, width = held["enc_w_hh"].shape[1], held["enc_w_ih"].shape[1]
         self.enc, self.dec = nn.GRU(width, size, batch_first=True), nn.GRU(width, size, batch_first=True)
         self.fc = nn.Linear(*held["fc_w"].shape[::-1])
@@ -127,7 +129,7 @@ class Spelling(nn.Module):
         return logits
 
 
-class Codec(nn.Module):
+class CodecEncoder(nn.Module):
     """Encodec's encoder: convolutions, and two LSTMs with a skip past them."""
 
     def __init__(self) -> None:
@@ -156,13 +158,33 @@ class Denoiser(nn.Module):
         return spectra * self.last(self.gru(self.first(spectra).tanh())[0]).sigmoid()
 
 
-MODELS = (
-    Recurrent("silero-vad", "silero_vad", Vad, {"x": (1, 576), "h": (1, 1, 128), "c": (1, 1, 128)}, 4e-3,
-              ranges={"x": (-0.5, 0.5), "h": (-1.0, 1.0), "c": (-1.0, 1.0)}),
-    Recurrent("resemblyzer", "resemblyzer", Voice, {"mels": (1, 160, 40)}, 4e-3, ranges={"mels": (0.0, 0.5)},
-              proved=False),
-    Recurrent("g2p_en", "g2p_en", Spelling, {"letters": (1, 12, 256), "spoken": (1, 10, 256)}, 4e-3, 1e-12,
-              ranges={"letters": (-0.5, 0.5), "spoken": (-0.5, 0.5)}),
-    Recurrent("Encodec", "transformers", Codec, {"sound": (1, 1, 6400)}, 4e-3),
-    Recurrent("denoiser", "torch", Denoiser, {"spectra": (1, 24, 65)}, 4e-3, 1e-12),
+RECURRENT_MODELS = (
+    RecurrentModel(
+        "silero-vad",
+        "silero_vad",
+        VoiceActivityDetector,
+        {"x": (1, 576), "h": (1, 1, 128), "c": (1, 1, 128)},
+        4e-3,
+        ranges={"x": (-0.5, 0.5), "h": (-1.0, 1.0), "c": (-1.0, 1.0)},
+    ),
+    RecurrentModel(
+        "resemblyzer",
+        "resemblyzer",
+        SpeakerEncoder,
+        {"mels": (1, 160, 40)},
+        4e-3,
+        ranges={"mels": (0.0, 0.5)},
+        proved=False,
+    ),
+    RecurrentModel(
+        "g2p_en",
+        "g2p_en",
+        GraphemeToPhoneme,
+        {"letters": (1, 12, 256), "spoken": (1, 10, 256)},
+        4e-3,
+        1e-12,
+        ranges={"letters": (-0.5, 0.5), "spoken": (-0.5, 0.5)},
+    ),
+    RecurrentModel("Encodec", "transformers", CodecEncoder, {"sound": (1, 1, 6400)}, 4e-3),
+    RecurrentModel("denoiser", "torch", Denoiser, {"spectra": (1, 24, 65)}, 4e-3, 1e-12),
 )

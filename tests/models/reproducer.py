@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def torch_model() -> tuple[torch.nn.Module, torch.Tensor]:
+def make_torch_model() -> tuple[torch.nn.Module, torch.Tensor]:
     """The layer with PyTorch's own seeded initialisation, and its example input."""
     import torch
 
@@ -20,5 +20,5 @@ def torch_model() -> tuple[torch.nn.Module, torch.Tensor]:
     return model, torch.randn(1, 768, 600)
 
 
-def convert(pass_pipeline: ct.PassPipeline | None = None, **kwargs: Any) -> ct.models.MLModel:
-    return convert_traced(*torch_model(), pass_pipeline=pass_pipeline, **kwargs)
+def convert_model(pass_pipeline: ct.PassPipeline | None = None, **kwargs: Any) -> ct.models.MLModel:
+    return convert_traced(*make_torch_model(), pass_pipeline=pass_pipeline, **kwargs)

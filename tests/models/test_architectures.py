@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from tests.models import architectures  # noqa: E402
 from tests.models.zoo import ARCHITECTURES  # noqa: E402
 
-GOOD = architectures.Measured(
-    ARCHITECTURES[0], parameters=1, scale=1.0, spread=0.3, response=0.5, float32=1e-5, float16=2e-3, half=1e-3,
+GOOD = architectures.Measurement(
+    ARCHITECTURES[0], parameters=1, scale=1.0, spread=0.3, input_response=0.5, float32=1e-5, float16=2e-3, half=1e-3,
     unit=2.0**-10)
 
 
@@ -23,12 +23,12 @@ GOOD = architectures.Measured(
 def test_the_runtime_computes_what_pytorch_computes(architecture, tmp_path):
     if architecture.missing():
         pytest.skip(architecture.missing())
-    measured = architectures.measure(architecture, tmp_path)
+    measured = architectures.measure_architecture(architecture, tmp_path)
     assert measured.faults() == []
 
 
 def test_ten_are_compared_with_the_module_as_it_is():
-    kinds = Counter(each.kind for each in ARCHITECTURES if not each.host_fault)
+    kinds = Counter(each.kind for each in ARCHITECTURES if not each.coremltools_fault)
     assert kinds.total() >= 10
     assert min(kinds[kind] for kind in ("vision", "audio", "language")) >= 3
 
@@ -46,7 +46,7 @@ def test_a_good_measurement_has_no_faults():
     ({"scale": 1e5}, "no fair test"),
     ({"spread": 0.01}, "hardly vary"),
     ({"response": 0.05}, "hardly depend on the inputs"),
-    ({"architecture": dataclasses.replace(ARCHITECTURES[0], host_fault="f"), "host": 1e-6}, "is not there"),
+    ({"architecture": dataclasses.replace(ARCHITECTURES[0], coremltools_fault="f"), "host": 1e-6}, "is not there"),
 ])
 def test_a_bad_measurement_says_what_is_wrong(changes, said):
     (fault,) = dataclasses.replace(GOOD, **changes).faults()
@@ -55,7 +55,7 @@ def test_a_bad_measurement_says_what_is_wrong(changes, said):
 
 def test_errors_are_relative_to_the_largest_value_and_nan_is_the_largest_error():
     expected = [np.array([0.0, -4.0]), np.array([1.0, 0.5])]
-    assert architectures.relative_error([np.array([0.002, -4.0]), expected[1]], expected) == pytest.approx(5e-4)
-    assert architectures.relative_error([expected[0], np.array([1.0, np.nan])], expected) == np.inf
+    assert architectures.compute_relative_error([np.array([0.002, -4.0]), expected[1]], expected) == pytest.approx(5e-4)
+    assert architectures.compute_relative_error([expected[0], np.array([1.0, np.nan])], expected) == np.inf
     with pytest.raises(AssertionError):
-        architectures.relative_error([np.zeros((1, 2)), expected[1]], expected)
+        architectures.compute_relative_error([np.zeros((1, 2)), expected[1]], expected)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from mil_ane_passes.core.pipeline import selected  # noqa: E402
+from mil_ane_passes.core.pipeline import select_rewrites  # noqa: E402
 from tests.models import fired  # noqa: E402
-from tests.models.more import EVERY  # noqa: E402
+from tests.models.more import ALL_ARCHITECTURES  # noqa: E402
 
-RECORDED = fired.recorded()
-BY_NAME = {each.name: each for each in EVERY}
+RECORDED = fired.read_record()
+BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 QUICK = ("BERT, classic mask", "U-Net")
-LAYERS = 3  # of the language models, where nothing else is said
+LAYER_COUNT = 3  # of the language models, where nothing else is said
 
-SAFE: dict[str, dict[str, int]] = {
+SAFE_MATCHES: dict[str, dict[str, int]] = {
     # one mask is made for all layers; Gemma 2 and DETR make two, the one by hand has one in each layer
     "finite_mask": {
         **dict.fromkeys((
@@ -30,8 +30,8 @@ SAFE: dict[str, dict[str, int]] = {
         **dict.fromkeys(("DETR", "GPT by hand", "Gemma 2"), 2)},
     # two in a layer and one at the end; Qwen 3 also norms queries and keys, Gemma 2 what comes out of either half
     "scaled_rms_norm": {
-        **dict.fromkeys(("Llama", "Gemma", "Llama, mask as input", "Mistral", "Qwen2", "Phi-3"), 2 * LAYERS + 1),
-        **dict.fromkeys(("Qwen3", "Qwen3, exported", "Gemma 2"), 4 * LAYERS + 1),
+        **dict.fromkeys(("Llama", "Gemma", "Llama, mask as input", "Mistral", "Qwen2", "Phi-3"), 2 * LAYER_COUNT + 1),
+        **dict.fromkeys(("Qwen3", "Qwen3, exported", "Gemma 2"), 4 * LAYER_COUNT + 1),
         "T5": 12, "T5 encoder, mask as input": 5,  # of two layers; the decoder's have three
         "Mamba": 3, "Mamba 2": 5},  # of two layers; the second kind's gates have one as well
     "stable_softplus": {"Mamba": 2, "Mamba 2": 2},
@@ -45,25 +45,27 @@ SAFE: dict[str, dict[str, int]] = {
 }
 """Where the passes of `safe` fire, and how often: what the architectures have of what the rules are about."""
 
-GOOD = fired.Fired("name", "safe", "host", 10, 12, "rounding", {"finite_mask": 1}, {}, before=2e-3, after=2e-3)
+CORRECT_RESULT = fired.RewriteResult(
+    "name", "safe", "host", 10, 12, "rounding", {"finite_mask": 1}, {}, before=2e-3, after=2e-3
+)
 
 
-def places(preset: str, name: str) -> dict[str, int]:
+def get_match_counts(preset: str, name: str) -> dict[str, int]:
     """Which passes fired in an architecture, and how often."""
     found: dict[str, int] = RECORDED[preset][name]["fired"]
     return found
 
 
-def run(name: str, tmp_path, presets=fired.PRESETS) -> list[fired.Fired]:
+def measure_or_skip(name: str, tmp_path, presets=fired.PRESETS) -> list[fired.RewriteResult]:
     if BY_NAME[name].missing():
         pytest.skip(BY_NAME[name].missing())
-    return fired.measure(BY_NAME[name], tmp_path, presets)
+    return fired.measure_presets(BY_NAME[name], tmp_path, presets)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_quick_one_is_as_recorded(name, tmp_path):
-    (found,) = run(name, tmp_path, ("safe",))
-    assert fired.is_right(found), str(found)
+    (found,) = measure_or_skip(name, tmp_path, ("safe",))
+    assert fired.is_correct(found), str(found)
     recorded = RECORDED["safe"][name]
     if found.frontend != recorded["frontend"]:
         pytest.skip(f"coremltools {ct.__version__} with numpy {np.__version__} converts it with the {found.frontend} "
@@ -74,15 +76,15 @@ def test_a_quick_one_is_as_recorded(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_one_is_right_and_as_recorded(name, tmp_path):
-    for found in run(name, tmp_path):
-        assert fired.is_right(found), str(found)
+    for found in measure_or_skip(name, tmp_path):
+        assert fired.is_correct(found), str(found)
         assert found.settled == RECORDED[found.preset][name]
 
 
 @pytest.mark.parametrize("preset", fired.PRESETS)
 def test_the_record_has_every_architecture_and_all_are_proved(preset):
     table = RECORDED[preset]
-    assert list(table) == [each.name for each in EVERY]
+    assert list(table) == [each.name for each in ALL_ARCHITECTURES]
     kinds = Counter(BY_NAME[name].kind for name in table)
     assert kinds.total() >= 30
     assert min(kinds[kind] for kind in ("vision", "audio", "language")) >= 8
@@ -93,7 +95,7 @@ def test_the_record_has_every_architecture_and_all_are_proved(preset):
 
 @pytest.mark.parametrize("preset", fired.PRESETS)
 def test_the_record_names_passes_of_the_preset(preset):
-    members = {rule.name for rule in selected(preset)}
+    members = {rule.name for rule in select_rewrites(preset)}
     named = {name for row in RECORDED[preset].values() for name in (*row["fired"], *row["near"])}
     assert named <= members
 
@@ -101,14 +103,14 @@ def test_the_record_names_passes_of_the_preset(preset):
 def test_safe_fires_where_the_rules_say_and_nowhere_else():
     found: dict[str, dict[str, int]] = {}
     for name in RECORDED["safe"]:
-        for rule, count in places("safe", name).items():
+        for rule, count in get_match_counts("safe", name).items():
             found.setdefault(rule, {})[name] = count
-    assert found == SAFE
+    assert found == SAFE_MATCHES
 
 
 def test_full_fires_where_safe_does():
     for name in RECORDED["safe"]:
-        assert set(places("safe", name)) <= set(places("full", name)), name
+        assert set(get_match_counts("safe", name)) <= set(get_match_counts("full", name)), name
 
 
 def test_the_command_prints_the_table(capsys, tmp_path, monkeypatch):
@@ -117,7 +119,7 @@ def test_the_command_prints_the_table(capsys, tmp_path, monkeypatch):
     printed = capsys.readouterr().out
     assert "| U-Net | host |" in printed
     assert "| nothing fired |" in printed
-    assert list(fired.recorded()["safe"]) == ["U-Net"]
+    assert list(fired.read_record()["safe"]) == ["U-Net"]
 
 
 def test_an_unknown_name_is_said(capsys):
@@ -134,4 +136,4 @@ def test_an_unknown_name_is_said(capsys):
     ({"after": float("inf")}, False),
 ])
 def test_what_is_right(changes, right):
-    assert fired.is_right(dataclasses.replace(GOOD, **changes)) is right
+    assert fired.is_correct(dataclasses.replace(CORRECT_RESULT, **changes)) is right

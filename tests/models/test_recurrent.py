@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch")
 import mil_ane_passes as ane  # noqa: E402
 from mil_ane_passes import torch_frontend  # noqa: E402
 from mil_ane_passes.runtime import Runtime  # noqa: E402
-from tests.models.recurrent import MODELS  # noqa: E402
+from tests.models.recurrent import RECURRENT_MODELS  # noqa: E402
 from tests.rewrites.recurrent_layers import refused  # noqa: E402
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", RECURRENT_MODELS, ids=lambda model: model.name)
 def test_nothing_is_left_on_the_cpu(model, tmp_path):
     if model.missing():
         pytest.skip(model.missing())

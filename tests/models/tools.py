@@ -28,7 +28,11 @@ def seed_weights(
             gain = next((value for part, value in (gains or {}).items() if part in path), 1.0)
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.dim() >= 2:
-                    draw = torch.randn(parameter.shape, generator=generator) * gain / _fan_in(module, parameter) ** 0.5
+                    draw = (
+                        torch.randn(parameter.shape, generator=generator)
+                        * gain
+                        / _compute_fan_in(module, parameter) ** 0.5
+                    )
                 elif name == "bias":
                     size = 0.5 + 0.5 * torch.rand(parameter.shape, generator=generator)
                     draw = bias * size * torch.randn(parameter.shape, generator=generator).sign() + 0.0  # no -0
@@ -38,14 +42,14 @@ def seed_weights(
     return model.eval()
 
 
-def _fan_in(module: torch.nn.Module, weight: torch.Tensor) -> float:
+def _compute_fan_in(module: torch.nn.Module, weight: torch.Tensor) -> float:
     """The number of products that make one output value."""
     if getattr(module, "transposed", False):
         return float(weight.shape[0] / module.groups * weight[0, 0].numel() / np.prod(module.stride))
     return float(weight[0].numel())
 
 
-def example_input(shape: tuple[int, ...], seed: int, scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+def make_example_input(shape: tuple[int, ...], seed: int, scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
     import torch
 
     return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + mean
@@ -78,7 +82,7 @@ def convert_traced(
     return ct.convert(traced, **{**arguments, **kwargs})
 
 
-def proof_of(report: Any) -> str:
+def summarize_equivalence(report: Any) -> str:
     """How a rewrite is proved, in a word; what was left out of it counts as not proved."""
     if report.left_out_passes:
         return "not proved: " + ", ".join(each.rule for each in report.left_out_passes)

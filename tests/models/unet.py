@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-def _block(transposed: bool, into: int, out: int, stride: int) -> nn.Sequential:
+def _make_block(transposed: bool, into: int, out: int, stride: int) -> nn.Sequential:
     if transposed:
         layer: nn.Module = nn.ConvTranspose2d(into, out, 3, stride, padding=1, output_padding=stride - 1)
     else:
@@ -23,9 +23,9 @@ class UNet(nn.Module):
     def __init__(self, channels: tuple[int, ...] = (16, 32, 48), classes: int = 4) -> None:
         super().__init__()
         ends = (3, *channels)
-        self.down = nn.ModuleList([_block(False, into, out, 2) for into, out in zip(ends, channels)])
+        self.down = nn.ModuleList([_make_block(False, into, out, 2) for into, out in zip(ends, channels)])
         self.up = nn.ModuleList([
-            _block(True, channels[level] * (2 if level < len(channels) - 1 else 1), channels[max(level - 1, 0)], 2)
+            _make_block(True, channels[level] * (2 if level < len(channels) - 1 else 1), channels[max(level - 1, 0)], 2)
             for level in reversed(range(len(channels)))])
         self.head = nn.Conv2d(channels[0], classes, 1)
 

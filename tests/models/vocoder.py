@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.models.tools import convert_traced, example_input, seed_weights
+from tests.models.tools import convert_traced, make_example_input, seed_weights
 
 if TYPE_CHECKING:
     import coremltools as ct
     import torch
 
-MEL = 16
+MEL_BANDS = 16
 
 
-def torch_model(
+def make_torch_model(
     kind: str = "hifigan",
     *,
     channels: int = 32,
@@ -32,11 +32,11 @@ def torch_model(
     activation = {"hifigan": modules.LeakyRelu, "bigvgan": modules.AntiAliasedSnake}[kind]
     if channels % 2 ** len(rates):
         raise ValueError(f"channels ({channels}) are halved at each of {len(rates)} stages")
-    generator = modules.Generator(activation, MEL, channels, rates, kernels, dilations)
-    return seed_weights(generator, seed, bias, gains), example_input((1, MEL, frames), seed)
+    generator = modules.Generator(activation, MEL_BANDS, channels, rates, kernels, dilations)
+    return seed_weights(generator, seed, bias, gains), make_example_input((1, MEL_BANDS, frames), seed)
 
 
-def convert(
+def convert_model(
     pass_pipeline: ct.PassPipeline | None = None,
     *,
     kind: str = "hifigan",
@@ -45,6 +45,6 @@ def convert(
     **kwargs: Any,
 ) -> ct.models.MLModel:
     """`model` are torch_model's options; `flexible` makes the number of frames a range of 8 to 64."""
-    module, example = torch_model(kind, **(model or {}))
+    module, example = make_torch_model(kind, **(model or {}))
     bounds = {2: (8, 64)} if flexible else None
     return convert_traced(module, example, flexible=bounds, pass_pipeline=pass_pipeline, **kwargs)

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-SLOPE = 0.1
+LEAKY_RELU_SLOPE = 0.1
 
 
-def _same(kernel: int, dilation: int = 1) -> int:
+def _compute_same_padding(kernel: int, dilation: int = 1) -> int:
     return dilation * (kernel - 1) // 2
 
 
-def _low_pass(ratio: int, kernel: int) -> torch.Tensor:
+def _make_low_pass_filter(ratio: int, kernel: int) -> torch.Tensor:
     """A Kaiser-windowed sinc of unit sum, (1, 1, kernel), that cuts at half the lower rate."""
     time = torch.arange(kernel) - (kernel - 1) / 2
     window = torch.kaiser_window(kernel, periodic=False, beta=5.0)
@@ -40,7 +40,7 @@ class AntiAliasedSnake(nn.Module):
         super().__init__()
         self.snake = Snake(channels)
         self.channels, self.ratio, self.kernel = channels, ratio, kernel
-        self.register_buffer("low_pass", _low_pass(ratio, kernel), persistent=False)
+        self.register_buffer("low_pass", _make_low_pass_filter(ratio, kernel), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         taps, pad = self.low_pass.expand(self.channels, -1, -1), self.kernel // self.ratio - 1
@@ -58,16 +58,19 @@ class LeakyRelu(nn.Module):
         super().__init__()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.leaky_relu(x, SLOPE)
+        return F.leaky_relu(x, LEAKY_RELU_SLOPE)
 
 
 class ResidualBlock(nn.Module):
     def __init__(self, activation: type[nn.Module], channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
         super().__init__()
         self.first = nn.ModuleList(
-            nn.Conv1d(channels, channels, kernel, dilation=d, padding=_same(kernel, d)) for d in dilations
+            nn.Conv1d(channels, channels, kernel, dilation=d, padding=_compute_same_padding(kernel, d))
+            for d in dilations
         )
-        self.second = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=_same(kernel)) for _ in dilations)
+        self.second = nn.ModuleList(
+            nn.Conv1d(channels, channels, kernel, padding=_compute_same_padding(kernel)) for _ in dilations
+        )
         self.activations = nn.ModuleList(activation(channels) for _ in range(2 * len(dilations)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +110,7 @@ class Generator(nn.Module):
     def forward(self, mel: torch.Tensor) -> torch.Tensor:
         x = self.conv_pre(mel)
         for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, SLOPE) if self.plain else x)
+            x = up(F.leaky_relu(x, LEAKY_RELU_SLOPE) if self.plain else x)
             first = stage * self.blocks_per_stage
             x = sum(self.blocks[first + i](x) for i in range(self.blocks_per_stage)) / self.blocks_per_stage
         return torch.tanh(self.conv_post(self.activation_post(x)))

@@ -27,40 +27,42 @@ from typing import Any
 
 import mil_ane_passes as ane
 from tests.models import fired
-from tests.models.more import EVERY
-from tests.models.tools import proof_of
-from tests.models.whole_table import HEAD, RECORD, TARGETS, Whole, recorded, row
+from tests.models.more import ALL_ARCHITECTURES
+from tests.models.tools import summarize_equivalence
+from tests.models.whole_table import RECORD, TABLE_HEAD, TARGETS, ArchitectureResult, format_row, read_record
 from tests.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
 
 
-def measure(architecture: Architecture, folder: Path, targets: Sequence[str] = TARGETS) -> Iterator[Whole]:
+def measure_targets(
+    architecture: Architecture, folder: Path, targets: Sequence[str] = TARGETS
+) -> Iterator[ArchitectureResult]:
     """Convert (or take from REAL_PACKAGES), rewrite for each target, and compare with PyTorch."""
-    with fired.quiet():
+    with fired.silence_warnings():
         model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
         made = path_of(Path(os.environ[VARIABLE]), architecture.name) if VARIABLE in os.environ else None
         if made is not None and made.exists():
             path = made
         else:
-            fired.converted(architecture, model, inputs, path)
-        expected = fired.torch_outputs(model, inputs)
-        error = fired.error_of(path, inputs, expected)
+            fired.convert_architecture(architecture, model, inputs, path)
+        expected = fired.run_torch(model, inputs)
+        error = fired.measure_error(path, inputs, expected)
         for target in targets:
-            yield _rewritten(architecture.name, target, path, folder / f"{target}.mlpackage",
-                             lambda after: (error, fired.error_of(after, inputs, expected)))
+            yield _rewrite_and_measure(architecture.name, target, path, folder / f"{target}.mlpackage",
+                                       lambda after: (error, fired.measure_error(after, inputs, expected)))
     gc.collect()
 
 
-def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -> Whole:
+def _rewrite_and_measure(name: str, target: str, before: Path, after: Path, errors: Any) -> ArchitectureResult:
     cures = ane.rewrite(before, preset="safe", target=target, verify=False)
     report = ane.rewrite(before, after, preset="full", target=target)
     old, new = ane.lint(before, target=target), ane.lint(after if after.exists() else before, target=target)
     cost = [each.plan.total for each in (old, new)]
     left = Counter(each.op.op_type for each in new.plan.rows if each.ane == "no")
-    proved = proof_of(report)
-    return Whole(
+    proved = summarize_equivalence(report)
+    return ArchitectureResult(
         name, target, (report.ops_before, report.ops_after),
-        (_weights(before), _weights(after if after.exists() else before)),
+        (_count_weight_bytes(before), _count_weight_bytes(after if after.exists() else before)),
         *((counted(old), counted(new)) for counted in (
             lambda each: sum(row.ane == "no" for row in each.plan.rows),
             lambda each: sum(not row.takes for row in each.plan.rows))),
@@ -72,14 +74,14 @@ def _rewritten(name: str, target: str, before: Path, after: Path, errors: Any) -
         {each.rule: each.reverted for each in report.reverted}, dict(left))
 
 
-def _weights(package: Path) -> int:
+def _count_weight_bytes(package: Path) -> int:
     return sum(file.stat().st_size for file in package.rglob("*.bin"))
 
 
-def record(found: Sequence[Whole]) -> None:
+def write_record(found: Sequence[ArchitectureResult]) -> None:
     """Put these rows in the place of earlier ones of the same architecture and target."""
-    table = {(each.architecture, each.target): each for each in [*recorded(), *found]}
-    order = [each.name for each in EVERY]
+    table = {(each.architecture, each.target): each for each in [*read_record(), *found]}
+    order = [each.name for each in ALL_ARCHITECTURES]
     rows = sorted(table.values(), key=lambda each: (order.index(each.architecture), TARGETS.index(each.target)))
     RECORD.write_text("[\n" + ",\n".join(json.dumps(asdict(each)) for each in rows) + "\n]\n")
 
@@ -91,23 +93,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args(arguments)
-    failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in EVERY}]
-    print(HEAD)
-    for each in EVERY:
+    failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in ALL_ARCHITECTURES}]
+    print(TABLE_HEAD)
+    for each in ALL_ARCHITECTURES:
         if (given.names and each.name not in given.names) or each.missing():
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:
                 found = []
-                for one in measure(each, Path(folder), given.target or TARGETS):
-                    print(row(one), flush=True)
+                for one in measure_targets(each, Path(folder), given.target or TARGETS):
+                    print(format_row(one), flush=True)
                     found.append(one)
         except Exception as error:  # one that fails does not keep the others from being run
             failed.append(f"{each.name}: {type(error).__name__}: {error}")
             continue
         failed += [f"{one.architecture}, {one.target}: {fault}" for one in found for fault in one.faults]
         if given.record:
-            record(found)
+            write_record(found)
     print(*failed, sep="\n", file=sys.stderr)
     return bool(failed)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 RECORD = Path(__file__).with_name("whole.json")
 TARGETS = ("m4", "m1")
-GROWTH = 0.01
+MAX_COST_INCREASE = 0.01
 
 
 @dataclass
-class Whole:
+class ArchitectureResult:
     """One architecture for one target; pairs are before and after, costs predicted and in ms."""
 
     architecture: str
@@ -34,12 +34,12 @@ class Whole:
     @property
     def grows(self) -> bool:
         """Whether it is predicted to cost more than a guard allows."""
-        return self.cost[1] > max(self.cost[0], self.cures) * (1 + GROWTH) + 1e-9
+        return self.cost[1] > max(self.cost[0], self.cures) * (1 + MAX_COST_INCREASE) + 1e-9
 
     @property
     def costs_more(self) -> bool:
         """Whether the predicted cost grows by more than a guard allows, fixes of wrong numbers included."""
-        return self.cost[1] > self.cost[0] * (1 + GROWTH) + 1e-9
+        return self.cost[1] > self.cost[0] * (1 + MAX_COST_INCREASE) + 1e-9
 
     @property
     def stays(self) -> bool:
@@ -58,17 +58,27 @@ class Whole:
         return [words for words, wrong in found.items() if wrong]
 
 
-def recorded() -> list[Whole]:
+def read_record() -> list[ArchitectureResult]:
     """The rows of the last `--record`."""
-    return [Whole(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
-            for each in json.loads(RECORD.read_text())] if RECORD.exists() else []
+    return (
+        [
+            ArchitectureResult(
+                **{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
+            )
+            for each in json.loads(RECORD.read_text())
+        ]
+        if RECORD.exists()
+        else []
+    )
 
 
-HEAD = ("| architecture | target | ops | weight bytes | refused ops | off the ANE | predicted ms | with cures alone "
-        "| changes of place | proved | error against PyTorch |\n|---|---|---|---|---|---|---|---|---|---|---|")
+TABLE_HEAD = (
+    "| architecture | target | ops | weight bytes | refused ops | off the ANE | predicted ms | with cures alone "
+    "| changes of place | proved | error against PyTorch |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
 
 
-def row(found: Whole) -> str:
+def format_row(found: ArchitectureResult) -> str:
     pairs = (found.ops, found.weight_bytes, found.refused, found.off)
     return (f"| {found.architecture} | {found.target} | {' | '.join(f'{a} -> {b}' for a, b in pairs)} "
             f"| {found.cost[0]:.3f} -> {found.cost[1]:.3f} | {found.cures:.3f} "
@@ -76,16 +86,16 @@ def row(found: Whole) -> str:
             f"| {found.error[0]:.1e} -> {found.error[1]:.1e} |")
 
 
-def summary() -> str:
+def format_summary() -> str:
     """Both targets in a few lines."""
-    table = recorded()
+    table = read_record()
     lines = ["| | " + " | ".join(TARGETS) + " |", "|---|" + "---|" * len(TARGETS)]
-    columns = [_counted([each for each in table if each.target == target]) for target in TARGETS]
+    columns = [_count_results([each for each in table if each.target == target]) for target in TARGETS]
     lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
     return "\n".join(lines)
 
 
-def _counted(rows: Sequence[Whole]) -> dict[str, str]:
+def _count_results(rows: Sequence[ArchitectureResult]) -> dict[str, str]:
     some = [each for each in rows if each.refused[0]]
     stuck = [each.architecture for each in some if each.stays]
     both = [[sum(getattr(each, name)[place] for each in rows) for place in (0, 1)]

@@ -32,8 +32,10 @@ class Architecture:
     masks: tuple[int, ...] = ()  # which inputs are attention masks of int32: ones, and zeros in their last quarter
     export: bool = False  # torch.export instead of torch.jit.trace
     gains: dict[str, float] = field(default_factory=dict)  # as in seed_weights
-    host_fault: str = ""  # why coremltools' conversion computes something else than the module
-    as_host: Callable[[nn.Module], object] | None = None  # changes the module to compute what coremltools converted
+    coremltools_fault: str = ""  # why coremltools' conversion computes something else than the module
+    match_coremltools: Callable[[nn.Module], object] | None = (
+        None  # changes the module to compute what coremltools converted
+    )
 
     def missing(self) -> str:
         """Why this machine cannot make it, or an empty string."""
@@ -45,7 +47,7 @@ class Architecture:
         generator = torch.Generator().manual_seed(seed)
         shapes = [(batch, *shape[1:]) for shape in self.inputs]
         return tuple(
-            _padded(shape) if place in self.masks
+            _make_padding_mask(shape) if place in self.masks
             else torch.randint(0, self.ids, shape, generator=generator, dtype=torch.int32)
             if self.ids and len(shape) == 2
             else torch.randn(shape, generator=generator)
@@ -62,11 +64,11 @@ class Architecture:
                     parameter.add_(1)
                 elif name.endswith("alpha"):  # of a snake, which divides by it
                     parameter.abs_().add_(0.5)
-        _settle_batch_norms(model, self.draw(seed + 1, batch=4))
+        _calibrate_batch_norms(model, self.draw(seed + 1, batch=4))
         return model
 
 
-def _padded(shape: tuple[int, ...]) -> torch.Tensor:
+def _make_padding_mask(shape: tuple[int, ...]) -> torch.Tensor:
     mask = torch.ones(shape, dtype=torch.int32)
     mask[..., -(shape[-1] // 4):] = 0
     return mask
@@ -89,7 +91,7 @@ def _complete_torchvision() -> None:
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def _settle_batch_norms(model: nn.Module, batch: Tensors) -> None:
+def _calibrate_batch_norms(model: nn.Module, batch: Tensors) -> None:
     """Running statistics of a random batch: fresh ones (0 and 1) would leave the values of deep models unbounded."""
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     for each in norms:
@@ -102,7 +104,7 @@ def _settle_batch_norms(model: nn.Module, batch: Tensors) -> None:
     model.eval()
 
 
-class Call(nn.Module):
+class ModuleCall(nn.Module):
     """A module as a function of tensors: `pick` chooses outputs, `constants` are further arguments."""
 
     def __init__(
@@ -123,28 +125,28 @@ class Call(nn.Module):
         return self.pick(self.module(*inputs, **further))
 
 
-def whole(output: Any) -> Any:
+def pick_all(output: Any) -> Any:
     return output
 
 
-def from_torchvision(name: str, pick: Callable[[Any], Any] = whole, **options: Any) -> Callable[[], Call]:
-    def make() -> Call:
+def make_from_torchvision(name: str, pick: Callable[[Any], Any] = pick_all, **options: Any) -> Callable[[], ModuleCall]:
+    def make() -> ModuleCall:
         from torchvision.models import get_model
 
-        return Call(get_model(name, weights=None, **options), pick=pick)
+        return ModuleCall(get_model(name, weights=None, **options), pick=pick)
 
     return make
 
 
-def _feature_pyramid() -> Call:
+def _make_feature_pyramid() -> ModuleCall:
     from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
     made = resnet_fpn_backbone(
         backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5)
-    return Call(made, pick=lambda levels: tuple(levels.values()))
+    return ModuleCall(made, pick=lambda levels: tuple(levels.values()))
 
 
-def from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+def make_from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import timm
 
@@ -153,35 +155,36 @@ def from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
-def from_transformers(
+def make_from_transformers(
     module: str, config: str, part: str = "", call: dict[str, Any] | None = None, **options: Any
-) -> Callable[[], Call]:
-    """`part` is the attribute of the module to take, `call` the arguments of `Call`, `options` those of the config."""
+) -> Callable[[], ModuleCall]:
+    """`part` is the attribute of the module to take, `call` the arguments of `ModuleCall`, `options` those of the
+    config."""
 
-    def make() -> Call:
+    def make() -> ModuleCall:
         import transformers
 
         settings = getattr(transformers, config)(**options)
         settings._attn_implementation = "eager"
         made = getattr(transformers, module)(settings)
-        return Call(made.get_submodule(part), **(call or {}))
+        return ModuleCall(made.get_submodule(part), **(call or {}))
 
     return make
 
 
-def _mask(length: int, *, causal: bool) -> torch.Tensor:
+def _make_attention_mask(length: int, *, causal: bool) -> torch.Tensor:
     """Added to attention scores (1, 1, length, length). A large number: half precision has no float32 minimum."""
     return torch.full((1, 1, length, length), -1e4).triu(1) if causal else torch.zeros(1, 1, length, length)
 
 
-def _prediction_network() -> Call:
+def _make_prediction_network() -> ModuleCall:
     from transformers.models.parakeet import configuration_parakeet, modeling_parakeet
 
     settings = configuration_parakeet.ParakeetTDTConfig(vocab_size=VOCABULARY, decoder_hidden_size=192)
-    return Call(modeling_parakeet.ParakeetRNNTDecoder(settings), pick=whole)
+    return ModuleCall(modeling_parakeet.ParakeetRNNTDecoder(settings), pick=pick_all)
 
 
-def _reciprocals_as_host(model: nn.Module) -> None:
+def _match_coremltools_reciprocals(model: nn.Module) -> None:
     from transformers.models.dac.modeling_dac import Snake1d
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -192,78 +195,231 @@ def _reciprocals_as_host(model: nn.Module) -> None:
             each.forward = forward.__get__(each)
 
 
-def _gelus_as_host(model: nn.Module) -> None:
+def _match_coremltools_gelus(model: nn.Module) -> None:
     for each in model.modules():
         if hasattr(each, "act_fn"):
             each.act_fn = nn.GELU()
 
 
 VOCABULARY, TOKENS = 2048, 32
-SMALL = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
-TEXT = {**SMALL, "vocab_size": VOCABULARY}
-_MASKED = {"attention_mask": _mask(TOKENS, causal=False)}
-_CAUSAL = {"attention_mask": _mask(TOKENS, causal=True), "use_cache": False}
-IDS: dict[str, Any] = {"inputs": ((1, TOKENS),), "ids": VOCABULARY}
+SMALL_CONFIG = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 384}
+TEXT_CONFIG = {**SMALL_CONFIG, "vocab_size": VOCABULARY}
+_MASKED_CALL = {"attention_mask": _make_attention_mask(TOKENS, causal=False)}
+_CAUSAL_CALL = {"attention_mask": _make_attention_mask(TOKENS, causal=True), "use_cache": False}
+IDS_INPUT: dict[str, Any] = {"inputs": ((1, TOKENS),), "ids": VOCABULARY}
 
 
-def image(size: int) -> dict[str, Any]:
+def make_image_input(size: int) -> dict[str, Any]:
     return {"inputs": ((1, 3, size, size),)}
 
 
 ARCHITECTURES = (
-    Architecture("ResNet-50", "vision", "torchvision", from_torchvision("resnet50"), **image(224)),
-    Architecture("MobileNetV3", "vision", "torchvision", from_torchvision("mobilenet_v3_small"), **image(128)),
-    Architecture("EfficientNet-B0", "vision", "torchvision", from_torchvision("efficientnet_b0"), **image(128)),
-    Architecture("DeepLabV3", "vision", "torchvision", from_torchvision(
-        "deeplabv3_mobilenet_v3_large", lambda output: output["out"], weights_backbone=None), **image(96)),
-    Architecture("ResNet-18 FPN", "vision", "torchvision", _feature_pyramid, ((1, 3, 96, 128),)),
-    Architecture("ConvNeXt", "vision", "timm", from_timm("convnext_atto"), **image(96)),
-    Architecture("ViT", "vision", "timm", from_timm("vit_tiny_patch16_224", img_size=96), **image(96), export=True),
-    Architecture("Swin", "vision", "timm", from_timm(
-        "swin_tiny_patch4_window7_224", img_size=112, embed_dim=48), **image(112), export=True),
-    Architecture("Sequencer2D (LSTM)", "vision", "timm", from_timm("sequencer2d_s", layers=(1, 1, 2, 1)), **image(56)),
-    Architecture("SegFormer", "vision", "transformers", from_transformers(
-        "SegformerForSemanticSegmentation", "SegformerConfig", hidden_sizes=[16, 32, 80, 128]), **image(64)),
-    Architecture("Wav2Vec2", "audio", "transformers", from_transformers(
-        "Wav2Vec2Model", "Wav2Vec2Config", **SMALL), ((1, 8000),)),
-    Architecture("Whisper", "audio", "transformers", from_transformers(
-        "WhisperForConditionalGeneration", "WhisperConfig", d_model=192, encoder_layers=2, encoder_attention_heads=4,
-        encoder_ffn_dim=384, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=384,
-        max_source_positions=100, vocab_size=VOCABULARY, pad_token_id=0, call={
-        "names": ("input_features", "decoder_input_ids"), "use_cache": False,
-        "decoder_attention_mask": _mask(16, causal=True)}), ((1, 80, 200), (1, 16)), ids=VOCABULARY),
-    Architecture("AST", "audio", "transformers", from_transformers(
-        "ASTModel", "ASTConfig", max_length=128, **SMALL), ((1, 128, 128),)),
-    Architecture("Parakeet conformer", "audio", "transformers", from_transformers(
-        "ParakeetEncoder", "ParakeetEncoderConfig", **SMALL), ((1, 80, 80),)),
-    Architecture("HiFi-GAN", "audio", "transformers", from_transformers(
-        "SpeechT5HifiGan", "SpeechT5HifiGanConfig", call={"pick": whole},
-        upsample_initial_channel=128), ((1, 30, 80),)),
-    Architecture("DAC decoder", "audio", "transformers", from_transformers(
-        "DacModel", "DacConfig", part="decoder", call={"pick": whole}, hidden_size=128,
-        decoder_hidden_size=192), ((1, 128, 10),), gains={"": 0.7}, as_host=_reciprocals_as_host,
-        host_fault="torch.reciprocal becomes `inverse` with its default epsilon: 1 / (x + 1e-4)"),
-    Architecture("RNN-T predictor (LSTM)", "language", "transformers", _prediction_network, **IDS,
-                 gains={"embedding": 192**0.5, "lstm": 1.5}),
-    Architecture("BERT", "language", "transformers", from_transformers(
-        "BertModel", "BertConfig", call=_MASKED, **TEXT), **IDS, export=True),
-    Architecture("DistilBERT", "language", "transformers", from_transformers(
-        "DistilBertModel", "DistilBertConfig", dim=192, n_layers=3, n_heads=4, hidden_dim=384,
-        vocab_size=VOCABULARY), **IDS),
-    Architecture("GPT-2", "language", "transformers", from_transformers(
-        "GPT2LMHeadModel", "GPT2Config", call=_CAUSAL, n_embd=192, n_layer=3, n_head=4, vocab_size=VOCABULARY), **IDS),
-    Architecture("T5", "language", "transformers", from_transformers(
-        "T5ForConditionalGeneration", "T5Config", d_model=192, d_kv=48, num_heads=4, num_layers=2, d_ff=384,
-        vocab_size=VOCABULARY, call={"names": ("input_ids", "decoder_input_ids"), "use_cache": False,
-        "decoder_attention_mask": _mask(16, causal=True)}), ((1, TOKENS), (1, 16)), ids=VOCABULARY,
-        gains={"Attention.q": 48**-0.5}),  # T5 does not divide the scores
-    Architecture("Llama", "language", "transformers", from_transformers(
-        "LlamaForCausalLM", "LlamaConfig", call=_CAUSAL, num_key_value_heads=2, **TEXT), **IDS, export=True),
-    Architecture("Mamba", "language", "transformers", from_transformers(
-        "MambaForCausalLM", "MambaConfig", call={"use_cache": False}, hidden_size=128, num_hidden_layers=2,
-        vocab_size=VOCABULARY), ((1, 16),), ids=VOCABULARY),
-    Architecture("Gemma", "language", "transformers", from_transformers(
-        "GemmaForCausalLM", "GemmaConfig", call=_CAUSAL, num_key_value_heads=1, head_dim=48, **TEXT), **IDS,
-        export=True, as_host=_gelus_as_host,
-        host_fault="the keyword approximate='tanh' of an exported gelu is dropped: the exact gelu"),
+    Architecture("ResNet-50", "vision", "torchvision", make_from_torchvision("resnet50"), **make_image_input(224)),
+    Architecture(
+        "MobileNetV3", "vision", "torchvision", make_from_torchvision("mobilenet_v3_small"), **make_image_input(128)
+    ),
+    Architecture(
+        "EfficientNet-B0", "vision", "torchvision", make_from_torchvision("efficientnet_b0"), **make_image_input(128)
+    ),
+    Architecture(
+        "DeepLabV3",
+        "vision",
+        "torchvision",
+        make_from_torchvision("deeplabv3_mobilenet_v3_large", lambda output: output["out"], weights_backbone=None),
+        **make_image_input(96),
+    ),
+    Architecture("ResNet-18 FPN", "vision", "torchvision", _make_feature_pyramid, ((1, 3, 96, 128),)),
+    Architecture("ConvNeXt", "vision", "timm", make_from_timm("convnext_atto"), **make_image_input(96)),
+    Architecture(
+        "ViT",
+        "vision",
+        "timm",
+        make_from_timm("vit_tiny_patch16_224", img_size=96),
+        **make_image_input(96),
+        export=True,
+    ),
+    Architecture(
+        "Swin",
+        "vision",
+        "timm",
+        make_from_timm("swin_tiny_patch4_window7_224", img_size=112, embed_dim=48),
+        **make_image_input(112),
+        export=True,
+    ),
+    Architecture(
+        "Sequencer2D (LSTM)",
+        "vision",
+        "timm",
+        make_from_timm("sequencer2d_s", layers=(1, 1, 2, 1)),
+        **make_image_input(56),
+    ),
+    Architecture(
+        "SegFormer",
+        "vision",
+        "transformers",
+        make_from_transformers("SegformerForSemanticSegmentation", "SegformerConfig", hidden_sizes=[16, 32, 80, 128]),
+        **make_image_input(64),
+    ),
+    Architecture(
+        "Wav2Vec2",
+        "audio",
+        "transformers",
+        make_from_transformers("Wav2Vec2Model", "Wav2Vec2Config", **SMALL_CONFIG),
+        ((1, 8000),),
+    ),
+    Architecture(
+        "Whisper",
+        "audio",
+        "transformers",
+        make_from_transformers(
+            "WhisperForConditionalGeneration",
+            "WhisperConfig",
+            d_model=192,
+            encoder_layers=2,
+            encoder_attention_heads=4,
+            encoder_ffn_dim=384,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=384,
+            max_source_positions=100,
+            vocab_size=VOCABULARY,
+            pad_token_id=0,
+            call={
+                "names": ("input_features", "decoder_input_ids"),
+                "use_cache": False,
+                "decoder_attention_mask": _make_attention_mask(16, causal=True),
+            },
+        ),
+        ((1, 80, 200), (1, 16)),
+        ids=VOCABULARY,
+    ),
+    Architecture(
+        "AST",
+        "audio",
+        "transformers",
+        make_from_transformers("ASTModel", "ASTConfig", max_length=128, **SMALL_CONFIG),
+        ((1, 128, 128),),
+    ),
+    Architecture(
+        "Parakeet conformer",
+        "audio",
+        "transformers",
+        make_from_transformers("ParakeetEncoder", "ParakeetEncoderConfig", **SMALL_CONFIG),
+        ((1, 80, 80),),
+    ),
+    Architecture(
+        "HiFi-GAN",
+        "audio",
+        "transformers",
+        make_from_transformers(
+            "SpeechT5HifiGan", "SpeechT5HifiGanConfig", call={"pick": pick_all}, upsample_initial_channel=128
+        ),
+        ((1, 30, 80),),
+    ),
+    Architecture(
+        "DAC decoder",
+        "audio",
+        "transformers",
+        make_from_transformers(
+            "DacModel", "DacConfig", part="decoder", call={"pick": pick_all}, hidden_size=128, decoder_hidden_size=192
+        ),
+        ((1, 128, 10),),
+        gains={"": 0.7},
+        match_coremltools=_match_coremltools_reciprocals,
+        coremltools_fault="torch.reciprocal becomes `inverse` with its default epsilon: 1 / (x + 1e-4)",
+    ),
+    Architecture(
+        "RNN-T predictor (LSTM)",
+        "language",
+        "transformers",
+        _make_prediction_network,
+        **IDS_INPUT,
+        gains={"embedding": 192**0.5, "lstm": 1.5},
+    ),
+    Architecture(
+        "BERT",
+        "language",
+        "transformers",
+        make_from_transformers("BertModel", "BertConfig", call=_MASKED_CALL, **TEXT_CONFIG),
+        **IDS_INPUT,
+        export=True,
+    ),
+    Architecture(
+        "DistilBERT",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "DistilBertModel", "DistilBertConfig", dim=192, n_layers=3, n_heads=4, hidden_dim=384, vocab_size=VOCABULARY
+        ),
+        **IDS_INPUT,
+    ),
+    Architecture(
+        "GPT-2",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "GPT2LMHeadModel", "GPT2Config", call=_CAUSAL_CALL, n_embd=192, n_layer=3, n_head=4, vocab_size=VOCABULARY
+        ),
+        **IDS_INPUT,
+    ),
+    Architecture(
+        "T5",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "T5ForConditionalGeneration",
+            "T5Config",
+            d_model=192,
+            d_kv=48,
+            num_heads=4,
+            num_layers=2,
+            d_ff=384,
+            vocab_size=VOCABULARY,
+            call={
+                "names": ("input_ids", "decoder_input_ids"),
+                "use_cache": False,
+                "decoder_attention_mask": _make_attention_mask(16, causal=True),
+            },
+        ),
+        ((1, TOKENS), (1, 16)),
+        ids=VOCABULARY,
+        gains={"Attention.q": 48**-0.5},
+    ),  # T5 does not divide the scores
+    Architecture(
+        "Llama",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "LlamaForCausalLM", "LlamaConfig", call=_CAUSAL_CALL, num_key_value_heads=2, **TEXT_CONFIG
+        ),
+        **IDS_INPUT,
+        export=True,
+    ),
+    Architecture(
+        "Mamba",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "MambaForCausalLM",
+            "MambaConfig",
+            call={"use_cache": False},
+            hidden_size=128,
+            num_hidden_layers=2,
+            vocab_size=VOCABULARY,
+        ),
+        ((1, 16),),
+        ids=VOCABULARY,
+    ),
+    Architecture(
+        "Gemma",
+        "language",
+        "transformers",
+        make_from_transformers(
+            "GemmaForCausalLM", "GemmaConfig", call=_CAUSAL_CALL, num_key_value_heads=1, head_dim=48, **TEXT_CONFIG
+        ),
+        **IDS_INPUT,
+        export=True,
+        match_coremltools=_match_coremltools_gelus,
+        coremltools_fault="the keyword approximate='tanh' of an exported gelu is dropped: the exact gelu",
+    ),
 )

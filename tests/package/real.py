@@ -35,17 +35,17 @@ def given() -> Path | None:
 def make(folder: Path, names: Sequence[str] = ()) -> dict[str, Path]:
     """The packages of the architectures `names` (all, when none) in `folder`, those made that are not there."""
     from tests.models import fired
-    from tests.models.more import EVERY
+    from tests.models.more import ALL_ARCHITECTURES
 
     found = {}
-    for each in EVERY:
+    for each in ALL_ARCHITECTURES:
         path = path_of(folder, each.name)
         if each.missing() or (names and each.name not in names):
             continue
         if not path.exists():
-            with fired.quiet(), tempfile.TemporaryDirectory(dir=folder) as temporary:
+            with fired.silence_warnings(), tempfile.TemporaryDirectory(dir=folder) as temporary:
                 staged = Path(temporary, path.name)
-                fired.converted(each, each.model(), each.draw(0), staged)
+                fired.convert_architecture(each, each.model(), each.draw(0), staged)
                 shutil.move(staged, path)
         found[each.name] = path
     return found

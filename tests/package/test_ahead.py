@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.package.ahead import CopyAhead
+from mil_ane_passes.package.copy_ahead import CopyAhead
 
 LARGE = 9 << 20
 

@@ -15,9 +15,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core import mapped
-from mil_ane_passes.core.mapped import check_files, file_of, is_mapped, pieces
-from mil_ane_passes.runtime import memory, prepared
+from mil_ane_passes.core import mapped_files
+from mil_ane_passes.core.mapped_files import check_mapped_files, file_of, is_mapped, iterate_chunks
+from mil_ane_passes.runtime import memory_limits, prepared_function
 
 from .helpers import WEIGHTS, make
 
@@ -90,12 +90,12 @@ def test_a_cut_is_an_error_and_not_the_end_of_the_process(package, tmp_path, req
 
 
 def test_what_a_run_reads_is_what_the_file_holds(package, monkeypatch):
-    monkeypatch.setattr(mapped, "_AT_ONCE", 1000)
+    monkeypatch.setattr(mapped_files, "_CHUNK_BYTES", 1000)
     loaded = ane.load(package)
     op = next(op for op in loaded.program.functions["main"].operations if op.op_type == "matmul")
     value = op.y.val
     assert is_mapped(value) and is_mapped(value[3:]) and not is_mapped(value.copy())
-    read = np.concatenate([piece.copy() for _, piece in pieces(value[5])])
+    read = np.concatenate([piece.copy() for _, piece in iterate_chunks(value[5])])
     assert np.array_equal(read, value[5]) and not is_mapped(read)
     feeds = {name: array.astype(value.dtype) if name == "x" else array for name, array in FEEDS.items()}
     runtime = ane.runtime.Runtime(loaded.program)
@@ -127,8 +127,10 @@ def layers(tmp_path):
 def read_bytes(monkeypatch):
     """How many bytes of weights each read has taken from a file."""
     found = []
-    real = mapped._read_into
-    monkeypatch.setattr(mapped, "_read_into", lambda target, *rest: (found.append(target.size), real(target, *rest))[1])
+    real = mapped_files._read_into
+    monkeypatch.setattr(
+        mapped_files, "_read_into", lambda target, *rest: (found.append(target.size), real(target, *rest))[1]
+    )
     return found
 
 
@@ -146,7 +148,7 @@ def test_runs_of_one_package_read_a_weight_once_and_share_it(layers, read_bytes)
     assert read_bytes == 3 * [MB]
     del first, second
     gc.collect()
-    assert not any(each.copies for each in mapped._mappings.values()), "freed with the last runtime"
+    assert not any(each.copies for each in mapped_files._mapped_files.values()), "freed with the last runtime"
     assert np.array_equal(ane.runtime.Runtime(loaded.program)(X)["three"], expected)
     assert read_bytes == 6 * [MB]
 
@@ -154,8 +156,8 @@ def test_runs_of_one_package_read_a_weight_once_and_share_it(layers, read_bytes)
 def test_weights_beyond_what_may_be_kept_are_read_in_each_run(layers, read_bytes, monkeypatch):
     expected = ane.runtime.Runtime(ane.load(layers).program)(X)["three"]
     read_bytes.clear()
-    monkeypatch.setattr(memory, "_machine_bytes", lambda: 4 * MB + 100)  # a quarter of it: one weight
-    monkeypatch.setattr(prepared, "_BUDGET", 0)
+    monkeypatch.setattr(memory_limits, "_get_machine_bytes", lambda: 4 * MB + 100)  # a quarter of it: one weight
+    monkeypatch.setattr(prepared_function, "_CACHE_BYTES", 0)
     runtime = ane.runtime.Runtime(ane.load(layers).program)
     for run in (1, 2, 3):
         assert np.array_equal(runtime(X)["three"], expected)
@@ -197,13 +199,13 @@ def test_a_run_is_an_error_when_its_file_was_cut_and_not_when_another_was(layers
 
 
 def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
-    before = len(mapped._mappings)
+    before = len(mapped_files._mapped_files)
     loaded = ane.load(package)
     op = next(op for op in loaded.program.functions["main"].operations if op.op_type == "matmul")
     value = op.y.val
     del loaded, op
     assert is_mapped(value), "the program may be gone, the view is not"
-    check_files([file_of(value)])
+    check_mapped_files([file_of(value)])
     del value
     gc.collect()
-    assert len(mapped._mappings) <= before
+    assert len(mapped_files._mapped_files) <= before

@@ -9,8 +9,8 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.consts import LazyValue, reshaped_const
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.constants import LazyValue, make_reshaped_const
 from mil_ane_passes.package import load, save
 
 from .helpers import (
@@ -120,7 +120,7 @@ def test_reshaped_view_keeps_its_blob(source, target):
     package = load(source)
     conv = op_named(package.program, "conv")
     with package.program.functions["main"], mb.set_before_op(conv):
-        view = reshaped_const(conv.weight, (16, 8, 9), "view", before_op=conv)
+        view = make_reshaped_const(conv.weight, (16, 8, 9), "view", before_op=conv)
         flat = mb.const(val=np.asarray(conv.weight.val).reshape(-1), name="plain_view")
         extra = mb.slice_by_size(x=view, begin=[0, 0, 0], size=[1, 1, 1], name="extra")
         other = mb.slice_by_size(x=flat, begin=[0], size=[1], name="other")
@@ -261,7 +261,7 @@ def test_new_op_over_compressed_weights_refers_to_their_blobs(tmp_path, target, 
 def test_a_clone_of_the_program_saves_the_same_bytes(tmp_path, target):
     for name, build in {"nested": control_flow, "plain": conv_program}.items():
         package = load(make(tmp_path / f"{name}.mlpackage", build()))
-        package.program = clone(package.program)
+        package.program = clone_program(package.program)
         assert package.is_unchanged()
 
 

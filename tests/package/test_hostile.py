@@ -11,7 +11,7 @@ import pytest
 import mil_ane_passes as ane
 from mil_ane_passes.package import wire
 
-from ..fuzz.tries import MEGABYTES, SECONDS, peak, reset_peak
+from ..fuzz.tries import MAX_MEGABYTES, MAX_PROCESSOR_SECONDS, read_peak_memory, reset_peak_memory
 from .helpers import MODEL, tree
 from .hostile import BOOL, FLOAT, INT, Made, giant, nested, package, several
 
@@ -116,16 +116,26 @@ KEPT = {
     "a declared type that is another": of(lambda made: made.op("relu", "y", (5,), x="x")),
     "a state of nothing": of(lambda made: made.op("custom", "y", x="x").outputs[0].type.stateType.SetInParent()),
     "an unknown dtype": of(lambda made: made.op("relu", "y", (4,), 99, x="x")),
-    "a group": lambda: Made().bytes() + wire.varint(900 << 3 | 3) + b"\x08\x01" + wire.varint(900 << 3 | 4),
+    "a group": lambda: (
+        Made().bytes() + wire.encode_varint(900 << 3 | 3) + b"\x08\x01" + wire.encode_varint(900 << 3 | 4)
+    ),
     "readers of one value": lambda: several(lambda made, n: made.op("conv", f"y{n}", (4,), x="x"), 3000),
-    "one op that reads one value often": of(lambda made: [
-        made.block.operations.add(type="concat").inputs["values"].arguments.add(name="x"),
-        made.block.operations[0].inputs["values"].arguments.extend(
-            [made.block.operations[0].inputs["values"].arguments[0]] * 50_000),
-        made.block.operations[0].outputs.add(name="y")]),
-    "fills in number": of(lambda made: [
-        made.const("s", (1,), [1 << 20]), made.const("v", (), [1.0], FLOAT),
-        *(made.op("fill", f"f{n}", (1 << 20,), shape="s", value="v") for n in range(200))]),
+    "one op that reads one value often": of(
+        lambda made: [
+            made.block.operations.add(type="concat").inputs["values"].arguments.add(name="x"),
+            made.block.operations[0]
+            .inputs["values"]
+            .arguments.extend([made.block.operations[0].inputs["values"].arguments[0]] * 50_000),
+            made.block.operations[0].outputs.add(name="y"),
+        ]
+    ),
+    "fills in number": of(
+        lambda made: [
+            made.const("s", (1,), [1 << 20]),
+            made.const("v", (), [1.0], FLOAT),
+            *(made.op("fill", f"f{n}", (1 << 20,), shape="s", value="v") for n in range(200)),
+        ]
+    ),
 }
 
 
@@ -136,7 +146,9 @@ def twice(made):
 
 def entry_twice():
     raw = Made().bytes()
-    return wire.edit(raw, lambda f, p: wire.edit(p, lambda g, q: q + wire.field(2, b"")) if f.number == 502 else None)
+    return wire.edit_payloads(
+        raw, lambda f, p: wire.edit_payloads(p, lambda g, q: q + wire.encode_field(2, b"")) if f.number == 502 else None
+    )
 
 
 def flat(made, values):
@@ -163,12 +175,12 @@ REFUSED = {
 
 def cheap(use):
     """What `use` gives; it takes little time and memory."""
-    before, started = reset_peak(), time.process_time()
+    before, started = reset_peak_memory(), time.process_time()
     try:
         return use()
     finally:
-        seconds, megabytes = time.process_time() - started, peak() - before
-        assert seconds < SECONDS and megabytes < MEGABYTES, f"{seconds:.1f} s, {megabytes:.0f} MB"
+        seconds, megabytes = time.process_time() - started, read_peak_memory() - before
+        assert seconds < MAX_PROCESSOR_SECONDS and megabytes < MAX_MEGABYTES, f"{seconds:.1f} s, {megabytes:.0f} MB"
 
 
 @pytest.mark.parametrize("case", KEPT)

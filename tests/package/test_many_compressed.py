@@ -6,8 +6,8 @@ import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.mil import Builder
 
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.package import load
 from tests.package.helpers import MODEL, make, spec_of
 
@@ -24,7 +24,7 @@ def chained(path, constant: bool):
     import coremltools as ct
     from coremltools.converters.mil.mil import types
 
-    make(path, program(body, opset=ct.target.iOS16, dtype=types.fp32, x=(2, 3)), ct.target.iOS16,
+    make(path, build_program(body, opset=ct.target.iOS16, dtype=types.fp32, x=(2, 3)), ct.target.iOS16,
          pass_pipeline=ct.PassPipeline.EMPTY)
     spec = spec_of(path)
     block = next(iter(spec.mlProgram.functions["main"].block_specializations.values()))
@@ -62,9 +62,9 @@ def _bind(op, **names: str) -> None:
 def test_what_is_noted_of_compressed_weights_grows_as_they_do(tmp_path):
     for constant in (False, True):
         found = load(chained(tmp_path / f"{constant}.mlpackage", constant)).program
-        values = [var for _, op in all_ops(found) for var in op.outputs]
+        values = [var for _, op in iterate_ops(found) for var in op.outputs]
         noted = [len(var.nonreplaceable_vars_upstream) for var in values]
-        assert sum(op.op_type.startswith("constexpr_") for _, op in all_ops(found)) == MANY
+        assert sum(op.op_type.startswith("constexpr_") for _, op in iterate_ops(found)) == MANY
         assert sum(noted) < 10 * len(values)
         assert all(var.nonreplaceable_vars_upstream == {var} for var in values
                    if var.op.op_type.startswith("constexpr_"))

@@ -17,9 +17,9 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin, string_to_builtin
 from coremltools.libmilstoragepython import _BlobStorageReader, _BlobStorageWriter
 
-from mil_ane_passes.core.consts import LazyValue, blob_of
+from mil_ane_passes.core.constants import LazyValue, get_blob_ref
 from mil_ane_passes.package import files, load, save, weights
-from mil_ane_passes.package.blobs import DTYPES, WeightFile, payload_bytes
+from mil_ane_passes.package.blobs import DTYPES, WeightFile, count_payload_bytes
 
 from .helpers import WEIGHTS, conv_program, host_program, linear_program, make, normal, op_named, replace, tree
 from .test_unchanged import compressed
@@ -113,7 +113,7 @@ def test_consts_are_views_of_the_file(tmp_path):
     source = make(tmp_path / "source.mlpackage", conv_program())
     package = load(source)
     weight = op_named(package.program, "conv").weight
-    blob = blob_of(weight)
+    blob = get_blob_ref(weight)
     assert blob is not None and blob.file == source / WEIGHTS and blob.name == "@model_path/weights/weight.bin"
     mapped = package.files.files[blob.name].bytes
     assert np.shares_memory(weight.val, mapped)
@@ -156,7 +156,7 @@ def test_blob_dtypes_are_the_hosts(tmp_path, dtype):
     del writer
     file = WeightFile(tmp_path / "w.bin", "@model_path/w.bin")
     blob = file.blob(offset)
-    assert (blob.dtype, blob.nbytes) == (DTYPES[dtype], payload_bytes(dtype, 13))
+    assert (blob.dtype, blob.nbytes) == (DTYPES[dtype], count_payload_bytes(dtype, 13))
     if types.is_sub_byte(dtype):
         read = file.reader(blob, dtype, 13)()
         assert read.dtype.metadata == nptype_from_builtin(dtype).metadata
@@ -169,7 +169,7 @@ def test_blob_dtypes_are_the_hosts(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=types.builtin_to_string)
 def test_new_blobs_are_written_as_the_host_writes_them(tmp_path, dtype, monkeypatch):
-    monkeypatch.setattr(weights, "_PACKED_AT_ONCE", 8)
+    monkeypatch.setattr(weights, "_PACK_PIECE_ELEMENTS", 8)
     np_type = np.dtype(nptype_from_builtin(dtype) if dtype != types.fp16 else np.float16)
     sizes, offsets = (13, 64, 1), []
     arrays = [(np.arange(size) % 2).astype(np_type) for size in sizes]
@@ -231,8 +231,8 @@ def test_shared_defaults_have_the_right_users(tmp_path):
 
 def test_copies_without_help_of_the_kernel(tmp_path, monkeypatch):
     source = make(tmp_path / "source.mlpackage", linear_program())
-    monkeypatch.setattr(files, "clone", lambda *_: False)
-    monkeypatch.setattr(files, "_kernel_copy", lambda *_: 0)
+    monkeypatch.setattr(files, "clone_file", lambda *_: False)
+    monkeypatch.setattr(files, "_copy_in_kernel", lambda *_: 0)
     package = load(source)
     save(package, tmp_path / "saved.mlpackage")
     assert tree(tmp_path / "saved.mlpackage") == tree(source)

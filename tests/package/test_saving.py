@@ -13,7 +13,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 from mil_ane_passes.core.errors import InputError, RuleError
-from mil_ane_passes.package import check_destination, load, save, write
+from mil_ane_passes.package import check_destination, load, package_writer, save
 
 from .helpers import WEIGHTS, make, normal, op_named, replace, tree
 
@@ -99,7 +99,7 @@ def test_unwritable_folder_is_refused(source, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("step", ["copy_file", "sync", "copy_mode", "write_weights", "place"])
+@pytest.mark.parametrize("step", ["copy_file", "sync_path", "copy_mode", "write_weights", "move_to_free_path"])
 def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
     target = tmp_path / "saved.mlpackage"
     if overwrite:
@@ -112,7 +112,7 @@ def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "exchange" if step == "place" and overwrite else step, full)
+    monkeypatch.setattr(package_writer, "exchange_paths" if step == "move_to_free_path" and overwrite else step, full)
     stays = "what is there stays as it was" if overwrite else "nothing was left there"
     with pytest.raises(InputError, match=rf"cannot be written \(No space left on device\); {stays}: free some space"):
         save(package, target, overwrite=overwrite)
@@ -126,7 +126,7 @@ def test_interrupt_leaves_nothing(source, tmp_path, monkeypatch):
     def interrupted(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(write, "copy_mode", interrupted)
+    monkeypatch.setattr(package_writer, "copy_mode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(package, tmp_path / "saved.mlpackage")
     assert snapshot(tmp_path) == everything
@@ -210,7 +210,7 @@ def test_a_file_system_that_can_do_little_gets_the_same_bytes(source, tmp_path, 
         file.truncate(1 << 20)
         file.seek(1 << 19)
         file.write(b"data")
-    monkeypatch.setattr("mil_ane_passes.package.files.clone", lambda src, dst: False)
+    monkeypatch.setattr("mil_ane_passes.package.files.clone_file", lambda src, dst: False)
     if hasattr(os, call):
         monkeypatch.setattr(os, call, refused)
     save(load(source), tmp_path / "saved.mlpackage")
@@ -218,14 +218,14 @@ def test_a_file_system_that_can_do_little_gets_the_same_bytes(source, tmp_path, 
 
 
 def test_a_disk_that_does_not_confirm_is_told_of_and_the_package_is_there(source, tmp_path, monkeypatch):
-    whole = write.sync
+    whole = package_writer.sync_path
 
     def failing(path):
         if path == tmp_path:
             raise error
         whole(path)
 
-    monkeypatch.setattr(write, "sync", failing)
+    monkeypatch.setattr(package_writer, "sync_path", failing)
     error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(InputError, match=r"saved.mlpackage: written, but the disk did not confirm it \(Input/output"):
         save(load(source), tmp_path / "saved.mlpackage")

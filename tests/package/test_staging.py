@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.package import CopyAhead, clone, contents, files, load, save, staging, swap, write
+from mil_ane_passes.package import CopyAhead, contents, file_clone, files, load, package_writer, save, staging, swap
 from mil_ane_passes.package.staging import REPLACED, Staging
 
 from .helpers import WEIGHTS, tree
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_held_yet_is_made_again(tmp_path, monkeypatch, when
     def slow(folder):
         monkeypatch.setattr(staging, "_open_lock", opened)
         handle = opened(folder) if when == "before it is taken" else None
-        staging.sweep(target)  # another run starts in just this moment
+        staging.remove_stale_stagings(target)  # another run starts in just this moment
         return opened(folder) if handle is None else handle
 
     monkeypatch.setattr(staging, "_open_lock", slow)
@@ -91,11 +91,11 @@ def test_a_forked_child_does_not_remove_what_its_parent_stages(tmp_path):
     with Staging(tmp_path / "out.mlpackage") as held:
         process = os.fork()
         if not process:
-            staging.abandon()
+            staging.close_all_stagings()
             os._exit(0)
         os.waitpid(process, 0)
         assert held.folder.is_dir()
-        staging.abandon()
+        staging.close_all_stagings()
         assert not held.folder.exists()
 
 
@@ -140,7 +140,7 @@ def refusing(_platform):
 
 @pytest.mark.parametrize("call", [no_call, refusing])
 def test_two_renames_where_the_system_cannot_swap(source, tmp_path, monkeypatch, call):
-    monkeypatch.setattr(swap, "_system_call", call)
+    monkeypatch.setattr(swap, "_load_rename_call", call)
     target = tmp_path / "out.mlpackage"
     save(load(source), target)
     with pytest.raises(InputError, match="exists already"):
@@ -151,19 +151,19 @@ def test_two_renames_where_the_system_cannot_swap(source, tmp_path, monkeypatch,
     assert sorted(os.listdir(tmp_path)) == ["in", "out.mlpackage"]
 
 
-@pytest.mark.parametrize("call", [no_call, swap._system_call])
+@pytest.mark.parametrize("call", [no_call, swap._load_rename_call])
 @pytest.mark.parametrize("put", [Path.mkdir, Path.touch])
 def test_nothing_is_replaced_where_the_place_must_be_free(tmp_path, monkeypatch, call, put):
-    monkeypatch.setattr(swap, "_system_call", call)
+    monkeypatch.setattr(swap, "_load_rename_call", call)
     (tmp_path / "new").mkdir()
     put(tmp_path / "there")
     with pytest.raises(FileExistsError):
-        swap.place(tmp_path / "new", tmp_path / "there")
+        swap.move_to_free_path(tmp_path / "new", tmp_path / "there")
     assert sorted(os.listdir(tmp_path)) == ["new", "there"]
 
 
 def test_the_old_package_comes_back_when_the_second_rename_fails(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(swap, "_system_call", no_call)
+    monkeypatch.setattr(swap, "_load_rename_call", no_call)
     target, real = Path(shutil.copytree(source, tmp_path / "out.mlpackage")), os.rename
     (target / "old").touch()
     before = tree(target)
@@ -181,27 +181,27 @@ def test_the_old_package_comes_back_when_the_second_rename_fails(source, tmp_pat
 
 
 def test_a_package_that_another_run_puts_there_meanwhile_stays(source, tmp_path, monkeypatch):
-    target, real = tmp_path / "out.mlpackage", write.place
+    target, real = tmp_path / "out.mlpackage", package_writer.move_to_free_path
 
     def late(staged, path):
         path.mkdir()
         (path / "theirs").touch()
         real(staged, path)
 
-    monkeypatch.setattr(write, "place", late)
+    monkeypatch.setattr(package_writer, "move_to_free_path", late)
     with pytest.raises(InputError, match="another run put a package there meanwhile; it stays"):
         save(load(source), target)
     assert os.listdir(target) == ["theirs"]
 
 
 def test_an_old_package_that_another_run_removes_meanwhile_is_no_error(source, tmp_path, monkeypatch):
-    target, real = Path(shutil.copytree(source, tmp_path / "out.mlpackage")), write.exchange
+    target, real = Path(shutil.copytree(source, tmp_path / "out.mlpackage")), package_writer.exchange_paths
 
     def late(staged, path, aside):
         shutil.rmtree(path, ignore_errors=True)
         real(staged, path, aside)
 
-    monkeypatch.setattr(write, "exchange", late)
+    monkeypatch.setattr(package_writer, "exchange_paths", late)
     save(load(source), target, overwrite=True)
     assert tree(target) == tree(source)
 
@@ -217,8 +217,8 @@ def test_a_clone_of_macos_is_taken_and_what_it_refuses_is_copied(tmp_path, monke
         shutil.copyfile(old, new)
         return 0
 
-    monkeypatch.setattr(clone.sys, "platform", "darwin")
-    monkeypatch.setattr(clone, "_clonefile", lambda: clonefile)
+    monkeypatch.setattr(file_clone.sys, "platform", "darwin")
+    monkeypatch.setattr(file_clone, "_load_clonefile", lambda: clonefile)
     for name in ("taken", "refused"):
         (tmp_path / name).write_bytes(b"data")
         files.copy_file(tmp_path / name, tmp_path / f"{name} copy")
@@ -226,8 +226,8 @@ def test_a_clone_of_macos_is_taken_and_what_it_refuses_is_copied(tmp_path, monke
     assert asked[0] == (os.fsencode(tmp_path / "taken"), os.fsencode(tmp_path / "taken copy"), 0)
     with pytest.raises(FileExistsError):
         files.copy_file(tmp_path / "refused", tmp_path / "taken")
-    monkeypatch.setattr(clone, "_clonefile", lambda: None)
-    assert not clone.clone(tmp_path / "taken", tmp_path / "not made")
+    monkeypatch.setattr(file_clone, "_load_clonefile", lambda: None)
+    assert not file_clone.clone_file(tmp_path / "taken", tmp_path / "not made")
 
 
 def test_holes_stay_holes(tmp_path):
@@ -312,34 +312,34 @@ def test_what_no_copy_would_hold_is_refused_at_once(source, tmp_path, monkeypatc
     with pytest.raises(InputError, match=message):
         CopyAhead(source, tmp_path / "out.mlpackage")
     with pytest.raises(InputError, match=message):
-        contents.contents(source)
+        contents.list_contents(source)
     assert os.listdir(tmp_path) == everything
 
 
 def test_names_that_the_other_file_system_does_not_tell_apart_are_named(source, tmp_path, monkeypatch):
     (source / "Data" / "A.bin").touch()
     (source / "Data" / "a.bin").touch()
-    real = write.copy_file
+    real = package_writer.copy_file
 
     def folded(path, copy):
         real(path, copy.with_name(copy.name.lower()))
 
-    monkeypatch.setattr(write, "copy_file", folded)
-    monkeypatch.setattr(write, "copy_mode", lambda *_: None)
-    monkeypatch.setattr(write, "sync", lambda *_: None)
+    monkeypatch.setattr(package_writer, "copy_file", folded)
+    monkeypatch.setattr(package_writer, "copy_mode", lambda *_: None)
+    monkeypatch.setattr(package_writer, "sync_path", lambda *_: None)
     with pytest.raises(InputError, match=r"File exists: a\.bin.*two names .* differ only in a way"):
         save(load(source), tmp_path / "out.mlpackage")
 
 
 def test_a_folder_removed_meanwhile_is_an_error(source, tmp_path, monkeypatch):
-    where, real = tmp_path / "where", write.copy_file
+    where, real = tmp_path / "where", package_writer.copy_file
     where.mkdir()
 
     def removing(path, copy):
         shutil.rmtree(where, ignore_errors=True)
         real(path, copy)
 
-    monkeypatch.setattr(write, "copy_file", removing)
+    monkeypatch.setattr(package_writer, "copy_file", removing)
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory.*removed meanwhile"):
         save(load(source), where / "out.mlpackage")
     assert not where.exists()
@@ -362,7 +362,7 @@ def test_what_cannot_be_read_is_not_blamed_on_the_output(source, tmp_path, monke
     def unreadable(path, _copy):
         raise OSError(13, "Permission denied", os.fspath(path))
 
-    monkeypatch.setattr(write, "copy_file", unreadable)
+    monkeypatch.setattr(package_writer, "copy_file", unreadable)
     with pytest.raises(InputError, match=r"\(Permission denied: \S+\); nothing .*: see that it can be read"):
         save(load(source), tmp_path / "out.mlpackage")
 
@@ -373,7 +373,7 @@ def test_files_are_cloned_where_the_file_system_can(tmp_path, monkeypatch):
         assert request == 0x40049409
         os.write(new, os.read(old, 100))
 
-    monkeypatch.setattr(clone.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(file_clone.fcntl, "ioctl", ioctl)
     (tmp_path / "one").write_bytes(b"data")
     files.copy_file(tmp_path / "one", tmp_path / "two")
     assert (tmp_path / "two").read_bytes() == b"data"

@@ -13,7 +13,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.testing import CHECKS
 from tests.packaging.conftest import built, commands, installed, need_setuptools, run
 
@@ -21,15 +21,15 @@ EXAMPLE = Path(__file__).parent / "example_plugin"
 HOST = """
 import coremltools as ct
 import mil_ane_passes
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from coremltools.converters.mil.mil import Builder as mb
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 pipeline = ct.PassPipeline.DEFAULT
 pipeline.append_pass("ane::drop_double_abs")
-made = program(lambda x: mb.square(x=mb.abs(x=mb.abs(x=x)), name="y"), x=(1, 4))
+made = build_program(lambda x: mb.square(x=mb.abs(x=mb.abs(x=x)), name="y"), x=(1, 4))
 model = ct.convert(made, convert_to="mlprogram", pass_pipeline=pipeline, skip_model_load=True,
                    minimum_deployment_target=ct.target.iOS17)
-print(*[op.op_type for _, op in all_ops(model._mil_program) if op.op_type != "const"])
+print(*[op.op_type for _, op in iterate_ops(model._mil_program) if op.op_type != "const"])
 """
 
 
@@ -49,7 +49,7 @@ def site(source) -> Path:
 
 @pytest.fixture
 def package(tmp_path) -> str:
-    made = program(lambda x: mb.softmax(x=mb.abs(x=mb.abs(x=x)), axis=1, name="y"), x=(4, 1))
+    made = build_program(lambda x: mb.softmax(x=mb.abs(x=mb.abs(x=x)), axis=1, name="y"), x=(4, 1))
     ct.convert(made, convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
                minimum_deployment_target=ct.target.iOS17).save(str(tmp_path / "in.mlpackage"))
     return "in.mlpackage"

@@ -11,11 +11,19 @@ from coremltools.proto import FeatureTypes_pb2, Model_pb2
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import by_name, rewrites
-from mil_ane_passes.proof.adversarial import BOTH, INDICES, SPECIAL, TIES, WIDE, Domain, adversarial_plans
-from mil_ane_passes.proof.compare import Strictness
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.registry import find_rewrite, get_all_rewrites
+from mil_ane_passes.proof.adversarial_feeds import (
+    INDICES,
+    SPECIAL,
+    TIES,
+    WIDE,
+    WIDE_AND_TIES,
+    Domain,
+    build_adversarial_plans,
+)
+from mil_ane_passes.proof.comparison import Strictness
+from mil_ane_passes.proof.equivalence import compare_programs
 
 PRECISIONS = ("float64", "float16")
 half = np.float16
@@ -27,7 +35,7 @@ def check(before, after, promised=Exactness.ROUNDING, **how):
 
 def unary(body, *shape, dtype=types.fp16, opset=ct.target.iOS17):
     """`body` of one input, and what it is to be mistaken for: the identity of it."""
-    return program(lambda x: mb.identity(x=body(x), name="y"), x=shape or (8, 16), dtype=dtype, opset=opset)
+    return build_program(lambda x: mb.identity(x=body(x), name="y"), x=shape or (8, 16), dtype=dtype, opset=opset)
 
 
 def same(x):
@@ -168,7 +176,7 @@ def at_length(wrong_at):
         factor = mb.select(cond=wrong_at(length), a=half(2), b=half(1))
         return mb.mul(x=x, y=factor, name="y")
 
-    return program(body, x=(None, 3))
+    return build_program(body, x=(None, 3))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 41])
@@ -215,12 +223,12 @@ def test_feeds_that_are_given_are_the_only_ones():
 def test_ranges_of_the_user_bound_every_feed():
     wrong = unary(lambda x: mb.clip(x=x, alpha=half(-2), beta=half(3)))
     assert check(unary(same), wrong).status == "different"
-    for plan in adversarial_plans(wrong, lambda name: None, Domain(ranges={"x": (-2.0, 3.0)})):
+    for plan in build_adversarial_plans(wrong, lambda name: None, Domain(ranges={"x": (-2.0, 3.0)})):
         assert np.all((plan.feeds["x"] >= -2) & (plan.feeds["x"] <= 3))
 
 
 def test_a_domain_bounds_every_feed():
-    for plan in adversarial_plans(unary(same), lambda name: None, Domain(0.25, 30.0)):
+    for plan in build_adversarial_plans(unary(same), lambda name: None, Domain(0.25, 30.0)):
         finite = np.abs(plan.feeds["x"][np.isfinite(plan.feeds["x"])].astype(float))
         assert finite.max() <= 30 and finite[finite > 0].min() >= 0.25
 
@@ -234,9 +242,9 @@ def test_nan_may_spread_where_a_promise_says_so():
 
 
 def test_kinds_that_have_nothing_to_vary_are_left_out():
-    flags = program(lambda x: mb.logical_not(x=x, name="y"), x=(3,), dtype=types.bool)
-    assert adversarial_plans(flags, lambda name: None) == []
-    kinds = [plan.adversarial for plan in adversarial_plans(gathered(same, 20), lambda name: None)]
+    flags = build_program(lambda x: mb.logical_not(x=x, name="y"), x=(3,), dtype=types.bool)
+    assert build_adversarial_plans(flags, lambda name: None) == []
+    kinds = [plan.adversarial for plan in build_adversarial_plans(gathered(same, 20), lambda name: None)]
     assert kinds == [WIDE, INDICES]
 
 
@@ -246,22 +254,22 @@ def test_what_runs_long_gets_one_run_less_with_both_halves():
             x = mb.tanh(x=x)
         return x
 
-    made = adversarial_plans(unary(body, 1024, 1024), lambda name: None)
-    assert [plan.adversarial for plan in made] == [BOTH, SPECIAL]
+    made = build_adversarial_plans(unary(body, 1024, 1024), lambda name: None)
+    assert [plan.adversarial for plan in made] == [WIDE_AND_TIES, SPECIAL]
     first, rest = made[0].feeds["x"][:512].astype(np.float64), made[0].feeds["x"][512:].astype(np.float64)
     assert np.abs(first).max() == 65504 and np.abs(rest).max() < 100
     assert np.any(np.abs(rest) == half(6e-8)) and np.all(rest[-2] == 1.5)
 
 
 def test_sizes_stay_below_what_an_option_says():
-    cumsum = program(lambda x: mb.cumsum(x=x, axis=1, name="y"), x=(2, None))
+    cumsum = build_program(lambda x: mb.cumsum(x=x, axis=1, name="y"), x=(2, None))
     report = ane.rewrite(cumsum, passes="triangle_cumsum{longest=100}").verify
     assert report.equal and report.sampled[-1].startswith("sizes 1, 2, 7, 100:")
 
 
 @pytest.mark.parametrize("name", ["by size, of a long axis", "all but the last three of a long axis"])
 def test_sizes_stay_above_what_an_option_says(name):
-    example = next(each for each in by_name("known_slice")().examples() if each.name == name)
+    example = next(each for each in find_rewrite("known_slice")().examples() if each.name == name)
     report = ane.rewrite(example.build(), passes="known_slice{shortest=3}")
     assert report.changed and report.verify.equal, report
     assert report.verify.sampled[-1].startswith("sizes 7:")
@@ -292,48 +300,50 @@ def test_sizes_stay_within_declared_ranges():
         size = array.shapeRange.sizeRanges.add()
         size.lowerBound, size.upperBound = low, high
     made = at_length(lambda n: mb.less(x=n, y=0))
-    sizes = {plan.feeds["x"].shape for plan in adversarial_plans(made, lambda name: description)}
+    sizes = {plan.feeds["x"].shape for plan in build_adversarial_plans(made, lambda name: description)}
     assert sizes <= {(n, 3) for n in range(4, 21)} and (7, 3) in sizes
 
 
 def test_a_size_that_the_model_does_not_take_is_left_out_without_a_word():
-    joined = program(lambda x: mb.slice_by_size(x=x, begin=[4], size=[3], name="y"), x=(None,))
+    joined = build_program(lambda x: mb.slice_by_size(x=x, begin=[4], size=[3], name="y"), x=(None,))
     report = check(joined, joined)
     assert report.equal and not report.notes and "sizes 7, 257" in str(report)
 
 
 def test_a_rewrite_is_checked_on_adversarial_feeds_and_says_so():
-    report = ane.rewrite(program(lambda x: mb.softplus(x=x, name="y"), x=(4, 8)), preset="safe").verify
+    report = ane.rewrite(build_program(lambda x: mb.softplus(x=x, name="y"), x=(4, 8)), preset="safe").verify
     assert report.equal and any(each.startswith(WIDE) for each in report.sampled)
     # A fix of what overflows: which values were undefined shows at float16.
     assert {case.precision for case in report.cases if not case.feeds.startswith("seed")} == {"float64", "float16"}
-    rounding = ane.rewrite(program(lambda x: mb.tan(x=x, name="y"), x=(4, 8)), passes="tangent{always=true}").verify
+    rounding = ane.rewrite(
+        build_program(lambda x: mb.tan(x=x, name="y"), x=(4, 8)), passes="tangent{always=true}"
+    ).verify
     assert {case.precision for case in rounding.cases if not case.feeds.startswith("seed")} == {"float64"}
 
 
 def test_what_was_fed_is_the_same_each_time():
-    one, other = (adversarial_plans(unary(same), lambda name: None) for _ in range(2))
+    one, other = (build_adversarial_plans(unary(same), lambda name: None) for _ in range(2))
     for a, b in zip(one, other):
         np.testing.assert_array_equal(a.feeds["x"], b.feeds["x"])
 
 
 def test_weights_are_no_feeds():
-    convolved = program(lambda x: mb.conv(x=x, weight=weight(4, 2, 5), name="y"), x=(1, 2, 32))
+    convolved = build_program(lambda x: mb.conv(x=x, weight=make_weight(4, 2, 5), name="y"), x=(1, 2, 32))
     report = check(convolved, convolved)
     assert report.equal and report.equal_bits
 
 
 @pytest.mark.parametrize(("passes", "made"), [
-    ("triangle_cumsum{form=triangle}", lambda: program(
+    ("triangle_cumsum{form=triangle}", lambda: build_program(
         lambda x: mb.cumsum(x=x, axis=1, exclusive=True, name="y"), x=(2, 12))),
-    ("factor_conv_stride", lambda: program(
-        lambda x: mb.conv(x=x, weight=weight(4, 3, 7), strides=[5], name="y"), x=(1, 3, 27))),
-    ("finite_mask", lambda: program(
+    ("factor_conv_stride", lambda: build_program(
+        lambda x: mb.conv(x=x, weight=make_weight(4, 3, 7), strides=[5], name="y"), x=(1, 3, 27))),
+    ("finite_mask", lambda: build_program(
         lambda x: mb.softmax(x=mb.add(x=x, y=np.array([0, -np.inf, 0, 0], half)), name="y"), x=(3, 4))),
-    ("modulo_by_floor{periods=3}", lambda: program(lambda x: mb.mod(x=x, y=half(6.28), name="y"), x=(4, 8))),
-    ("stable_log_softmax", lambda: program(
+    ("modulo_by_floor{periods=3}", lambda: build_program(lambda x: mb.mod(x=x, y=half(6.28), name="y"), x=(4, 8))),
+    ("stable_log_softmax", lambda: build_program(
         lambda x: mb.sub(x=x, y=mb.reduce_log_sum_exp(x=x, axes=[-1], keep_dims=True), name="y"), x=(4, 8))),
-    ("hyperbolic", lambda: program(lambda x: mb.sinh(x=x, name="y"), x=(4, 8))),
+    ("hyperbolic", lambda: build_program(lambda x: mb.sinh(x=x, name="y"), x=(4, 8))),
 ])
 def test_what_a_rule_documents_is_no_difference(passes, made):
     report = ane.rewrite(made(), passes=passes)
@@ -343,7 +353,7 @@ def test_what_a_rule_documents_is_no_difference(passes, made):
 def test_hyperbolic_sines_are_allowed_what_is_promised():
     for seed in range(40):
         shape = (1 + seed % 3, 2 + seed % 7)
-        report = ane.rewrite(program(lambda x: mb.sinh(x=x, name="y"), x=shape), passes="hyperbolic", seeds=3)
+        report = ane.rewrite(build_program(lambda x: mb.sinh(x=x, name="y"), x=shape), passes="hyperbolic", seeds=3)
         assert report.verify.equal, (shape, report.verify)
 
 
@@ -354,24 +364,24 @@ def test_floats_beside_indices_are_ordinary():
     def made(x, i):
         return mb.gather(x=x, indices=i, axis=0, validate_indices=False, name="y")
 
-    plans = [plan for plan in adversarial_plans(made, lambda name: None) if plan.adversarial == INDICES]
+    plans = [plan for plan in build_adversarial_plans(made, lambda name: None) if plan.adversarial == INDICES]
     assert plans and all(np.isfinite(plan.feeds["x"]).all() for plan in plans)
 
 
 def test_a_row_of_zeros_is_among_the_ties():
     made = unary(same, 8, 16)
-    (ties,) = [plan.feeds["x"] for plan in adversarial_plans(made, lambda name: None) if plan.adversarial == TIES]
+    (ties,) = [plan.feeds["x"] for plan in build_adversarial_plans(made, lambda name: None) if plan.adversarial == TIES]
     assert not ties[5].any() and len(set(ties[6])) == 1 and ties[7].sum() == 1 and len(set(ties[0])) > 1
 
 
-@pytest.mark.parametrize("name", [name for name, rule in rewrites().items()
+@pytest.mark.parametrize("name", [name for name, rule in get_all_rewrites().items()
                                   if not rule.interface and not rule.measures])
 def test_what_rewrites_make_of_their_examples_passes(name):
     def spelt(options):
         listed = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
         return f"{name}{{{listed}}}" if options else name
 
-    fired = [example for example in by_name(name).configured().examples() if example.reason is None]
+    fired = [example for example in find_rewrite(name).configured().examples() if example.reason is None]
     for example in fired:
         report = ane.rewrite(example.build(), passes=spelt(example.options), target="m4", max_growth=None)
         assert report.status != "not proved", (example.name, str(report.verify))

@@ -12,23 +12,23 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 from mil_ane_passes import rewrite, verify
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness, Hit, Miss
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof import bisect
-from mil_ane_passes.proof.execute import plans
-from mil_ane_passes.proof.prove import compare_programs
-from mil_ane_passes.proof.values import ValueStore
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof import difference_search
+from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.proof.execution import build_plans
+from mil_ane_passes.proof.value_store import ValueStore
 from tests.core.test_edits import stateful
 from tests.core.test_engine import rule
 
 
 def spoilt(prog, name, wrong, function="main"):
     """The same program in which the op that makes `name` is replaced by what `wrong(mb, op)` builds."""
-    twin = clone(prog)
+    twin = clone_program(prog)
 
     def match(op):
         mine = op.outputs and op.outputs[0].name == name and op.op_type != "const" and not done
@@ -40,8 +40,8 @@ def spoilt(prog, name, wrong, function="main"):
         done.append(hit.op)
         return wrong(mb, hit.op)
 
-    roots = tuple({op.op_type for where, op in all_ops(twin) if where == function})
-    assert run(rule(replace, roots=roots, match=match), twin).fired
+    roots = tuple({op.op_type for where, op in iterate_ops(twin) if where == function})
+    assert apply_rewrite(rule(replace, roots=roots, match=match), twin).fired
     return twin
 
 
@@ -64,17 +64,17 @@ def chain():
     def body(x):
         a = mb.mul(x=x, y=np.float32(1.5), name="a")
         b = mb.tanh(x=a, name="b")
-        c = mb.matmul(x=b, y=weight(3, 3, dtype=np.float32), name="c")
+        c = mb.matmul(x=b, y=make_weight(3, 3, dtype=np.float32), name="c")
         d = mb.add(x=c, y=b, name="d")
         return mb.square(x=d, name="y")
 
-    return program(body, x=(2, 3), dtype=types.fp32)
+    return build_program(body, x=(2, 3), dtype=types.fp32)
 
 
 def chain_in_numpy(x):
     a = x.astype(np.float64) * 1.5
     b = np.tanh(a)
-    c = b @ weight(3, 3, dtype=np.float64)
+    c = b @ make_weight(3, 3, dtype=np.float64)
     return {"a": a, "b": b, "c": c, "d": c + b, "y": (c + b) ** 2}
 
 
@@ -95,7 +95,7 @@ def test_the_op_with_the_fault_is_named_with_both_values(name):
 
 def test_the_mil_around_it_is_shown_in_both():
     before = chain()
-    after = spoilt(before, "c", lambda mb, op: again(mb, op, y=weight(3, 3, dtype=np.float32) * 2))
+    after = spoilt(before, "c", lambda mb, op: again(mb, op, y=make_weight(3, 3, dtype=np.float32) * 2))
     found = first(before, after)
     for side, op in ((found.before, "matmul"), (found.after, "matmul")):
         (marked,) = [line for line in side.mil if line.startswith("> ")]
@@ -108,7 +108,7 @@ def test_the_mil_around_it_is_shown_in_both():
 
 
 def test_equal_programs_have_no_first_difference():
-    report = verify(chain(), clone(chain()))
+    report = verify(chain(), clone_program(chain()))
     assert report.equal and report.first is None and report.to_dict()["first_difference"] is None
 
 
@@ -128,8 +128,8 @@ def looped():
     def body(i, v):
         return mb.add(x=i, y=1, name="next"), mb.mul(x=v, y=np.float32(1.5), name="step")
 
-    return program(lambda x: mb.while_loop(_cond=lambda i, v: mb.less(x=i, y=5), _body=body, loop_vars=(0, x),
-                                           name="y")[1], x=(2, 3), dtype=types.fp32)
+    return build_program(lambda x: mb.while_loop(_cond=lambda i, v: mb.less(x=i, y=5), _body=body, loop_vars=(0, x),
+                                                 name="y")[1], x=(2, 3), dtype=types.fp32)
 
 
 def late(number):
@@ -147,7 +147,7 @@ def late(number):
 def test_in_a_loop_the_iteration_is_told(iteration):
     before = looped()
     found = first(before, spoilt(before, "step", late(iteration - 1)))
-    (loop,) = [op.outputs[0].name for _, op in all_ops(before) if op.op_type == "while_loop"]
+    (loop,) = [op.outputs[0].name for _, op in iterate_ops(before) if op.op_type == "while_loop"]
     assert (found.after.value, found.execution) == ("step", iteration)
     assert found.place == f"main > block 1 of while_loop '{loop}'"
     assert found.worst.absolute == pytest.approx(0.25)
@@ -158,13 +158,13 @@ def test_what_a_loop_hands_on_is_known_when_it_was_right_on_both_ways_in():
     before = looped()
     after = spoilt(before, "step", lambda mb, op: mb.sub(x=op.x, y=late(2)(mb, op)))
     found = first(before, after)
-    carried = next(op for _, op in all_ops(after) if op.outputs[0].name == "step").x.name
+    carried = next(op for _, op in iterate_ops(after) if op.outputs[0].name == "step").x.name
     assert found.execution == 1 and carried in found.agree
     assert carried not in found.unknown and carried not in found.since
 
 
 def test_a_loop_that_runs_on_differs_in_its_condition():
-    before = program(lambda x: mb.while_loop(
+    before = build_program(lambda x: mb.while_loop(
         _cond=lambda i, v: mb.less(x=i, y=5, name="more"), _body=lambda i, v: (mb.add(x=i, y=1), mb.mul(x=v, y=v)),
         loop_vars=(0, x))[1], x=(2, 3), dtype=types.fp32)
     found = first(before, spoilt(before, "more", lambda mb, op: mb.less(x=op.x, y=6)))
@@ -175,7 +175,7 @@ def branched(flag=1.0):
     def chosen(x):
         return mb.relu(x=mb.mul(x=x, y=np.float16(2), name="inner"), name="branch")
 
-    return program(lambda x: mb.cond(
+    return build_program(lambda x: mb.cond(
         pred=mb.greater(x=mb.reduce_sum(x=x, keep_dims=False), y=np.float16(0), name="flag"),
         _true_fn=lambda: chosen(x), _false_fn=lambda: mb.abs(x=x, name="other"), name="y"), x=(2, 3))
 
@@ -199,14 +199,14 @@ def test_a_second_function():
     before.add_function("second", chain().functions["main"])
     after = spoilt(before, "d", lambda mb, op: again(mb, op, y=op.x), function="second")
     # both functions name a value `d`; the rule fires in the first one that has it
-    wrong = [name for name, op in all_ops(after) if op.op_type == "add" and op.x is op.y]
+    wrong = [name for name, op in iterate_ops(after) if op.op_type == "add" and op.x is op.y]
     found = first(before, after)
     assert (found.function, found.place, found.after.value) == (wrong[0], wrong[0], "d")
 
 
 def test_what_goes_into_a_state():
     before = stateful()
-    (total,) = [op.outputs[0].name for _, op in all_ops(before) if op.op_type == "add"]
+    (total,) = [op.outputs[0].name for _, op in iterate_ops(before) if op.op_type == "add"]
     found = first(before, spoilt(before, total, lambda mb, op: mb.sub(x=op.x, y=op.y)))
     assert (found.after.value, found.before.op_type, found.after.op_type) == (total, "add", "sub")
 
@@ -235,17 +235,19 @@ def renamed(factor):
     def body(x):
         a = mb.mul(x=x, y=np.float32(1.5), name="a")
         b = mb.tanh(x=a, name="b")
-        both = mb.matmul(x=b, y=weight(3, 3, dtype=np.float32) + np.eye(3, dtype=np.float32) * factor, name="fused")
+        both = mb.matmul(
+            x=b, y=make_weight(3, 3, dtype=np.float32) + np.eye(3, dtype=np.float32) * factor, name="fused"
+        )
         return mb.square(x=both, name="y")
 
-    return program(body, x=(2, 3), dtype=types.fp32)
+    return build_program(body, x=(2, 3), dtype=types.fp32)
 
 
 def test_what_has_no_counterpart_is_told():
     assert verify(chain(), renamed(1)).equal
     found = first(chain(), renamed(2))
     assert (found.after.value, found.unknown, found.agree, found.since) == ("y", ("fused",), (), ("b",))
-    assert found.own_before == ("matmul %c", "add %d") and found.own_after == ("matmul %fused",)
+    assert found.only_before == ("matmul %c", "add %d") and found.only_after == ("matmul %fused",)
     text = str(found)
     assert "operands without a counterpart: %fused" in text and "so somewhere between %b and %y:" in text
     assert "only the first program computes matmul %c, add %d" in text
@@ -265,7 +267,7 @@ def lifted(shape, extra=0.0):
         b = mb.add(x=mb.reshape(x=a, shape=(2, 3), name="down"), y=np.float32(extra), name="b")
         return mb.relu(x=b, name="y")
 
-    return program(body, x=(2, 3), dtype=types.fp32)
+    return build_program(body, x=(2, 3), dtype=types.fp32)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_a_value_in_another_shape_is_compared_when_only_axes_of_one_are_new(shap
 
 def test_a_typed_run_is_judged_against_full_precision():
     """The algebra is the same; what overflows on the way is found in the typed run only."""
-    before = program(lambda x: mb.relu(x=mb.mul(x=x, y=np.float16(1), name="b"), name="y"), x=(2, 3))
+    before = build_program(lambda x: mb.relu(x=mb.mul(x=x, y=np.float16(1), name="b"), name="y"), x=(2, 3))
     after = spoilt(before, "b", lambda mb, op: mb.mul(x=mb.mul(x=op.x, y=np.float16(4096)), y=np.float16(2**-12)))
     x = np.array([[1, 2, 3], [4, 5, 60]], np.float16)
     assert verify(before, after, feeds={"x": x}).equal
@@ -296,7 +298,7 @@ def test_a_typed_run_is_judged_against_full_precision():
 
 def test_an_intermediate_of_another_width_is_compared():
     def built(dtype):
-        return program(lambda x: mb.cast(x=mb.relu(x=mb.mul(
+        return build_program(lambda x: mb.cast(x=mb.relu(x=mb.mul(
             x=mb.cast(x=x, dtype=dtype, name="in"), y=types.nptype_from_builtin(types.string_to_builtin(dtype))(3),
             name="m"), name="r"), dtype="fp32", name="y"), x=(2, 3), dtype=types.fp32)
 
@@ -312,7 +314,7 @@ def test_integers_and_flags_are_compared():
             count = mb.cast(x=above, dtype="int32", name="count")
             return mb.cast(x=count, dtype="fp32", name="y")
 
-        return program(body, x=(64,), dtype=types.fp32)
+        return build_program(body, x=(64,), dtype=types.fp32)
 
     found = first(built(0.0), built(0.5))
     assert found.after.value == "above" and found.after.type == "bool[64]" and found.parameters == ("y",)
@@ -325,7 +327,7 @@ def test_a_value_that_no_wrong_output_depends_on_is_no_cause():
             mb.relu(x=dead, name="unread")
             return mb.add(x=x, y=np.float32(offset), name="y")
 
-        return program(body, x=(2, 3), dtype=types.fp32)
+        return build_program(body, x=(2, 3), dtype=types.fp32)
 
     assert first(built(1, 1), built(2, 2)).after.value == "y"
 
@@ -344,10 +346,10 @@ def test_values_beyond_the_limit_go_to_files(limit, precision, monkeypatch, tmp_
     monkeypatch.setattr(ValueStore, "__exit__", noted)
     before = looped()
     after = spoilt(before, "step", late(2))
-    (plan,) = plans(before, 1, lambda name: None)
+    (plan,) = build_plans(before, 1, lambda name: None)
     report = verify(before, after, seeds=1, precision=precision)
     how = (before, after, plan, precision, Exactness.ROUNDING, report.cases[0].failed)
-    assert bisect.first_difference(*how, limit=limit) == bisect.first_difference(*how)
+    assert difference_search.find_first_difference(*how, limit=limit) == difference_search.find_first_difference(*how)
     few, none = spilled[-2:]
     assert few > 0 and none == 0
     assert list(tmp_path.iterdir()) == []
@@ -357,8 +359,8 @@ def test_without_room_for_files_the_verdict_stands(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mil_ane_passes.proof.values.np.save", full)
-    monkeypatch.setitem(bisect.first_difference.__kwdefaults__, "limit", 0)
+    monkeypatch.setattr("mil_ane_passes.proof.value_store.np.save", full)
+    monkeypatch.setitem(difference_search.find_first_difference.__kwdefaults__, "limit", 0)
     before = chain()
     report = verify(before, spoilt(before, "c", lambda mb, op: mb.add(x=again(mb, op), y=np.float32(1))))
     assert report.status == "different" and report.first is None
@@ -369,9 +371,9 @@ def test_when_the_second_cannot_run_what_led_there_is_found():
     def built(shift):
         def body(x):
             place = mb.add(x=mb.cast(x=mb.reduce_argmax(x=x, axis=0), dtype="int32"), y=shift, name="place")
-            return mb.gather(x=mb.const(val=weight(4, 2, dtype=np.float32)), indices=place, axis=0, name="y")
+            return mb.gather(x=mb.const(val=make_weight(4, 2, dtype=np.float32)), indices=place, axis=0, name="y")
 
-        return program(body, x=(4,), dtype=types.fp32)
+        return build_program(body, x=(4,), dtype=types.fp32)
 
     report = verify(built(0), built(9))
     assert report.status == "different" and "the program after cannot run" in str(report)
@@ -379,32 +381,32 @@ def test_when_the_second_cannot_run_what_led_there_is_found():
 
 
 def test_another_shape_at_the_end_is_told_at_the_output():
-    before = program(lambda x: mb.reshape(x=mb.relu(x=x, name="r"), shape=(6,), name="y"), x=(2, 3))
-    after = program(lambda x: mb.reshape(x=mb.relu(x=x, name="r"), shape=(3, 2), name="y"), x=(2, 3))
+    before = build_program(lambda x: mb.reshape(x=mb.relu(x=x, name="r"), shape=(6,), name="y"), x=(2, 3))
+    after = build_program(lambda x: mb.reshape(x=mb.relu(x=x, name="r"), shape=(3, 2), name="y"), x=(2, 3))
     found = first(before, after)
     assert found.after.value == "y" and "was float64[6] and is float64[3, 2]" in found.worst.reason
     assert found.parameters == ("shape",)
 
 
 def test_a_rewrite_that_is_wrong_shows_where(monkeypatch):
-    lift = by_name("lift_conv_transpose_1d")
+    lift = find_rewrite("lift_conv_transpose_1d")
     right = lift.rewrite
     monkeypatch.setattr(lift, "rewrite", lambda self, hit, mb: mb.mul(x=right(self, hit, mb), y=np.float16(0.5)))
     bias = np.array([0.5, -1.0], np.float16)
-    prog = program(lambda x: mb.relu(x=mb.conv_transpose(
-        x=mb.tanh(x=x, name="t"), weight=weight(4, 2, 5), bias=bias, name="up"), name="y"), x=(1, 4, 8))
+    prog = build_program(lambda x: mb.relu(x=mb.conv_transpose(
+        x=mb.tanh(x=x, name="t"), weight=make_weight(4, 2, 5), bias=bias, name="up"), name="y"), x=(1, 4, 8))
     report = rewrite(prog, passes="lift_conv_transpose_1d")
     found = report.verify.first
     assert (found.before.value, found.before.op_type, found.after.op_type) == ("up", "conv_transpose", "mul")
-    assert found.since == ("t",) and [each.split()[0] for each in found.own_after] == [
+    assert found.since == ("t",) and [each.split()[0] for each in found.only_after] == [
         "expand_dims", "conv_transpose", "squeeze"]
     assert str(found) in str(report) and report.to_dict()["verify"]["first_difference"]["before"]["value"] == "up"
 
 
 def test_a_fault_model_is_found_where_it_strikes():
     bias = np.array([0.5, -1.0], np.float16)
-    prog = program(lambda x: mb.relu(x=mb.conv_transpose(
-        x=x, weight=weight(4, 2, 5), bias=bias, name="up"), name="y"), x=(1, 4, 20))
+    prog = build_program(lambda x: mb.relu(x=mb.conv_transpose(
+        x=x, weight=make_weight(4, 2, 5), bias=bias, name="up"), name="y"), x=(1, 4, 20))
     found = first(prog, prog, quirks=("conv_transpose_1d_bias",))
     assert found.after.value == "up" and found.agree == ("x",) and found.parameters == ()
     assert found.worst.absolute == 1.0 and "in both" in str(found)

@@ -15,11 +15,11 @@ import mil_ane_passes as ane
 from mil_ane_passes.batching import batch
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.contract import Evidence, Exactness, Hit, Miss, Rewrite
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.proof.blame import MOST_LEFT_OUT
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.proof.faulty_passes import MAX_PASSES_LEFT_OUT
 from mil_ane_passes.runtime.registry import load_kernels
 
 CHAIN = ("abs", "relu", "tanh", "square", "sigmoid", "sin")
@@ -56,7 +56,7 @@ def preset(monkeypatch, leaving_out):
     """Puts rules in the place of what is asked for."""
 
     def put(*rules):
-        monkeypatch.setattr("mil_ane_passes.api.rewriting.selected", lambda *_: list(rules))
+        monkeypatch.setattr("mil_ane_passes.api.rewriting.select_rewrites", lambda *_: list(rules))
 
     return put
 
@@ -68,7 +68,7 @@ def chain(*kinds):
             x = getattr(mb, kind)(x=x, **last)
         return x
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_whichever_it_is_it_is_left_out_and_the_rest_is_written(bad, package, pr
     assert [trace.rule for trace in report.traces if trace.fired] == [
         f"more_{kind}" for number, kind in enumerate(CHAIN) if number != bad]
     written = ane.load(tmp_path / "out.mlpackage").program
-    assert sum(op.op_type == "real_div" for _, op in all_ops(written)) == len(CHAIN) - 1
+    assert sum(op.op_type == "real_div" for _, op in iterate_ops(written)) == len(CHAIN) - 1
     assert compare_programs(ane.load(package).program, written).equal
 
 
@@ -128,7 +128,7 @@ def test_where_all_are_left_out_the_package_is_copied(package, preset, tmp_path)
     report = ane.rewrite(package, tmp_path / "out.mlpackage")
     assert (report.status, report.changed, left_out(report)) == ("unchanged", False, ["more_abs"])
     assert "nothing left: what fired was left out; the package was copied as it is to " in str(report)
-    assert program_text(ane.load(tmp_path / "out.mlpackage").program) == program_text(ane.load(package).program)
+    assert format_program(ane.load(tmp_path / "out.mlpackage").program) == format_program(ane.load(package).program)
 
 
 def test_a_program_in_place_gets_what_is_proved(preset):
@@ -136,7 +136,7 @@ def test_a_program_in_place_gets_what_is_proved(preset):
     prog = chain(*CHAIN)
     report = ane.rewrite(prog, dst=prog)
     assert report.status == "in memory" and report.package is prog
-    assert [op.op_type for _, op in all_ops(prog) if op.op_type != "const"] == [
+    assert [op.op_type for _, op in iterate_ops(prog) if op.op_type != "const"] == [
         "abs", "real_div", "add", *CHAIN[1:]]
 
 
@@ -149,7 +149,7 @@ def test_what_was_asked_for_by_name_is_named_and_not_left_out(package, preset, t
     assert "; the first op that differs: add %" in last and "leave it out of --passes" in last
     assert not out.exists()
     report = ane.rewrite(package, out)
-    assert report.blamed.rule == "more_tanh" and not report.left_out_passes
+    assert report.faulty_pass.rule == "more_tanh" and not report.left_out_passes
     assert report.to_dict()["blamed"]["pass"] == "more_tanh" and report.status == "not proved"
 
 
@@ -180,7 +180,7 @@ def test_a_pass_that_brings_an_op_that_cannot_be_run_is_left_out(package, preset
 
 def test_a_pass_that_changes_a_branch_no_run_enters_is_left_out(preset):
     preset(right("abs"), right("tanh"))
-    built = program(lambda x: mb.cond(
+    built = build_program(lambda x: mb.cond(
         pred=mb.greater(x=mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0, 1], keep_dims=False), y=np.float32(1e6)),
         _true_fn=lambda: mb.abs(x=x), _false_fn=lambda: mb.tanh(x=x), name="y"), x=(2, 3))
     report = ane.rewrite(built)
@@ -193,10 +193,10 @@ def test_there_is_an_end_to_leaving_out(preset):
     preset(*map(wrong, kinds))
     said = []
     report = ane.rewrite(chain(*kinds), progress=said.append)
-    assert report.status == "not proved" and len(report.left_out_passes) == MOST_LEFT_OUT < len(kinds)
-    assert f"{MOST_LEFT_OUT} passes were left out" in str(report) and report.blamed is None
+    assert report.status == "not proved" and len(report.left_out_passes) == MAX_PASSES_LEFT_OUT < len(kinds)
+    assert f"{MAX_PASSES_LEFT_OUT} passes were left out" in str(report) and report.faulty_pass is None
     halvings = [text for text in said if "to blame?" in text]
-    assert len(halvings) <= MOST_LEFT_OUT * math.ceil(math.log2(len(kinds)))
+    assert len(halvings) <= MAX_PASSES_LEFT_OUT * math.ceil(math.log2(len(kinds)))
     assert "ane::more_abs breaks the proof; going on without it" in said
 
 

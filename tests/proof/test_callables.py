@@ -14,9 +14,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.proof.outside import FULL, REDUCED
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.proof.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
 from tests.core.test_edits import stateful
 from tests.proof.test_bisect import again, spoilt
 
@@ -74,7 +74,7 @@ def test_torch_in_all_its_forms(full, kind, program_first):
     """A module's own results: the program that was converted from it agrees, one that was changed does not."""
     net = sides(Net().eval())[kind]
     report = ane.verify(*((full, net) if program_first else (net, full)))
-    assert report.status == "equal" and report.tolerance == FULL
+    assert report.status == "equal" and report.tolerance == FP32_TOLERANCE
     assert str(report) == "equal in 3 runs at float64, judged within 0.0001 of the output's scale"
     wrong = spoilt(full, "mixed", lambda mb, op: mb.mul(x=again(mb, op), y=np.float32(1.001)))
     report = ane.verify(*((wrong, net) if program_first else (net, wrong)))
@@ -97,7 +97,7 @@ def test_the_difference_that_passes_is_a_share_of_the_largest_value(full):
 @pytest.mark.parametrize("precision", ["float64", "float16"])
 def test_fp16_weights_get_more_room(half, precision):
     report = ane.verify(Net().eval(), half, precision=precision)
-    assert report.equal and report.tolerance == REDUCED and report.to_dict()["tolerance"] == REDUCED
+    assert report.equal and report.tolerance == FP16_TOLERANCE and report.to_dict()["tolerance"] == FP16_TOLERANCE
     assert [case.precision for case in report.cases] == [precision] * 3
     assert ane.verify(Net(bias=0.5).eval(), half).status == "different"
     assert ane.verify(Net().eval(), half, tolerance=1e-7).status == "different"
@@ -112,10 +112,10 @@ def test_compressed_weights_get_more_room():
         held = mb.constexpr_lut_to_dense(indices=packed, lut=table)
         return mb.matmul(x=x, y=held, name="y")
 
-    prog = program(body, opset=ct.target.iOS18, x=(2, 4), dtype=types.fp32)
+    prog = build_program(body, opset=ct.target.iOS18, x=(2, 4), dtype=types.fp32)
     exact = table.reshape(-1)[indices].astype(np.float64)
     report = ane.verify(prog, lambda x: x.astype(np.float64) @ exact)
-    assert report.equal and report.tolerance == REDUCED
+    assert report.equal and report.tolerance == FP16_TOLERANCE
 
 
 def test_integers_have_to_be_equal(full):
@@ -131,7 +131,7 @@ def two(x=(2, 3), z=(2, 3)):
     def body(x, z):
         return mb.add(x=x, y=z, name="sum"), mb.sub(x=x, y=z, name="gap")
 
-    return program(body, x=x, z=z, dtype=types.fp32)
+    return build_program(body, x=x, z=z, dtype=types.fp32)
 
 
 class Pair(NamedTuple):
@@ -297,7 +297,7 @@ def test_what_is_not_finite_has_to_be_the_same(value):
 
     report = ane.verify(two(), put, tolerance=1000.0)
     assert report.status == "different"
-    quotient = program(lambda x, z: mb.real_div(x=x, y=z, name="y"), x=(4,), z=(4,), dtype=types.fp32)
+    quotient = build_program(lambda x, z: mb.real_div(x=x, y=z, name="y"), x=(4,), z=(4,), dtype=types.fp32)
     feeds = {"x": np.array([0, 1, -1, 2], np.float32), "z": np.array([0, 0, 0, 3], np.float32)}
     assert ane.verify(quotient, lambda x, z: torch.from_numpy(x) / torch.from_numpy(z), feeds=feeds).equal
 
@@ -305,7 +305,7 @@ def test_what_is_not_finite_has_to_be_the_same(value):
 def test_another_shape_is_a_difference_and_a_lone_number_is_an_array_of_one():
     report = ane.verify(two(), lambda x, z: ((x + z).T, x - z))
     assert report.status == "different" and "has shape [2, 3] in the first and [3, 2] in the second" in str(report)
-    total = program(lambda x: mb.reduce_sum(x=x, axes=[0], keep_dims=True, name="y"), x=(4,), dtype=types.fp32)
+    total = build_program(lambda x: mb.reduce_sum(x=x, axes=[0], keep_dims=True, name="y"), x=(4,), dtype=types.fp32)
     assert ane.verify(total, lambda x: x.sum()).equal
 
 
@@ -316,14 +316,14 @@ def test_a_fault_model_beside_the_module_it_was_made_from():
         held = {"weight": net.weight.detach().numpy(), "bias": net.bias.detach().numpy()}
         return mb.conv_transpose(x=x, **held, name="y")
 
-    prog = program(body, x=(1, 4, 20), dtype=types.fp32)
+    prog = build_program(body, x=(1, 4, 20), dtype=types.fp32)
     assert ane.verify(net, prog).equal
     report = ane.verify(net, prog, quirks=("conv_transpose_1d_bias",))
     assert report.status == "different" and report.quirks == ("conv_transpose_1d_bias",)
 
 
 def test_a_shape_the_program_does_not_take_is_left_out():
-    with_free = program(lambda x: mb.reshape(x=x, shape=(4, 4), name="y"), x=(None,), dtype=types.fp32)
+    with_free = build_program(lambda x: mb.reshape(x=x, shape=(4, 4), name="y"), x=(None,), dtype=types.fp32)
     report = ane.verify(with_free, lambda x: x.reshape(4, 4))
     assert report.equal and len(report.cases) == 2
     (note,) = report.notes
@@ -347,7 +347,7 @@ def test_buffers_are_the_states_and_are_left_as_they_were():
     report = ane.verify(net, stateful())
     assert report.equal and [output.output for output in report.cases[0].outputs] == ["y", "state memory"]
     assert bool((net.memory == 7).all()) and report.notes == []
-    wrong = clone(stateful())
+    wrong = clone_program(stateful())
     name = next(op.outputs[0].name for op in wrong.functions["main"].operations if op.op_type == "add")
     wrong = spoilt(wrong, name, lambda mb, op: mb.sub(x=op.x, y=op.y))
     assert [output.passed for output in ane.verify(net, wrong).cases[0].outputs] == [True, False]
@@ -376,5 +376,5 @@ def test_a_package_is_a_side_too(fixtures):
 
     source = fixtures / "conv_transpose_1d.mlpackage"
     report = ane.verify(source, remembered, feeds={"mel": golden["mel"]})
-    assert report.equal and report.tolerance == REDUCED and len(report.cases) == 1
+    assert report.equal and report.tolerance == FP16_TOLERANCE and len(report.cases) == 1
     assert ane.verify(remembered, source).status == "different"  # on inputs of its own

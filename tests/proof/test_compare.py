@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.proof.compare import ALGEBRA, OutputDifference, Strictness, as_arrays, differences
+from mil_ane_passes.proof.comparison import FLOAT64_TOLERANCE, OutputDifference, Strictness, compare_outputs, to_arrays
 
 BITWISE, ROUNDING = Exactness.BITWISE, Exactness.ROUNDING
 TRUTH = np.random.default_rng(0).standard_normal((4, 8))
@@ -20,7 +20,7 @@ ERROR = float(np.abs(HALF.astype(np.float64) - TRUTH).max())
 
 
 def judge(old, new, exactness=ROUNDING, truth=None) -> OutputDifference:
-    (found,) = differences({"y": old}, {"y": new}, exactness, None if truth is None else {"y": truth})
+    (found,) = compare_outputs({"y": old}, {"y": new}, exactness, None if truth is None else {"y": truth})
     return found
 
 
@@ -94,7 +94,7 @@ def test_another_dtype_fails():
 
 
 def test_an_output_that_is_missing_fails():
-    (found,) = differences({"y": TRUTH}, {"z": TRUTH}, ROUNDING)
+    (found,) = compare_outputs({"y": TRUTH}, {"z": TRUTH}, ROUNDING)
     assert not found.passed and str(found) == "y: is missing after"
 
 
@@ -109,7 +109,7 @@ def test_labels_are_compared_as_they_are():
     assert not found.passed and found.reason == "was 'cat' and is 'dog'"
     assert not judge(np.asarray("cat"), np.asarray("horse")).passed
     assert judge(np.asarray("cat"), np.asarray("cat")).equal_bits
-    arrays = as_arrays({"label": "cat", "odds": {"cat": 0.75, "dog": 0.25}})
+    arrays = to_arrays({"label": "cat", "odds": {"cat": 0.75, "dog": 0.25}})
     assert {name: value.tolist() for name, value in arrays.items()} == {
         "label": "cat",
         "odds": [0.75, 0.25],
@@ -119,14 +119,14 @@ def test_labels_are_compared_as_they_are():
 
 def test_at_float64_a_share_of_the_largest_is_allowed():
     scale = np.abs(TRUTH).max()
-    assert judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 0.9 * ALGEBRA * scale)).passed
-    assert not judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 1.1 * ALGEBRA * scale)).passed
+    assert judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 0.9 * FLOAT64_TOLERANCE * scale)).passed
+    assert not judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 1.1 * FLOAT64_TOLERANCE * scale)).passed
 
 
 @pytest.mark.parametrize(("new", "passes"), [(1.8e-213, True), (1.1e-16, True), (1e-15, False), (1.0, False)])
 def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passes):
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
-    (found,) = differences({"y": np.array([np.inf, 0.0])}, {"y": np.array([710.0, new])}, promised)
+    (found,) = compare_outputs({"y": np.array([np.inf, 0.0])}, {"y": np.array([710.0, new])}, promised)
     assert found.passed is passes
 
 
@@ -187,7 +187,7 @@ def test_nothing_to_compare_is_equal():
 def test_a_perturbation_beyond_the_allowed_always_fails(at, sign, factor, typed):
     index = np.unravel_index(at, TRUTH.shape)
     old, truth = (HALF, TRUTH) if typed else (TRUTH, None)
-    allowed = 4 * ERROR + ULP if typed else ALGEBRA * np.abs(TRUTH).max()
+    allowed = 4 * ERROR + ULP if typed else FLOAT64_TOLERANCE * np.abs(TRUTH).max()
     moved = TRUTH[index] + sign * allowed * factor
     if typed:  # away from the truth, to the next number that fp16 has
         moved = np.float16(moved)
@@ -202,7 +202,7 @@ def test_a_perturbation_beyond_the_allowed_always_fails(at, sign, factor, typed)
 @given(at=st.integers(0, 31), sign=st.sampled_from([-1, 1]), share=st.floats(0, 0.999))
 def test_a_perturbation_within_the_allowed_always_passes_as_rounding_and_never_as_bitwise(at, sign, share):
     index = np.unravel_index(at, TRUTH.shape)
-    new = put(TRUTH, TRUTH[index] + sign * share * ALGEBRA * np.abs(TRUTH).max(), index)
+    new = put(TRUTH, TRUTH[index] + sign * share * FLOAT64_TOLERANCE * np.abs(TRUTH).max(), index)
     assert judge(TRUTH, new).passed
     assert judge(TRUTH, new, BITWISE).passed == bool(new[index] == TRUTH[index])
 

@@ -10,9 +10,9 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Community, Exactness, Hit, Miss, Rewrite
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.proof.equivalence import compare_programs
 
 
 class DropBias(Rewrite):
@@ -29,17 +29,18 @@ class DropBias(Rewrite):
 
 
 def layer(x):
-    return mb.conv_transpose(x=x, weight=weight(4, 2, 3), bias=np.array([0.5, -1.0], np.float16))
+    return mb.conv_transpose(x=x, weight=make_weight(4, 2, 3), bias=np.array([0.5, -1.0], np.float16))
 
 
 def plain(x):
-    return mb.conv_transpose(x=x, weight=weight(4, 2, 3))
+    return mb.conv_transpose(x=x, weight=make_weight(4, 2, 3))
 
 
 def conditional(test):
     """The layer in one branch of a cond, `test` says when."""
-    return program(lambda x: mb.cond(pred=test(x), _true_fn=lambda: layer(x), _false_fn=lambda: plain(x), name="y"),
-                   x=(1, 4, 8))
+    return build_program(
+        lambda x: mb.cond(pred=test(x), _true_fn=lambda: layer(x), _false_fn=lambda: plain(x), name="y"), x=(1, 4, 8)
+    )
 
 
 def total_above(limit):
@@ -50,7 +51,7 @@ def total_above(limit):
 def verdict(built, seeds=3):
     before = built()
     after = built()
-    run(DropBias(), after)
+    apply_rewrite(DropBias(), after)
     return compare_programs(before, after, seeds=seeds, exactness=Exactness.BITWISE)
 
 
@@ -89,7 +90,7 @@ def test_a_loop_that_no_draw_entered_is_not_proved():
                     x=mb.concat(values=[layer(v)] * 2, axis=1), begin=[0, 0, 0], end=[1, 4, 8])),
                 loop_vars=(mb.const(val=np.int32(0)), x), name="loop")[1]
 
-        return program(body, x=(1, 4, 8))
+        return build_program(body, x=(1, 4, 8))
 
     assert "block 1 of while_loop" in verdict(built).reason
 
@@ -106,7 +107,7 @@ def undefined(values):
         root = mb.sqrt(x=mb.sub(x=mb.clip(x=x, alpha=np.float16(-9), beta=np.float16(9)), y=np.float16(1000)))
         return mb.mul(x=root, y=values(x), name="y"), mb.relu(x=x, name="z")
 
-    return program(body, x=(2, 6))
+    return build_program(body, x=(2, 6))
 
 
 def test_outputs_that_are_nan_throughout_prove_nothing():
@@ -149,8 +150,8 @@ def test_a_declared_shape_that_the_model_does_not_take_is_left_out_and_said(tmp_
 
 
 def test_a_shape_that_only_the_program_before_takes_is_a_difference():
-    before = program(lambda x: mb.relu(x=x, name="y"), x=(1, 4, None))
-    after = program(lambda x: mb.relu(x=mb.slice_by_index(x=mb.pad(
+    before = build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 4, None))
+    after = build_program(lambda x: mb.relu(x=mb.slice_by_index(x=mb.pad(
         x=mb.conv(x=x, weight=np.eye(4, dtype=np.float16)[..., None].repeat(21, 2)), pad=[0, 0, 0, 0, 10, 10],
         constant_val=np.float16(0)), begin=[0, 0, 0], end=[1, 4, 0], end_mask=[False, False, True]), name="y"),
         x=(1, 4, None))
@@ -159,7 +160,7 @@ def test_a_shape_that_only_the_program_before_takes_is_a_difference():
 
 
 def test_where_nothing_can_be_run_nothing_is_proved():
-    built = program(lambda x: mb.conv(x=x, weight=weight(4, 4, 99), name="y"), x=(1, 4, None))
+    built = build_program(lambda x: mb.conv(x=x, weight=make_weight(4, 4, 99), name="y"), x=(1, 4, None))
     report = compare_programs(built, built)
     assert report.status == "not proved" and report.reason.startswith("no feeds that were drawn can be run: ")
 
@@ -178,15 +179,17 @@ def test_what_is_wrong_only_at_length_is_found_in_a_long_range(upper, tmp_path):
             return mb.add(x=super().rewrite(hit, mb), y=scaled)
 
     twin = ane.load(before)
-    run(Longer(), twin.program)
+    apply_rewrite(Longer(), twin.program)
     report = compare_programs(package.program, twin.program, describe=package.description)
     assert report.status == "different"
 
 
 def two_functions(added):
     """`main` doubles, `plus` adds `added`."""
-    made = program(lambda x: mb.mul(x=x, y=np.float16(2), name="y"), x=(3,))
-    made.add_function("plus", program(lambda x: mb.add(x=x, y=np.float16(added), name="y"), x=(3,)).functions["main"])
+    made = build_program(lambda x: mb.mul(x=x, y=np.float16(2), name="y"), x=(3,))
+    made.add_function(
+        "plus", build_program(lambda x: mb.add(x=x, y=np.float16(added), name="y"), x=(3,)).functions["main"]
+    )
     return made
 
 

@@ -11,9 +11,9 @@ from coremltools.converters.mil.mil import Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 
 from mil_ane_passes import verify
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.proof.feeds import make_feeds, shape_choices
+from mil_ane_passes.proof.feeds import list_shape_choices, make_feeds
 from mil_ane_passes.runtime import Runtime
 from tests.proof.test_feeds import default, function
 
@@ -177,7 +177,7 @@ def test_a_table_that_is_an_input_has_the_size_of_the_run():
     made = function(lambda x, i: mb.gather(x=x, indices=i, axis=0), x=(types.fp32, (length, 2)),
                     i=(types.int32, (512,)))
     reached = []
-    for choice in shape_choices(made):
+    for choice in list_shape_choices(made):
         reached.append(int(make_feeds(made, choice, 0)["i"].max()) + 1)
         assert reached[-1] == choice.shapes["x"][0]
     assert len(set(reached)) == 2
@@ -196,6 +196,6 @@ def test_an_embedding_as_the_converter_makes_it(target):
     prog = ct.convert(torch.jit.trace(net, torch.zeros(2, 3, dtype=torch.int64)), convert_to="milinternal",
                       inputs=[ct.TensorType("ids", (2, 3), dtype=np.int32)], minimum_deployment_target=target,
                       compute_precision=ct.precision.FLOAT32)
-    assert verify(prog, net).equal and verify(prog, clone(prog)).equal_bits
+    assert verify(prog, net).equal and verify(prog, clone_program(prog)).equal_bits
     drawn = np.concatenate([default(prog.functions["main"], seed)["ids"].ravel() for seed in range(60)])
     assert set(drawn.tolist()) == set(range(ROWS))

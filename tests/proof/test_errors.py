@@ -10,51 +10,51 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.proof.border import Border, borders
-from mil_ane_passes.proof.errors import largest_error
-from mil_ane_passes.proof.execute import Plan
-from mil_ane_passes.proof.measure import measured
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.proof.execution import Plan
+from mil_ane_passes.proof.interface_widths import InterfaceWidths, find_interface_widths
+from mil_ane_passes.proof.output_errors import compute_largest_error
+from mil_ane_passes.proof.range_measurement import measure_ranges
 
 X = np.float32([[1.0, -2.0, 4.0, 0.5]])
 PLAN = Plan("main", "given", {"x": X})
 
 
 def plain(body=lambda x: mb.mul(x=x, y=np.float32(1), name="y")):
-    return program(body, dtype=types.fp32, x=(1, 4))
+    return build_program(body, dtype=types.fp32, x=(1, 4))
 
 
 @pytest.mark.parametrize("right, expected", [
     (X, 0.0), (X * np.float32(1.25), 0.2), (X * 0, math.inf), (X[0], math.inf), (X.astype(np.int32), math.inf),
     (np.float32([[np.inf, -2, 4, 0.5]]), 0.0)])
 def test_is_a_share_of_the_outputs_largest_value(right, expected):
-    assert largest_error(plain(), [(PLAN, {"y": right})]) == pytest.approx(expected)
+    assert compute_largest_error(plain(), [(PLAN, {"y": right})]) == pytest.approx(expected)
 
 
 def test_numbers_that_are_lost_are_infinitely_wrong_and_of_integers_the_share_that_differs_counts():
     lost = plain(lambda x: mb.mul(x=x, y=np.float32(np.inf), name="y"))
-    assert largest_error(lost, [(PLAN, {"y": X})]) == math.inf
+    assert compute_largest_error(lost, [(PLAN, {"y": X})]) == math.inf
     whole = plain(lambda x: mb.reduce_argmax(x=x, axis=1, name="y"))
-    assert largest_error(whole, [(PLAN, {"y": np.int32([2])})]) == 0
-    assert largest_error(whole, [(PLAN, {"y": np.int32([1])})]) == 1
+    assert compute_largest_error(whole, [(PLAN, {"y": np.int32([2])})]) == 0
+    assert compute_largest_error(whole, [(PLAN, {"y": np.int32([1])})]) == 1
 
 
 def test_the_worst_run_and_output_count():
     other = Plan("main", "other", {"x": X * 2})
     runs = [(PLAN, {"y": X}), (other, {"y": X * 2 + np.float32([[0, 0, 2, 0]])})]
-    assert largest_error(plain(), runs) == pytest.approx(0.2)
-    assert largest_error(plain(), [(PLAN, {"gone": X})]) == math.inf
+    assert compute_largest_error(plain(), runs) == pytest.approx(0.2)
+    assert compute_largest_error(plain(), [(PLAN, {"gone": X})]) == math.inf
 
 
 def test_what_was_measured_judges_other_programs():
-    seen = measured(plain(), [PLAN])
+    seen = measure_ranges(plain(), [PLAN])
     assert seen.error(plain()) == 0
     assert seen.error(plain(lambda x: mb.mul(x=x, y=np.float32(1.1), name="y"))) == pytest.approx(0.1, rel=1e-3)
 
 
 def narrow(factor=2.0):
-    return program(lambda x: mb.mul(x=x, y=np.float16(factor), name="y"), x=(1, 4))
+    return build_program(lambda x: mb.mul(x=x, y=np.float16(factor), name="y"), x=(1, 4))
 
 
 def wide(factor=2.0):
@@ -65,10 +65,10 @@ def wide(factor=2.0):
 
 
 def test_floats_of_another_width_are_fed_and_compared_as_the_narrower_holds_them():
-    assert borders(wide(), narrow()) == {
-        "main": Border({"x": np.dtype(np.float16)}, {"y": np.dtype(np.float16)})}
-    assert borders(narrow(), wide())["main"].inputs == {"x": np.dtype(np.float32)}
-    assert borders(wide(), wide()) == {}
+    assert find_interface_widths(wide(), narrow()) == {
+        "main": InterfaceWidths({"x": np.dtype(np.float16)}, {"y": np.dtype(np.float16)})}
+    assert find_interface_widths(narrow(), wide())["main"].inputs == {"x": np.dtype(np.float32)}
+    assert find_interface_widths(wide(), wide()) == {}
     report = compare_programs(wide(), narrow(), precisions=("float64", "float16"), widths=True)
     assert report.equal_bits
     wrong = compare_programs(wide(), narrow(2.002), precisions=("float64", "float16"), widths=True)
@@ -78,6 +78,6 @@ def test_floats_of_another_width_are_fed_and_compared_as_the_narrower_holds_them
 
 
 def test_with_widths_other_dtypes_still_have_to_agree():
-    whole = program(lambda x: mb.cast(x=x, dtype="int32", name="y"), dtype=types.fp32, x=(1, 4))
+    whole = build_program(lambda x: mb.cast(x=x, dtype="int32", name="y"), dtype=types.fp32, x=(1, 4))
     with pytest.raises(InputError, match="different inputs or outputs"):
         compare_programs(wide(), whole, widths=True)

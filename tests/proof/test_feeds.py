@@ -10,9 +10,9 @@ from coremltools.converters.mil.mil import Function, Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.proto import FeatureTypes_pb2, Model_pb2
 
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.proof.feeds import ShapeChoice, make_feeds, shape_choices
-from mil_ane_passes.proof.prove import plans
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.proof.equivalence import build_plans
+from mil_ane_passes.proof.feeds import ShapeChoice, list_shape_choices, make_feeds
 from tests.core.test_edits import stateful
 
 
@@ -64,11 +64,11 @@ def image(width, height, enumerated=(), ranges=()):
 
 
 def shapes(made, description=None):
-    return {choice.label: choice.shapes for choice in shape_choices(made, description)}
+    return {choice.label: choice.shapes for choice in list_shape_choices(made, description)}
 
 
 def default(made, seed=0, description=None):
-    return make_feeds(made, shape_choices(made, description)[0], seed, description)
+    return make_feeds(made, list_shape_choices(made, description)[0], seed, description)
 
 
 N, M = get_new_symbol(), get_new_symbol()
@@ -144,7 +144,7 @@ def test_fixed_shapes_are_one_choice():
 def test_every_enumerated_shape_is_tried():
     made = function(x=(types.fp32, (N, 4, M)))
     description = described(x=array((2, 4, 8), enumerated=[(2, 4, 8), (1, 4, 6), (3, 4, 9)]))
-    tried = [choice.shapes["x"] for choice in shape_choices(made, description)]
+    tried = [choice.shapes["x"] for choice in list_shape_choices(made, description)]
     assert tried == [(2, 4, 8), (1, 4, 6), (3, 4, 9)]
 
 
@@ -194,7 +194,7 @@ def test_inputs_that_share_a_symbol_share_its_size():
 def test_flexible_images_are_tried_in_sizes_they_have(flexible):
     made = function(picture=(types.fp32, (1, 3, N, M)))
     description = described(picture=image(40, 24, **flexible))
-    tried = {choice.shapes["picture"] for choice in shape_choices(made, description)}
+    tried = {choice.shapes["picture"] for choice in list_shape_choices(made, description)}
     assert tried == {(1, 3, 24, 40), (1, 3, 12, 20)}
 
 
@@ -212,7 +212,7 @@ def test_every_shape_gets_a_run_and_every_function_its_draws():
     prog.add_function("main", function(x=(types.fp32, (1, N))))
     prog.add_function("other", function(x=(types.fp32, (2, 2))))
     description = described(x=array((1, 2), enumerated=[(1, size) for size in range(2, 7)]))
-    runs = plans(prog, 3, lambda name: description if name == "main" else None)
+    runs = build_plans(prog, 3, lambda name: description if name == "main" else None)
     assert [run.feeds["x"].shape for run in runs if run.function == "main"] == [(1, size) for size in range(2, 7)]
     assert [run.label for run in runs if run.function == "other"] == ["seed 0", "seed 1", "seed 2"]
     assert runs[1].label == "seed 1, enumerated 1 shapes"
@@ -223,8 +223,8 @@ def test_every_third_draw_of_a_mask_hides_a_whole_row():
         hidden = mb.mul(x=mb.sub(x=np.float16(1), y=m), y=np.float16(-6e4))
         return mb.softmax(x=mb.add(x=x, y=hidden), axis=-1)
 
-    function = program(body, x=(3, 8), m=(3, 8)).functions["main"]
-    (choice,) = shape_choices(function)
+    function = build_program(body, x=(3, 8), m=(3, 8)).functions["main"]
+    (choice,) = list_shape_choices(function)
     masks = [make_feeds(function, choice, seed)["m"] for seed in range(3)]
     assert [set(mask.ravel().tolist()) for mask in masks] == [{0.0, 1.0}] * 3
     assert (masks[2] == 0).all(axis=-1).any()

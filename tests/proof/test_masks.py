@@ -8,9 +8,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.proof.compare import Strictness, limited
-from mil_ane_passes.proof.prove import DEFINED, compare_programs
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.proof.comparison import Strictness, fill_undefined
+from mil_ane_passes.proof.equivalence import FINITE_CONSTANTS_NOTE, compare_programs
 from tests.proof.test_feeds import default, function
 
 MENDS = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
@@ -27,7 +27,7 @@ def attention(low, dtype=np.float16, extra=None):
         y = mb.softmax(x=mb.add(x=x, y=mask), axis=-1, name="y")
         return [y, mb.softmax(x=mb.add(x=x, y=np.float16(extra)), axis=-1, name="z")] if extra else y
 
-    return program(body, dtype=types.fp16, x=(2, 3, 8), m=(2, 3, 8))
+    return build_program(body, dtype=types.fp16, x=(2, 3, 8), m=(2, 3, 8))
 
 
 def feeds(masked_throughout=True):
@@ -45,7 +45,7 @@ def held(before, after, promised=MENDS, given=None):
 @pytest.mark.parametrize(("low", "dtype"), [(-np.inf, np.float16), (-1e9, np.float32), (-3.4e38, np.float32)])
 def test_a_finite_mask_is_what_an_infinite_one_stands_for(low, dtype):
     report = held(attention(low, dtype), attention(-1e4, dtype))
-    assert report.equal and DEFINED in report.notes, str(report)
+    assert report.equal and FINITE_CONSTANTS_NOTE in report.notes, str(report)
 
 
 @pytest.mark.parametrize(("low", "dtype"), [(-np.inf, np.float16), (-1e9, np.float32)])
@@ -75,10 +75,10 @@ def test_what_is_taken_from_the_limit():
               "float16": {"y": np.array([1.0, 2.0, np.inf, np.nan])}}
     limit = {precision: {"y": np.array([7.0, 7.0, 7.0, 7.0])} for precision in BOTH}
     after = {precision: {"y": np.array([7.0, 7.0, 7.0, np.nan])} for precision in BOTH}
-    found = limited(before, limit, after)["float64"]["y"]
+    found = fill_undefined(before, limit, after)["float64"]["y"]
     np.testing.assert_array_equal(found, [1, 7, 7, np.nan])
     close = {precision: {"y": np.array([7.0, 7.0, 3.5, 7.0])} for precision in BOTH}
-    np.testing.assert_array_equal(limited(before, limit, close)["float64"]["y"], [1, 7, 3, 7])
+    np.testing.assert_array_equal(fill_undefined(before, limit, close)["float64"]["y"], [1, 7, 3, 7])
 
 
 @pytest.mark.parametrize("low", [-1e4, -np.inf, -65504.0, 65504.0, np.inf])

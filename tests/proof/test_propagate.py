@@ -9,15 +9,15 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
 from mil_ane_passes.core.pass_trace import Change
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof.compare import Strictness, differences
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof.comparison import Strictness, compare_outputs
+from mil_ane_passes.proof.equivalence import compare_programs
 from mil_ane_passes.proof.propagate import MOVED, RAISED
-from mil_ane_passes.proof.prove import compare_programs
 
 BOTH = ("float64", "float16")
 BOXES = np.array([[0.59, 2.21, 2.54, 2.61], [1.5, 1.79, 1.97, 2.66]], np.float32)
@@ -31,7 +31,7 @@ def cropped(behind=lambda y: mb.identity(x=y, name="y"), factor=1.0):
                            sampling_mode="OFFSET_CORNERS", name="crop")
         return behind(y if factor == 1 else mb.mul(x=y, y=np.float16(factor)))
 
-    return program(body, x=(1, 1, 4, 4))
+    return build_program(body, x=(1, 1, 4, 4))
 
 
 def wrapped(y):
@@ -47,8 +47,8 @@ def rounds(y):
 
 
 def normed(axes=(4,)):
-    return program(lambda x: mb.layer_norm(
-        x=mb.conv(x=x, weight=weight(1, 1, 1, 3, 1), bias=np.array([0.055], np.float16), strides=[5, 1, 7],
+    return build_program(lambda x: mb.layer_norm(
+        x=mb.conv(x=x, weight=make_weight(1, 1, 1, 3, 1), bias=np.array([0.055], np.float16), strides=[5, 1, 7],
                   pad_type="custom", pad=[2, 1, 1, 2, 3, 0], dilations=[1, 1, 2]),
         axes=list(axes), epsilon=np.float32(1e-12), name="y"), x=(3, 1, 7, 8, 7))
 
@@ -60,7 +60,7 @@ def root(behind):
         total = mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True)
         return mb.identity(x=behind(x, mb.rsqrt(x=total, epsilon=np.float32(1e-12), name="root")), name="y")
 
-    return program(body, x=(6, 2))
+    return build_program(body, x=(6, 2))
 
 
 @pytest.mark.parametrize("behind", [lambda y: mb.identity(x=y, name="y"), wrapped, largest, rounds],
@@ -82,14 +82,14 @@ def test_norms_of_what_hardly_varies_are_right():
 def test_crops_that_are_further_off_than_declared_are_different(behind, factor):
     assert held(cropped(behind), cropped(behind, factor), MOVES).status == "different"
     right = cropped(behind)
-    assert run(by_name("crop_resize_by_slices").configured(), right).fired
+    assert apply_rewrite(find_rewrite("crop_resize_by_slices").configured(), right).fired
     report = held(cropped(behind), right, MOVES)
     assert report.equal and (behind is not wrapped or MOVED in report.notes), str(report)
 
 
 def test_a_change_of_another_op_is_none_of_this_one():
     right = cropped(wrapped)
-    run(by_name("crop_resize_by_slices").configured(), right)
+    apply_rewrite(find_rewrite("crop_resize_by_slices").configured(), right)
     for change in (Change("main", "crop_resize", "other", 2.0**-10, "operands"),
                    Change("main", "resize", "crop", 2.0**-10, "operands"),
                    Change("other", "crop_resize", "crop", 2.0**-10, "operands")):
@@ -114,7 +114,7 @@ def test_epsilons_raised_further_are_different(epsilon):
 ], ids=["what was squared", "another value", "the root", "a constant"])
 def test_an_epsilon_that_results_at_zero_are_made_of_may_not_be_raised(behind, equal):
     before = root(behind)
-    after = clone(before)
+    after = clone_program(before)
     raise_epsilon(after, 2.0**-24, "rsqrt")
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, moves=2.0**-11,
                           changes=(Change("main", "rsqrt", "root", raises=True),))
@@ -125,14 +125,14 @@ def test_what_moved_is_allowed_twice_and_no_more():
     old, moved = {"y": np.array([1.0, 2.0])}, {"y": np.array([0.25, 0.0])}
 
     def passed(*new):
-        return differences(old, {"y": np.array(new)}, Exactness.ROUNDING, moved=moved)[0].passed
+        return compare_outputs(old, {"y": np.array(new)}, Exactness.ROUNDING, moved=moved)[0].passed
 
     assert passed(1.5, 2.0) and not passed(1.51, 2.0) and not passed(1.0, 2.01)
-    whole = differences({"y": np.array([3, 5])}, {"y": np.array([4, 5])}, Exactness.ROUNDING,
-                        moved={"y": np.array([1.0, 0.0])})
+    whole = compare_outputs({"y": np.array([3, 5])}, {"y": np.array([4, 5])}, Exactness.ROUNDING,
+                            moved={"y": np.array([1.0, 0.0])})
     assert whole[0].passed
-    assert not differences({"y": np.array([3, 5])}, {"y": np.array([3, 4])}, Exactness.ROUNDING,
-                           moved={"y": np.array([1.0, 0.0])})[0].passed
+    assert not compare_outputs({"y": np.array([3, 5])}, {"y": np.array([3, 4])}, Exactness.ROUNDING,
+                               moved={"y": np.array([1.0, 0.0])})[0].passed
 
 
 def held(before, after, promised):
@@ -161,7 +161,7 @@ def rewritten(built, passes):
 
 def test_remainders_of_what_fp16_does_not_hold_are_not_judged():
     """100 times an extreme element is beyond fp16: only float64 has a remainder of it."""
-    status, verify = rewritten(program(lambda x: mb.mod(
+    status, verify = rewritten(build_program(lambda x: mb.mod(
         x=mb.mul(x=x, y=np.float16(100)), y=np.float16(10), name="y"), x=(3,)), "modulo_by_floor")
     assert status == "in memory" and MOVED in verify.notes, str(verify)
 
@@ -169,7 +169,7 @@ def test_remainders_of_what_fp16_does_not_hold_are_not_judged():
 @pytest.mark.parametrize("added", [5, 0.5])
 def test_remainders_of_what_fp16_holds_are_judged_beside_them(added):
     def made(less):
-        return program(lambda x: mb.mod(
+        return build_program(lambda x: mb.mod(
             x=mb.sub(x=mb.mul(x=x, y=np.float16(100)), y=np.float16(less)), y=np.float16(10), name="y"), x=(3,))
 
     reaches = Strictness(Exactness.BITWISE, changes=(Change("main", "mod", "y", reach=65504.0),))
@@ -183,15 +183,17 @@ def test_rounding_before_a_remainder_may_wrap_it_round():
         less = mb.reduce_log_sum_exp(x=x, axes=[1], keep_dims=True)
         return mb.mod(x=mb.sub(x=x, y=less), y=np.float16(2), name="y")
 
-    status, verify = rewritten(program(body, x=(16, 4, 5)), "stable_log_softmax")
+    status, verify = rewritten(build_program(body, x=(16, 4, 5)), "stable_log_softmax")
     assert status == "in memory", str(verify)
 
 
 def test_logarithms_of_what_underflows_at_full_precision_are_not_judged():
     """exp(-741) is subnormal at float64, and keeps a few bits only."""
-    built = program(lambda x: mb.log(x=mb.softmax(x=mb.mul(x=x, y=np.float16(20)), axis=2), name="y"), x=(2, 4, 6, 6))
-    before, change = clone(built), Change("main", "log", "y", 2.0**-40)
-    assert run(by_name("stable_log_softmax").configured(), built).fired
+    built = build_program(
+        lambda x: mb.log(x=mb.softmax(x=mb.mul(x=x, y=np.float16(20)), axis=2), name="y"), x=(2, 4, 6, 6)
+    )
+    before, change = clone_program(built), Change("main", "log", "y", 2.0**-40)
+    assert apply_rewrite(find_rewrite("stable_log_softmax").configured(), built).fired
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=(0.0, 40.0), keeps_nonfinite=False)
     x = np.zeros((2, 4, 6, 6), np.float16)
     x[:, :, 0], x[:, :, 1] = 37, np.float16(-0.1)
@@ -208,13 +210,13 @@ def test_sums_beside_a_fix_are_held_to_what_they_are_held_to_alone(behind):
         total = mb.cumsum(x=x, axis=1, exclusive=True, reverse=True, name="total")
         return [mb.identity(x=total, name="y"), mb.softplus(x=total if behind else x, name="z")]
 
-    status, verify = rewritten(program(body, x=(2, 300)), "triangle_cumsum,stable_softplus")
+    status, verify = rewritten(build_program(body, x=(2, 300)), "triangle_cumsum,stable_softplus")
     assert status == "in memory", str(verify)
 
 
 def test_sums_that_are_wrong_are_found_beside_a_fix():
     def made(factor):
-        return program(lambda x: [
+        return build_program(lambda x: [
             mb.mul(x=mb.cumsum(x=x, axis=1, name="total"), y=np.float16(factor), name="y"),
             mb.softplus(x=x, name="z")], x=(2, 30))
 
@@ -239,7 +241,7 @@ def test_what_is_made_of_nan_is_that_of_the_limit(kind, seen):
                                          dtype="int32"), dtype="fp16", name="y")
             return [made, soft] if seen else made
 
-        return program(body, x=(2, 2), m=(2,))
+        return build_program(body, x=(2, 2), m=(2,))
 
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=(0.0, 30.0))
     assert held(made(-np.inf), made(-1e4), promised).equal
@@ -249,8 +251,8 @@ def test_what_is_made_of_nan_is_that_of_the_limit(kind, seen):
 
 def test_typed_integers_may_be_those_at_full_precision():
     def passed(old, new, truth):
-        (found,) = differences({"y": np.array([old])}, {"y": np.array([new])}, Exactness.ROUNDING,
-                               {"y": np.array([truth])})
+        (found,) = compare_outputs({"y": np.array([old])}, {"y": np.array([new])}, Exactness.ROUNDING,
+                                   {"y": np.array([truth])})
         return found.passed
 
     assert passed(1, 2, 2) and passed(1, 1, 2) and not passed(1, 3, 2)

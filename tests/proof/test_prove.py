@@ -12,14 +12,14 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 from mil_ane_passes import rewrite, verify
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import run
+from mil_ane_passes.core.engine import apply_rewrite
 from mil_ane_passes.core.errors import InputError, NotSupported
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.proof.equivalence import compare_programs
 from mil_ane_passes.runtime.registry import load_kernels
 from tests.core.test_edits import stateful
 from tests.core.test_engine import nested_program, rule
@@ -28,9 +28,9 @@ from tests.core.test_engine import nested_program, rule
 def convolved(scale=1.0, name="y", source="x", kind=types.fp16):
     bias = np.array([0.5, -1.0], np.float16) * np.float16(scale)
     dtype = types.nptype_from_builtin(kind)
-    return program(
+    return build_program(
         lambda **inputs: mb.conv_transpose(
-            x=inputs[source], weight=weight(4, 2, 5, dtype=dtype), bias=bias.astype(dtype), strides=[3], name=name
+            x=inputs[source], weight=make_weight(4, 2, 5, dtype=dtype), bias=bias.astype(dtype), strides=[3], name=name
         ),
         dtype=kind,
         **{source: (1, 4, 8)},
@@ -39,8 +39,8 @@ def convolved(scale=1.0, name="y", source="x", kind=types.fp16):
 
 def doubled(prog):
     """The same program with every relu's result doubled."""
-    twin = clone(prog)
-    assert run(rule(lambda hit, mb: mb.mul(x=mb.abs(x=hit.op.x), y=np.float16(2))), twin).fired
+    twin = clone_program(prog)
+    assert apply_rewrite(rule(lambda hit, mb: mb.mul(x=mb.abs(x=hit.op.x), y=np.float16(2))), twin).fired
     return twin
 
 
@@ -117,7 +117,7 @@ def test_other_functions_are_another_interface():
 @pytest.mark.parametrize("precision", ["float64", "float16"])
 def test_another_dtype_at_the_ends_is_not_equal(precision):
     def rounded(dtype):
-        return program(lambda x: mb.cast(x=mb.relu(x=x), dtype=dtype, name="y"), x=(2, 3), dtype=types.fp32)
+        return build_program(lambda x: mb.cast(x=mb.relu(x=x), dtype=dtype, name="y"), x=(2, 3), dtype=types.fp32)
 
     try:
         report = verify(rounded("fp32"), rounded("fp16"), precision=precision)
@@ -186,9 +186,9 @@ def test_programs_with_states_are_compared():
 
 def test_what_is_written_to_a_state_is_compared():
     """`total` reaches the state only, never an output."""
-    other = clone(stateful())
-    (add,) = [op for _, op in all_ops(other) if op.op_type == "add"]
-    run(rule(lambda hit, mb: mb.sub(x=hit.op.x, y=hit.op.y), roots=("add",)), other)
+    other = clone_program(stateful())
+    (add,) = [op for _, op in iterate_ops(other) if op.op_type == "add"]
+    apply_rewrite(rule(lambda hit, mb: mb.sub(x=hit.op.x, y=hit.op.y), roots=("add",)), other)
     assert add.enclosing_block is None
     assert verify(stateful(), other).status == "different"
 
@@ -213,7 +213,9 @@ def test_what_is_read_from_a_state_is_compared():
 
 def test_an_op_the_runtime_lacks_is_named_and_nothing_runs(monkeypatch):
     monkeypatch.delitem(load_kernels(), "conv_transpose")
-    monkeypatch.setattr("mil_ane_passes.runtime.machine.Machine.run_op", lambda *_: pytest.fail("an op was run"))
+    monkeypatch.setattr(
+        "mil_ane_passes.runtime.interpreter.Interpreter.run_op", lambda *_: pytest.fail("an op was run")
+    )
     with pytest.raises(NotSupported, match=r"the reference runtime has no kernel for: conv_transpose \('y'\)"):
         verify(convolved(), convolved())
 
@@ -221,26 +223,26 @@ def test_an_op_the_runtime_lacks_is_named_and_nothing_runs(monkeypatch):
 def test_a_rewrite_that_cannot_be_proved_says_so_and_leaves_the_program(monkeypatch):
     monkeypatch.delitem(load_kernels(), "conv_transpose")
     prog = convolved()
-    text = program_text(prog)
+    text = format_program(prog)
     report = rewrite(prog, dst=prog)
     assert (report.status, report.proved, report.changed) == ("not proved", False, True)
     assert report.verify.status == "not proved" and "verify=False writes" in str(report.verify)
-    assert program_text(prog) == text
+    assert format_program(prog) == text
     assert rewrite(prog, dst=prog, verify=False).status == "in memory"
-    assert program_text(prog) != text
+    assert format_program(prog) != text
 
 
 def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch):
-    from mil_ane_passes.core.registry import by_name
+    from mil_ane_passes.core.registry import find_rewrite
 
-    lift = by_name("lift_conv_transpose_1d")
+    lift = find_rewrite("lift_conv_transpose_1d")
     right = lift.rewrite
     monkeypatch.setattr(lift, "rewrite", lambda self, hit, mb: mb.mul(x=right(self, hit, mb), y=np.float16(0.5)))
     prog = convolved()
-    text = program_text(prog)
+    text = format_program(prog)
     report = rewrite(prog, dst=prog, passes="lift_conv_transpose_1d")
     assert report.status == "not proved" and report.verify.status == "different"
-    assert program_text(prog) == text
+    assert format_program(prog) == text
 
 
 def test_progress_names_each_run():
@@ -256,10 +258,10 @@ def test_progress_names_each_run():
 
 @pytest.mark.parametrize(("seconds", "left"), [(0.4, ""), (1.0, " (about 10 s left)"), (45.0, " (about 8 min left)")])
 def test_progress_says_how_long_the_rest_may_take(monkeypatch, seconds, left):
-    from mil_ane_passes.proof import execute
+    from mil_ane_passes.proof import execution
 
     clock = itertools.count()  # looked at once before the runs and once before each
-    monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic=lambda: next(clock) * seconds))
+    monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: next(clock) * seconds))
     said = []
     compare_programs(convolved(), convolved(), seeds=3, progress=said.append)
     assert said[0] == "before, run 1 of 6: main, seed 0, float64"
@@ -298,7 +300,7 @@ def test_the_report_as_data():
 
 def test_ends_of_another_width_are_compared_and_said_to_be_so():
     def doubled(dtype):
-        return program(lambda x: mb.add(x=x, y=x, name="y"), dtype=dtype, x=(2, 3))
+        return build_program(lambda x: mb.add(x=x, y=x, name="y"), dtype=dtype, x=(2, 3))
 
     report = verify(doubled(types.fp32), doubled(types.fp16), widths=True)
     assert report.equal and report.notes[0].startswith("inputs or outputs hold floats of other widths")

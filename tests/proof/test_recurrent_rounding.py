@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import rewrites
-from mil_ane_passes.proof.compare import Strictness
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rewrites
+from mil_ane_passes.proof.comparison import Strictness
+from mil_ane_passes.proof.equivalence import compare_programs
 from mil_ane_passes.runtime import Runtime
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -30,13 +30,13 @@ def layer(kind, seed, change=1.0):
     if kind == "lstm":
         weights["initial_c"] = drawn(batch, size)
     weights["weight_hh"][0] *= np.float16(change)
-    return program(lambda x: mb.identity(x=getattr(mb, kind)(x=x, output_sequence=True, **weights)[0], name="y"),
-                   x=(steps, batch, inputs))
+    return build_program(lambda x: mb.identity(x=getattr(mb, kind)(x=x, output_sequence=True, **weights)[0], name="y"),
+                         x=(steps, batch, inputs))
 
 
 def unrolled(kind, before):
-    after = clone(before)
-    trace = run(rewrites()[f"unroll_{kind}"](), after)
+    after = clone_program(before)
+    trace = apply_rewrite(get_all_rewrites()[f"unroll_{kind}"](), after)
     assert trace.fired
     return after, Strictness(trace.strength, ulps=trace.ulps)
 
@@ -73,7 +73,7 @@ def test_rounded_steps_are_less_exact_at_float16_and_the_same_elsewhere(kind):
 
 
 def test_the_examples_of_the_rule_pass():
-    rule = rewrites()["unroll_lstm"]
+    rule = get_all_rewrites()["unroll_lstm"]
     (example,) = [each for each in rule().examples() if each.name == "other activations"]
     before = example.build()
     after, promised = unrolled("lstm", before)

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from tests.core.test_edits import stateful
 
 
@@ -22,7 +22,7 @@ def rising(dtype=types.fp32):
         over = mb.mul(x=big, y=kind(300), name="over")
         return mb.mul(x=over, y=kind(2.0**-14), name="y")
 
-    return program(body, x=(2, 3), dtype=dtype)
+    return build_program(body, x=(2, 3), dtype=dtype)
 
 
 X = np.array([[1, -2, 0.5], [0, 3, -0.25]], np.float32)
@@ -49,7 +49,7 @@ def test_the_first_to_overflow_is_told_in_full_precision_and_happens_in_half():
     for dtype, precision in ((types.fp32, "float32"), (types.fp16, "float64"), (types.fp16, "float16")):
         report = ane.trace(rising(dtype), {"x": X.astype(types.nptype_from_builtin(dtype))}, precision=precision)
         assert report.first.value == "over" and [row.value for row in report.rows if row.starts] == ["over"]
-        assert report.first_mil.startswith("%over: ") and "= mul(x=%big" in report.first_mil
+        assert report.first_overflow_mil.startswith("%over: ") and "= mul(x=%big" in report.first_overflow_mil
         assert report.to_dict()["first_overflow"] == "over"
         assert f"first to overflow fp16 ({precision}): %over in main" in str(report)
     assert rows(report)["over"].inf == 3 and rows(report)["over"].overflow == 0
@@ -60,26 +60,26 @@ def test_the_first_to_overflow_is_told_in_full_precision_and_happens_in_half():
 def test_overflow_is_what_rounds_to_an_infinity(value, over):
     with np.errstate(over="ignore"):
         assert np.isinf(np.float16(value)) == bool(over)
-    prog = program(lambda x: mb.add(x=x, y=np.float32(0), name="y"), x=(1,), dtype=types.fp32)
+    prog = build_program(lambda x: mb.add(x=x, y=np.float32(0), name="y"), x=(1,), dtype=types.fp32)
     assert rows(ane.trace(prog, {"x": np.array([value], np.float32)}))["y"].overflow == over
 
 
 @pytest.mark.parametrize(("value", "under"), [(2.0**-24, 0), (2.0**-25 * 1.01, 0), (2.0**-25, 1), (1e-30, 1), (0.0, 0)])
 def test_underflow_is_what_rounds_to_zero(value, under):
     assert (np.float16(value) == 0 and value != 0) == bool(under)
-    prog = program(lambda x: mb.add(x=x, y=np.float32(0), name="y"), x=(1,), dtype=types.fp32)
+    prog = build_program(lambda x: mb.add(x=x, y=np.float32(0), name="y"), x=(1,), dtype=types.fp32)
     assert rows(ane.trace(prog, {"x": np.array([-value], np.float32)}))["y"].underflow == under
 
 
 def test_what_is_not_finite_is_counted_and_left_out_of_the_range():
-    prog = program(lambda x, z: mb.real_div(x=x, y=z, name="y"), x=(5,), z=(5,), dtype=types.fp32)
+    prog = build_program(lambda x, z: mb.real_div(x=x, y=z, name="y"), x=(5,), z=(5,), dtype=types.fp32)
     feeds = {"x": np.array([1, -1, 0, 4, 6], np.float32), "z": np.array([0, 0, 0, 2, 2], np.float32)}
     row = rows(ane.trace(prog, feeds))["y"]
     assert (row.inf, row.nan, row.minimum, row.maximum, row.starts) == (2, 1, 2.0, 3.0, True)
 
 
 def test_a_row_of_infinities_has_no_range():
-    prog = program(lambda x: mb.real_div(x=x, y=np.float32(0), name="y"), x=(2,), dtype=types.fp32)
+    prog = build_program(lambda x: mb.real_div(x=x, y=np.float32(0), name="y"), x=(2,), dtype=types.fp32)
     report = ane.trace(prog, {"x": np.ones(2, np.float32)})
     assert (rows(report)["y"].minimum, rows(report)["y"].maximum) == (None, None)
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["trace"][0]["min"] is None
@@ -92,7 +92,7 @@ def test_what_is_handed_on_is_no_start(where):
         mask = np.array([0, -np.inf], np.float32) if where == "a constant" else m
         return mb.softmax(x=mb.add(x=x, y=mask, name="masked"), name="y")
 
-    prog = program(masked, x=(2,), m=(2,), dtype=types.fp32)
+    prog = build_program(masked, x=(2,), m=(2,), dtype=types.fp32)
     report = ane.trace(prog, {"x": np.ones(2, np.float32), "m": np.array([0, -np.inf], np.float32)})
     assert rows(report)["masked"].inf == 1 and report.first is None
     assert "no op overflows fp16: what is beyond its range was given" in str(report)
@@ -103,7 +103,7 @@ def test_integers_and_flags_have_a_range_too():
         above = mb.greater(x=x, y=np.float32(0), name="above")
         return mb.mul(x=mb.cast(x=above, dtype="int32", name="count"), y=100_000, name="y")
 
-    found = rows(ane.trace(program(body, x=(2, 3), dtype=types.fp32), {"x": X}))
+    found = rows(ane.trace(build_program(body, x=(2, 3), dtype=types.fp32), {"x": X}))
     assert (found["above"].minimum, found["above"].maximum) == (0.0, 1.0)
     assert (found["y"].maximum, found["y"].overflow, found["y"].type) == (1e5, 0, "int32[2, 3]")
 
@@ -112,8 +112,8 @@ def grown(times):
     def body(i, v):
         return mb.add(x=i, y=1, name="next"), mb.mul(x=v, y=np.float32(10), name="step")
 
-    return program(lambda x: mb.while_loop(_cond=lambda i, v: mb.less(x=i, y=times), _body=body, loop_vars=(0, x),
-                                           name="y")[1], x=(2,), dtype=types.fp32)
+    return build_program(lambda x: mb.while_loop(_cond=lambda i, v: mb.less(x=i, y=times), _body=body, loop_vars=(0, x),
+                                                 name="y")[1], x=(2,), dtype=types.fp32)
 
 
 def test_a_loop_is_one_row_for_each_value():
@@ -137,10 +137,10 @@ def test_states_are_read_and_left():
 
 
 def test_a_fault_model_shows():
-    prog = program(lambda x: mb.square(x=x, name="y"), x=(2,))
+    prog = build_program(lambda x: mb.square(x=x, name="y"), x=(2,))
     feeds = {"x": np.array([255, 1], np.float16)}
     assert ane.trace(prog, feeds).first is None
-    report = ane.trace(program(lambda x: mb.matmul(x=x, y=np.full((2, 2), 100, np.float16), name="y"), x=(1, 2)),
+    report = ane.trace(build_program(lambda x: mb.matmul(x=x, y=np.full((2, 2), 100, np.float16), name="y"), x=(1, 2)),
                        {"x": np.full((1, 2), 200, np.float16)}, quirks=("mac_overflow_32768",))
     assert report.first.value == "y" and report.first.inf == 2 and report.quirks == ("mac_overflow_32768",)
 

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import types
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.examples import build_program, make_weight
 
 
 def saved(path, built):
@@ -23,11 +23,11 @@ def saved(path, built):
 def layers(last="relu", dtype=types.fp16):
     def body(x):
         for number in range(4):
-            table = np.roll(weight(8, 8), number).astype(types.nptype_from_builtin(dtype))
+            table = np.roll(make_weight(8, 8), number).astype(types.nptype_from_builtin(dtype))
             x = mb.tanh(x=mb.linear(x=x, weight=table))
         return getattr(mb, last)(x=x, name="y")
 
-    return program(body, dtype=dtype, opset=ct.target.iOS18, x=(2, 8))
+    return build_program(body, dtype=dtype, opset=ct.target.iOS18, x=(2, 8))
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mil_ane_passes.core.contract import Rewrite, Rule
-from mil_ane_passes.core.registry import all_rules, fixes_for
-from mil_ane_passes.torch_frontend.registry import findings as patch_findings
-from tests.benchmarks.table import startup
-from tests.benchmarks.table import table as speed_table
-from tests.models.whole_table import summary
-from tests.reliability.table import table as reliability_table
+from mil_ane_passes.core.registry import fixes_for, get_all_rules
+from mil_ane_passes.torch_frontend.registry import collect_patch_statuses as patch_findings
+from tests.benchmarks.table import format_conditions
+from tests.benchmarks.table import format_table as speed_table
+from tests.models.whole_table import format_summary
+from tests.reliability.table import format_table as reliability_table
 from tests.residency.agreement import table as agreement_table
-from tests.upstream.__main__ import Counts
+from tests.upstream.__main__ import CaseCounts
 
 ROOT = Path(__file__).parents[2]
 SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
@@ -51,7 +51,7 @@ def rules() -> str:
 
 def rewrites() -> str:
     """The rewrites that fix no unsupported op."""
-    answers = {fix.name for rule in all_rules().values() if rule.refuses for fix in fixes_for(rule)}
+    answers = {fix.name for rule in get_all_rules().values() if rule.refuses for fix in fixes_for(rule)}
     rows = [(short(rule), f"`{rule.name}`{fired(rule.name)}", f"{rule.preset}, {rule.exactness.value}", rule.summary())
             for rule in by_code()
             if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]
@@ -83,7 +83,7 @@ def agreement() -> str:
 
 def named(name: str) -> str:
     """`pass` with what has to be known of it; the preset where it is not full."""
-    rule = all_rules()[name]
+    rule = get_all_rules()[name]
     assert issubclass(rule, Rewrite), name
     words = [rule.exactness.value, *([rule.preset] if rule.preset != "full" else [])]
     return f"`{name}`{fired(name)} ({', '.join(words)})"
@@ -110,7 +110,7 @@ def witnesses(rules: Iterable[type[Rule]]) -> str:
 
 
 def by_code() -> list[type[Rule]]:
-    return sorted(all_rules().values(), key=lambda rule: rule.code)
+    return sorted(get_all_rules().values(), key=lambda rule: rule.code)
 
 
 def patches() -> str:
@@ -138,7 +138,7 @@ def upstream() -> str:
     """What `python -m tests.upstream --record` counted last."""
     counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
-    judged = [(suite, Counts(**numbers)) for suite, numbers in counts.items()]
+    judged = [(suite, CaseCounts(**numbers)) for suite, numbers in counts.items()]
     return markdown((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
                     [(SUITES[suite], f"{each.reached:,}", f"{each.passed + each.failed:,}", f"{each.passed:,}",
                       f"{each.failed:,}", f"{each.share:.2f} %") for suite, each in judged])
@@ -146,7 +146,7 @@ def upstream() -> str:
 
 def whole() -> str:
     """What the preset full makes of the architectures, whose number stands in the text above."""
-    return without(summary(), "architectures ")
+    return without(format_summary(), "architectures ")
 
 
 def reliability() -> str:
@@ -160,7 +160,7 @@ def without(table: str, beginning: str) -> str:
 
 def measured() -> str:
     """Where and when; packages of other sizes are recorded as well, and take no lines here."""
-    return "\n".join(line for line in startup().splitlines() if " GB: " not in line)
+    return "\n".join(line for line in format_conditions().splitlines() if " GB: " not in line)
 
 
 def speed() -> str:

@@ -20,36 +20,36 @@ from typing import Any
 
 from ..package.real import given
 from . import full_disk, kills, together
-from .job import Job
-from .unchanged import saved_as_loaded
+from .job import SaveJob
+from .unchanged import count_unchanged_saves
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent.parent / "fixtures"
 SEED = 7
 
 
-def measured(folder: Path, quick: bool, only: list[str]) -> dict[str, dict[str, Any]]:
+def measure_figures(folder: Path, quick: bool, only: list[str]) -> dict[str, dict[str, Any]]:
     """The figures `only` (all, when empty), by name."""
-    job = Job(folder, megabytes=9 if quick else 12)
+    job = SaveJob(folder, megabytes=9 if quick else 12)
     tries, rounds, every = (2, 1, 40) if quick else (50, 10, 1)
     named: dict[str, Callable[[], dict[str, Any]]] = {
-        "kills": lambda: kills.at_moments(job, tries, False, SEED),
-        "kills_overwrite": lambda: kills.at_moments(job, tries, True, SEED + 1),
-        "kill_steps": lambda: kills.at_steps(job, False, every),
-        "kill_steps_overwrite": lambda: kills.at_steps(job, True, every),
-        "limit": lambda: full_disk.by_limit(job, False, 12 if quick else 1),
-        "limit_overwrite": lambda: full_disk.by_limit(job, True, 12 if quick else 1),
-        "refusals": lambda: full_disk.by_steps(job, False, every),
-        "refusals_overwrite": lambda: full_disk.by_steps(job, True, every),
-        "small_disk": lambda: full_disk.by_small_disk(job, *([(8, 14)] if quick else [])),
-        "processes": lambda: together.processes(job, rounds, False, 4 if quick else 8),
-        "processes_overwrite": lambda: together.processes(job, rounds, True, 4 if quick else 8),
-        "threads": lambda: together.threads(job, rounds),
+        "kills": lambda: kills.kill_at_moments(job, tries, False, SEED),
+        "kills_overwrite": lambda: kills.kill_at_moments(job, tries, True, SEED + 1),
+        "kill_steps": lambda: kills.kill_at_steps(job, False, every),
+        "kill_steps_overwrite": lambda: kills.kill_at_steps(job, True, every),
+        "limit": lambda: full_disk.try_size_limits(job, False, 12 if quick else 1),
+        "limit_overwrite": lambda: full_disk.try_size_limits(job, True, 12 if quick else 1),
+        "refusals": lambda: full_disk.try_disk_errors(job, False, every),
+        "refusals_overwrite": lambda: full_disk.try_disk_errors(job, True, every),
+        "small_disk": lambda: full_disk.try_small_disks(job, *([(8, 14)] if quick else [])),
+        "processes": lambda: together.run_processes(job, rounds, False, 4 if quick else 8),
+        "processes_overwrite": lambda: together.run_processes(job, rounds, True, 4 if quick else 8),
+        "threads": lambda: together.run_threads(job, rounds),
     }
     if not quick:
         real = sorted((given() or Path()).glob("*.mlpackage")) if given() else []
-        named["fixtures"] = lambda: saved_as_loaded(sorted(FIXTURES.glob("*.mlpackage")), folder)
-        named["real"] = lambda: saved_as_loaded(real, folder)
+        named["fixtures"] = lambda: count_unchanged_saves(sorted(FIXTURES.glob("*.mlpackage")), folder)
+        named["real"] = lambda: count_unchanged_saves(real, folder)
     found = {}
     for name, measure in named.items():
         if only and name not in only:
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        figures: dict[str, Any] = measured(Path(folder), options.quick, options.only)
+        figures: dict[str, Any] = measure_figures(Path(folder), options.quick, options.only)
     failures = sum(figure.get("failures", 0) for figure in figures.values())
     if options.record:
         figures = {**(json.loads((HERE / "figures.json").read_text()) if options.only else {}), **figures}

@@ -18,11 +18,11 @@ from mil_ane_passes.package import CopyAhead, load, save
 from ..package.helpers import conv_program, make, op_named, replace
 
 DONE, REFUSED, BROKEN, UNCONFIRMED = 0, 2, 3, 5
-"""How a child of `start` ends: the package is there, it was refused with an InputError, anything else happened, or the
-package is there and the error says that the disk did not confirm it."""
+"""How a child of `start_child` ends: the package is there, it was refused with an InputError, anything else happened,
+or the package is there and the error says that the disk did not confirm it."""
 
 
-class Job:
+class SaveJob:
     """A source package in `folder`, and the hashes of what comes of it."""
 
     def __init__(self, folder: Path, megabytes: int = 24) -> None:
@@ -34,14 +34,14 @@ class Job:
         (extra / "large.bin").write_bytes(rng.bytes(megabytes << 20))
         for number in range(12):
             (extra / f"small{number}.bin").write_bytes(rng.bytes(1000 * number))
-        self.before = hashed(self.source)
+        self.before = hash_folder(self.source)
         self.where = folder / "out"
         self.where.mkdir()
         self.target = self.where / "made.mlpackage"
-        self.old = hashed(self.put_old())
+        self.old = hash_folder(self.put_old())
         self.clear()
-        assert ended(start(self.run)) == DONE
-        self.whole = hashed(self.target)
+        assert wait_for_child(start_child(self.run)) == DONE
+        self.whole = hash_folder(self.target)
         self.clear()
 
     def run(self, overwrite: bool = False, variant: int = 0, target: Path | None = None) -> None:
@@ -69,14 +69,14 @@ class Job:
         """What is at the target: "absent", "old", "whole", or "broken"."""
         if not os.path.lexists(self.target):
             return "absent"
-        return {self.old: "old", self.whole: "whole"}.get(hashed(self.target), "broken")
+        return {self.old: "old", self.whole: "whole"}.get(hash_folder(self.target), "broken")
 
     def leftovers(self) -> list[str]:
         """What is beside the target."""
         return sorted(set(os.listdir(self.where)) - {self.target.name})
 
 
-def hashed(folder: Path) -> str:
+def hash_folder(folder: Path) -> str:
     """All names, permissions and bytes of a folder, as one hash."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
@@ -86,7 +86,7 @@ def hashed(folder: Path) -> str:
     return total.hexdigest()
 
 
-def start(work: Callable[[], None]) -> int:
+def start_child(work: Callable[[], None]) -> int:
     """Does `work` in a forked child and returns its process id; it ends with DONE, REFUSED or BROKEN."""
     process = os.fork()
     if process:
@@ -104,6 +104,6 @@ def start(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def ended(process: int) -> int:
+def wait_for_child(process: int) -> int:
     """Waits for a child: how it ended; a signal is negative."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

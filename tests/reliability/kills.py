@@ -12,43 +12,43 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from .job import DONE, Job, ended, hashed, start
+from .job import DONE, SaveJob, hash_folder, start_child, wait_for_child
 
-OF_FILES = ("open", "os.", "fcntl.", "shutil.", "tempfile.", "ctypes.dlsym")
+FILE_EVENTS = ("open", "os.", "fcntl.", "shutil.", "tempfile.", "ctypes.dlsym")
 
 
-def at_moments(job: Job, tries: int, overwrite: bool, seed: int) -> dict[str, Any]:
+def kill_at_moments(job: SaveJob, tries: int, overwrite: bool, seed: int) -> dict[str, Any]:
     """Kill `tries` runs at random moments; how many left what, and what was wrong."""
     draw, counts = Random(seed), Counter[str]()
-    longest = 1.05 * median(_timed(job, overwrite) for _ in range(3))
+    longest = 1.05 * median(_time_job(job, overwrite) for _ in range(3))
     for _ in range(tries):
-        _prepare(job, overwrite)
-        process = start(lambda: job.run(overwrite))
+        _prepare_job(job, overwrite)
+        process = start_child(lambda: job.run(overwrite))
         time.sleep(draw.uniform(0, longest))
         os.kill(process, signal.SIGKILL)
-        _judge(job, overwrite, ended(process), counts)
+        _judge_kill(job, overwrite, wait_for_child(process), counts)
     return {"tries": tries, **counts, "failures": counts["failures"]}
 
 
-def at_steps(job: Job, overwrite: bool, every: int = 1) -> dict[str, Any]:
+def kill_at_steps(job: SaveJob, overwrite: bool, every: int = 1) -> dict[str, Any]:
     """Kill one run before each step, as Python's audit events tell them; with `every`, before each so-manieth."""
-    _prepare(job, overwrite)
+    _prepare_job(job, overwrite)
     counts, step = Counter[str](), 0
     while not counts["to the end"]:
         step += every
-        _prepare(job, overwrite)
-        process = start(lambda step=step: _stop_at(step, _die, lambda: job.run(overwrite)))
-        _judge(job, overwrite, ended(process), counts)
+        _prepare_job(job, overwrite)
+        process = start_child(lambda step=step: _stop_at_step(step, _kill_self, lambda: job.run(overwrite)))
+        _judge_kill(job, overwrite, wait_for_child(process), counts)
     return {"tries": sum(counts[kind] for kind in ("absent", "old", "whole", "broken")), **counts,
             "failures": counts["failures"]}
 
 
-def _stop_at(step: int, stop: Callable[[], None], work: Callable[[], None]) -> None:
+def _stop_at_step(step: int, stop: Callable[[], None], work: Callable[[], None]) -> None:
     seen = 0
 
     def hook(event: str, _: object) -> None:
         nonlocal seen
-        if event.startswith(OF_FILES):
+        if event.startswith(FILE_EVENTS):
             seen += 1
             if seen == step:
                 stop()
@@ -57,24 +57,24 @@ def _stop_at(step: int, stop: Callable[[], None], work: Callable[[], None]) -> N
     work()
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _prepare(job: Job, overwrite: bool) -> None:
+def _prepare_job(job: SaveJob, overwrite: bool) -> None:
     job.clear()
     if overwrite:
         job.put_old()
 
 
-def _timed(job: Job, overwrite: bool) -> float:
-    _prepare(job, overwrite)
+def _time_job(job: SaveJob, overwrite: bool) -> float:
+    _prepare_job(job, overwrite)
     begun = time.perf_counter()
-    assert ended(start(lambda: job.run(overwrite))) == DONE
+    assert wait_for_child(start_child(lambda: job.run(overwrite))) == DONE
     return time.perf_counter() - begun
 
 
-def _judge(job: Job, overwrite: bool, code: int, counts: Counter[str]) -> None:
+def _judge_kill(job: SaveJob, overwrite: bool, code: int, counts: Counter[str]) -> None:
     """Counts what one killed run left; then the next run has to succeed and leave nothing else."""
     found = job.found()
     counts[found] += 1
@@ -83,8 +83,8 @@ def _judge(job: Job, overwrite: bool, code: int, counts: Counter[str]) -> None:
     wrong = found not in (("old", "whole") if overwrite else ("absent", "whole")) or code not in (DONE, -signal.SIGKILL)
     if code == DONE:
         wrong |= found != "whole" or bool(job.leftovers())
-    again = ended(start(lambda: job.run(overwrite=True)))
-    wrong |= hashed(job.source) != job.before or again != DONE or job.found() != "whole" or bool(job.leftovers())
+    again = wait_for_child(start_child(lambda: job.run(overwrite=True)))
+    wrong |= hash_folder(job.source) != job.before or again != DONE or job.found() != "whole" or bool(job.leftovers())
     if wrong:
         counts["failures"] += 1
         print(f"killed ({overwrite=}): ended {code}, left {found}, the next run {again}, {job.found()}, "

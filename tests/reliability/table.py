@@ -23,15 +23,15 @@ _ROWS = [
 ]
 
 
-def recorded() -> dict[str, Any]:
+def read_figures() -> dict[str, Any]:
     """The figures by name."""
     found: dict[str, Any] = json.loads(FIGURES.read_text())
     return found
 
 
-def table() -> str:
+def format_table() -> str:
     """What was tried, how often, what has to come of it, and how often it did not."""
-    figures = recorded()
+    figures = read_figures()
     run = figures["run"]
     lines = [f"| tried ({run['machine']}, {run['date']}) | times | what has to be there afterwards | failures |",
              "|---|---|---|---|"]
@@ -44,9 +44,9 @@ def table() -> str:
         fuzz = json.loads(FUZZ.read_text())
         lines.append(f"| damaged packages read (fuzzing) | {fuzz['tries']:,} | {fuzz['refused']:,} refused, "
                      f"{fuzz['loaded']:,} loaded; no crash, at most {fuzz['slowest_seconds']:.1f} s and "
-                     f"{fuzz['most_megabytes']:.0f} MB each | {_count(fuzz['failures'])} |")
+                     f"{fuzz['most_megabytes']:.0f} MB each | {_count_failures(fuzz['failures'])} |")
     return "\n".join(lines)
 
 
-def _count(failures: Any) -> int:
+def _count_failures(failures: Any) -> int:
     return failures if isinstance(failures, int) else len(failures)

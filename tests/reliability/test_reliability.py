@@ -54,7 +54,7 @@ def test_one_of_several_runs_wins_and_the_others_say_so(figures):
 
 
 def test_the_recorded_figures_are_without_failures():
-    recorded = table.recorded()
+    recorded = table.read_figures()
     assert recorded.pop("run")["command"] == "python -m tests.reliability --record"
     assert {name: figure["failures"] for name, figure in recorded.items() if figure.get("failures", 0)} == {}
     assert recorded["kills"]["tries"] >= 50 and recorded["kills_overwrite"]["tries"] >= 50
@@ -63,5 +63,5 @@ def test_the_recorded_figures_are_without_failures():
 
 
 def test_the_table_has_a_row_for_each_figure():
-    rows = table.table().splitlines()[2:]
+    rows = table.format_table().splitlines()[2:]
     assert len(rows) >= 9 and all(row.endswith("| 0 |") for row in rows)

@@ -20,8 +20,8 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.mac import mac_script
-from mil_ane_passes.core.collector import collector_off
+from mil_ane_passes.api.mac_measurement import write_mac_script
+from mil_ane_passes.core.garbage_collection import pause_garbage_collection
 from mil_ane_passes.core.locking import exclusive, is_synchronized
 from mil_ane_passes.core.pipeline import NAMESPACE
 
@@ -42,10 +42,10 @@ WITHOUT_LOCK = {
     "Predictor.make_state": "makes arrays",
     "Patch.__init__": "holds data",
 }
-WAIT = 60
+MAX_WAIT_SECONDS = 60
 
 
-def digest(path: Path) -> str:
+def hash_package(path: Path) -> str:
     """The files of a package, without the identifiers that are drawn anew."""
     hashed = hashlib.sha256()
     for file in sorted(path.rglob("*")):
@@ -54,7 +54,7 @@ def digest(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def plain(report, *folders) -> str:
+def format_report(report, *folders) -> str:
     """A report as text, without paths and seconds."""
     data = report.to_dict()
     for name in ("seconds", "output", "outputs", "folder"):
@@ -67,52 +67,52 @@ def plain(report, *folders) -> str:
     return text
 
 
-class Jobs:
+class PublicCalls:
     """Calls of every public function; each returns what must be the same in every thread."""
 
     def __init__(self, fixtures: Path) -> None:
         self.rewritten, self.idle = fixtures / REWRITTEN, fixtures / IDLE
         self.feeds = {"mel": np.load(fixtures / "conv_transpose_1d.npz")["mel"]}
-        self.all = [value for name, value in sorted(vars(Jobs).items()) if name.startswith("job_")]
+        self.all = [value for name, value in sorted(vars(PublicCalls).items()) if name.startswith("job_")]
 
     def job_rewrite(self, folder):
         report = ane.rewrite(self.rewritten, folder / "full.mlpackage", preset="full", seeds=1)
         assert report.status == "written"
         ane.load(folder / "full.mlpackage")
-        return digest(folder / "full.mlpackage")
+        return hash_package(folder / "full.mlpackage")
 
-    def job_rewrite_unproved(self, folder):
+    def job_rewrite_unverified(self, folder):
         report = ane.rewrite(self.idle, folder / "safe.mlpackage", verify=False)
-        return report.status, digest(folder / "safe.mlpackage")
+        return report.status, hash_package(folder / "safe.mlpackage")
 
     def job_lint(self, folder):
-        return plain(ane.lint(self.rewritten))
+        return format_report(ane.lint(self.rewritten))
 
     def job_lint_other(self, folder):
-        return plain(ane.lint(self.idle, target="m4"))
+        return format_report(ane.lint(self.idle, target="m4"))
 
     def job_verify(self, folder):
-        return plain(ane.verify(self.rewritten, self.rewritten, seeds=1))
+        return format_report(ane.verify(self.rewritten, self.rewritten, seeds=1))
 
     def job_run(self, folder):
         return {name: value.tobytes() for name, value in ane.run(self.rewritten, self.feeds).items()}
 
     def job_trace(self, folder):
-        return plain(ane.trace(self.rewritten, self.feeds))
+        return format_report(ane.trace(self.rewritten, self.feeds))
 
     def job_calibrate(self, folder):
-        return plain(ane.calibrate(self.rewritten, feeds=self.feeds))
+        return format_report(ane.calibrate(self.rewritten, feeds=self.feeds))
 
     def job_edit(self, folder):
         name = next(iter(self.feeds))
         ane.edit(self.rewritten, folder / "edited.mlpackage", rename={name: "renamed"})
-        return digest(folder / "edited.mlpackage")
+        return hash_package(folder / "edited.mlpackage")
 
     def job_load_and_save(self, folder):
         package = ane.load(self.rewritten)
         assert package.is_unchanged()
         ane.save(package, folder / "saved.mlpackage")
-        return digest(folder / "saved.mlpackage")
+        return hash_package(folder / "saved.mlpackage")
 
     def job_batch(self, folder):
         report = ane.batch("lint", [self.rewritten, self.idle], folder / "batch")
@@ -140,12 +140,12 @@ class Jobs:
         return [op.op_type for op in model._mil_program.functions["main"].operations]
 
     def job_mac_script(self, folder):
-        mac_script(self.rewritten, folder / "mac", seeds=1)
+        write_mac_script(self.rewritten, folder / "mac", seeds=1)
         return sorted(path.relative_to(folder).as_posix() for path in (folder / "mac").rglob("*.npz"))
 
 
 def test_eight_threads_get_what_each_would_get_alone(fixtures, tmp_path):
-    jobs = Jobs(fixtures)
+    jobs = PublicCalls(fixtures)
     alone = {}
     for job in jobs.all:
         folder = tmp_path / "alone" / job.__name__
@@ -154,7 +154,7 @@ def test_eight_threads_get_what_each_would_get_alone(fixtures, tmp_path):
     start = threading.Barrier(THREADS)
 
     def work(number):
-        start.wait(WAIT)
+        start.wait(MAX_WAIT_SECONDS)
         wrong = []
         for step in range(len(jobs.all) // 2):
             job = jobs.all[(step + number * 2) % len(jobs.all)]
@@ -171,7 +171,7 @@ def test_eight_threads_get_what_each_would_get_alone(fixtures, tmp_path):
     assert gc.isenabled() == enabled and not ane.torch_frontend.active()
 
 
-def public():
+def collect_public_callables():
     """Every public function and method by name, and every pass of coremltools' registry that is ours."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
@@ -191,7 +191,7 @@ def public():
 
 
 def test_every_public_function_takes_the_lock_or_says_why_not():
-    found = public()
+    found = collect_public_callables()
     assert {"rewrite", "lint", "verify", "run", "Predictor.predict", "Runtime.__call__", "convert"} < set(found)
     assert any(name.startswith(f"{NAMESPACE}::") for name in found)
     open_ones = {name for name, value in found.items() if not is_synchronized(value)}
@@ -199,7 +199,7 @@ def test_every_public_function_takes_the_lock_or_says_why_not():
     assert not {name for name in WITHOUT_LOCK if name in found} - open_ones
 
 
-def in_another_thread(call):
+def run_in_thread(call):
     """Start `call` in a thread; returns an event that is set when it is done."""
     done = threading.Event()
 
@@ -213,9 +213,9 @@ def in_another_thread(call):
 
 def test_a_second_thread_waits_until_the_first_is_done(fixtures):
     with exclusive():
-        done = in_another_thread(lambda: ane.lint(fixtures / IDLE))
+        done = run_in_thread(lambda: ane.lint(fixtures / IDLE))
         assert not done.wait(0.3)
-    assert done.wait(WAIT)
+    assert done.wait(MAX_WAIT_SECONDS)
 
 
 def test_a_callback_may_call_the_api_in_its_thread(fixtures):
@@ -230,31 +230,31 @@ def test_a_callback_may_call_the_api_in_its_thread(fixtures):
 
 def test_the_lock_is_not_held_while_the_callers_code_runs(fixtures):
     with ane.torch_frontend.patched():
-        assert in_another_thread(lambda: ane.lint(fixtures / IDLE)).wait(WAIT)
+        assert run_in_thread(lambda: ane.lint(fixtures / IDLE)).wait(MAX_WAIT_SECONDS)
     package = ane.load(fixtures / REWRITTEN)
-    assert in_another_thread(lambda: ane.rewrite(package)).wait(WAIT)
+    assert run_in_thread(lambda: ane.rewrite(package)).wait(MAX_WAIT_SECONDS)
 
 
 def test_the_lock_is_free_after_an_error(fixtures):
     with pytest.raises(ane.InputError):
         ane.lint("there-is-none.mlpackage")
-    assert in_another_thread(lambda: ane.lint(fixtures / IDLE)).wait(WAIT)
+    assert run_in_thread(lambda: ane.lint(fixtures / IDLE)).wait(MAX_WAIT_SECONDS)
 
 
 def test_the_collector_is_on_again_when_the_last_thread_goes_on():
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with collector_off():
+        with pause_garbage_collection():
             inside.set()
-            leave.wait(WAIT)
+            leave.wait(MAX_WAIT_SECONDS)
 
     gc.enable()
-    done = in_another_thread(other)
-    inside.wait(WAIT)
-    with collector_off():
+    done = run_in_thread(other)
+    inside.wait(MAX_WAIT_SECONDS)
+    with pause_garbage_collection():
         leave.set()
-        assert done.wait(WAIT) and not gc.isenabled(), "still paused by this thread"
+        assert done.wait(MAX_WAIT_SECONDS) and not gc.isenabled(), "still paused by this thread"
     assert gc.isenabled()
 
 
@@ -262,12 +262,12 @@ FORK = """
 import gc, os, signal, sys, threading
 import mil_ane_passes as ane
 from coremltools.converters.mil.mil import block, Builder as mb
-from mil_ane_passes.core.collector import collector_off
+from mil_ane_passes.core.garbage_collection import pause_garbage_collection
 from mil_ane_passes.core.locking import exclusive
 inside = threading.Event()
 
 def other():
-    with exclusive(), collector_off():
+    with exclusive(), pause_garbage_collection():
         @mb.program(input_specs=[mb.TensorSpec((1,))])
         def program(x):
             inside.set()
@@ -302,5 +302,5 @@ os._exit(0)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on Windows")
 def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have(fixtures):
     done = subprocess.run([sys.executable, "-c", FORK, str(fixtures / IDLE)], capture_output=True, text=True,
-                          timeout=2 * WAIT)
+                          timeout=2 * MAX_WAIT_SECONDS)
     assert done.stdout.split() == ["0", "0"], done.stderr

@@ -13,35 +13,35 @@ from typing import Any
 from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.package import load, save
 
-from .job import DONE, REFUSED, Job, ended, hashed, start
+from .job import DONE, REFUSED, SaveJob, hash_folder, start_child, wait_for_child
 
 
-def processes(job: Job, rounds: int, overwrite: bool, runs: int = 8) -> dict[str, Any]:
+def run_processes(job: SaveJob, rounds: int, overwrite: bool, runs: int = 8) -> dict[str, Any]:
     """Rounds of `runs` processes that write different packages to one path; how many won, and what was wrong."""
     variants = set()
     for variant in range(runs):
         job.clear()
-        assert ended(start(lambda variant=variant: job.run(variant=variant))) == DONE
-        variants.add(hashed(job.target))
+        assert wait_for_child(start_child(lambda variant=variant: job.run(variant=variant))) == DONE
+        variants.add(hash_folder(job.target))
     counts = Counter[str]()
     for _ in range(rounds):
         job.clear()
         ready, go = os.pipe()
-        started = [start(partial(_wait, ready, go, job, overwrite, variant)) for variant in range(runs)]
+        started = [start_child(partial(_wait_and_run, ready, go, job, overwrite, variant)) for variant in range(runs)]
         os.close(go)  # the end of the pipe: all are off
-        codes = [ended(process) for process in started]
+        codes = [wait_for_child(process) for process in started]
         os.close(ready)
-        _judge(job, codes, runs if overwrite else 1, variants, counts)
+        _judge_round(job, codes, runs if overwrite else 1, variants, counts)
     return {"tries": rounds * runs, "rounds": rounds, **counts, "failures": counts["failures"]}
 
 
-def _wait(ready: int, go: int, job: Job, overwrite: bool, variant: int) -> None:
+def _wait_and_run(ready: int, go: int, job: SaveJob, overwrite: bool, variant: int) -> None:
     os.close(go)
     os.read(ready, 1)
     job.run(overwrite, variant)
 
 
-def threads(job: Job, rounds: int, runs: int = 4) -> dict[str, Any]:
+def run_threads(job: SaveJob, rounds: int, runs: int = 4) -> dict[str, Any]:
     """The same in threads of one process, without overwrite and without changes."""
     counts = Counter[str]()
     for _ in range(rounds):
@@ -58,14 +58,14 @@ def threads(job: Job, rounds: int, runs: int = 4) -> dict[str, Any]:
 
         with ThreadPoolExecutor(runs) as pool:
             codes = list(pool.map(write, packages))
-        _judge(job, codes, 1, {job.before}, counts)
+        _judge_round(job, codes, 1, {job.before}, counts)
     return {"tries": rounds * runs, "rounds": rounds, **counts, "failures": counts["failures"]}
 
 
-def _judge(job: Job, codes: list[int], winners: int, variants: set[str], counts: Counter[str]) -> None:
+def _judge_round(job: SaveJob, codes: list[int], winners: int, variants: set[str], counts: Counter[str]) -> None:
     counts["written"] += codes.count(DONE)
     counts["refused"] += codes.count(REFUSED)
-    found = hashed(job.target)
+    found = hash_folder(job.target)
     if found not in variants or job.leftovers() or codes.count(DONE) != winners or set(codes) - {DONE, REFUSED}:
         counts["failures"] += 1
         print(f"together: ended {codes}, whole: {found in variants}, left {job.leftovers()}", file=sys.stderr)

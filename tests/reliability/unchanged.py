@@ -13,7 +13,7 @@ from mil_ane_passes.package import load, save
 from ..package.helpers import tree
 
 
-def saved_as_loaded(packages: Iterable[Path], folder: Path) -> dict[str, Any]:
+def count_unchanged_saves(packages: Iterable[Path], folder: Path) -> dict[str, Any]:
     """How many of `packages` came back, and how many did not."""
     tries = failures = 0
     for package in packages:

@@ -14,15 +14,15 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Builder, Program, types
 
 from mil_ane_passes.core.contract import Rule
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 
-FACTOR = 1 << 26
-_MOST = (1 << 31) - 1
+WIDENING_FACTOR = 1 << 26
+_MAX_EXTENT = (1 << 31) - 1
 "What an int32 of a program holds: sizes stand in its parameters, too."
-_INTEGERS = ("ints", "longInts")
+_INTEGER_KINDS = ("ints", "longInts")
 
 
-def model_of(program: Program) -> Any | None:
+def convert_program(program: Program) -> Any | None:
     """The spec and weights folder of a program as it is, None where coremltools does not write it."""
     if any(types.is_tensor(var.sym_type) and var.rank > 5 for op in program.functions["main"].operations
            for var in op.outputs):
@@ -31,55 +31,55 @@ def model_of(program: Program) -> Any | None:
                       minimum_deployment_target=program.functions["main"].opset_version)
 
 
-def examples(rule: type[Rule]) -> Iterator[tuple[str, dict[str, Any], Any]]:
+def iterate_examples(rule: type[Rule]) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """The name, the options and the converted model of each example of `rule`."""
     for example in rule().examples():
-        model = model_of(example.build())
+        model = convert_program(example.build())
         if model is not None:
             yield example.name, dict(example.options), model
 
 
-def hostile_scatters() -> Iterator[tuple[str, Program]]:
+def iterate_hostile_scatters() -> Iterator[tuple[str, Program]]:
     """Programs whose constants say little of how large their values are; `scatter_nd` and windows of `slice_update`."""
     update = np.ones((2, 3), np.float16)
     for rows in (1 << 28, 1 << 30):
-        yield f"scatter_nd into {rows}", program(lambda x: Builder.scatter_nd(
+        yield f"scatter_nd into {rows}", build_program(lambda x: Builder.scatter_nd(
             data=x, indices=np.array([[1], [7]], np.int32), updates=update, mode="update", name="y"), x=(rows, 3))
-        yield f"half of {rows}", program(lambda x, rows=rows: Builder.slice_update(
+        yield f"half of {rows}", build_program(lambda x, rows=rows: Builder.slice_update(
             x=x, update=Builder.slice_by_index(x=x, begin=[0, 0], end=[rows // 2, 3]), begin=[0, 0],
             end=[rows // 2, 3], name="y"), opset=ct.target.iOS18, x=(rows, 3))
 
 
-def ranges(count: int) -> tuple[Any, Any]:
+def make_range_model(count: int) -> tuple[Any, Any]:
     """The model of a `range_1d` of `count` numbers, 0.6 KB whatever the count."""
     few = 97
-    model = model_of(program(lambda x: [Builder.relu(x=x), Builder.range_1d(
+    model = convert_program(build_program(lambda x: [Builder.relu(x=x), Builder.range_1d(
         start=np.int32(0), end=np.int32(few), step=np.int32(1), name="y")], x=(2, 3)))
-    return model, widened(model.get_spec(), few, to=count)
+    return model, widen_model(model.get_spec(), few, to=count)
 
 
-def relu(count: int) -> tuple[Any, Any]:
+def make_relu_model(count: int) -> tuple[Any, Any]:
     """The model of a relu of `count` elements."""
-    model = model_of(program(lambda x: Builder.relu(x=x, name="y"), x=(7,)))
-    return model, widened(model.get_spec(), 7, to=count)
+    model = convert_program(build_program(lambda x: Builder.relu(x=x, name="y"), x=(7,)))
+    return model, widen_model(model.get_spec(), 7, to=count)
 
 
-def extents(spec: Any) -> list[int]:
+def collect_extents(spec: Any) -> list[int]:
     """The different extents of the axes of the model's inputs, of those that are known."""
     inputs = spec.mlProgram.functions["main"].inputs
     return sorted({size.constant.size for each in inputs for size in each.type.tensorType.dimensions
                    if size.WhichOneof("dimension") == "constant"})
 
 
-def widened(spec: Any, extent: int, to: int | None = None) -> Any:
-    """A copy of the model whose axes of `extent` are `to` long, or `FACTOR` times as long: in types and inline
+def widen_model(spec: Any, extent: int, to: int | None = None) -> Any:
+    """A copy of the model whose axes of `extent` are `to` long, or `WIDENING_FACTOR` times as long: in types and inline
     integers.
 
     What lies in weight files stays, and so do constants with such an axis: of those a package holds every element.
     """
     made = proto.Model_pb2.Model()
     made.CopyFrom(spec)
-    long = min(extent * FACTOR, _MOST) if to is None else to
+    long = min(extent * WIDENING_FACTOR, _MAX_EXTENT) if to is None else to
     function = made.mlProgram.functions["main"]
     for declared in function.inputs:
         _widen_type(declared.type, extent, long)
@@ -123,14 +123,14 @@ def _widen_type(declared: Any, extent: int, long: int) -> None:
 def _widen_integers(value: Any, extent: int, long: int) -> None:
     held = value.immediateValue.tensor
     kind = held.WhichOneof("value")
-    if kind in _INTEGERS:
+    if kind in _INTEGER_KINDS:
         values = getattr(held, kind).values
-        if long > _MOST:
+        if long > _MAX_EXTENT:
             return
         values[:] = [long if each == extent else each for each in values]
 
 
-def write(folder: Path, model: Any, spec: Any) -> Path:
+def write_package(folder: Path, model: Any, spec: Any) -> Path:
     """The package of `model` in `folder` with `spec` in place of its own."""
     path = folder / "widened.mlpackage"
     if not path.exists():
@@ -140,8 +140,8 @@ def write(folder: Path, model: Any, spec: Any) -> Path:
 
 
 @contextmanager
-def memory_limit(more: int) -> Iterator[None]:
-    """This process gets `more` bytes of addresses, and a MemoryError for what it asks beyond them."""
+def limit_memory(more: int) -> Iterator[None]:
+    """This process gets `addend` bytes of addresses, and a MemoryError for what it asks beyond them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 from mil_ane_passes.core.contract import Community, Hit, Measured, Miss, Rewrite, Rule
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.report.lint import LintReport
-from mil_ane_passes.residency import predict
+from mil_ane_passes.residency import predict_plan
 
 SEEN = (Measured("seen refused", source="a list of ops", chip="M4", os="macOS 27", date="2026"),)
 MESSAGE = "ANE: this op is not for me"
@@ -75,7 +75,7 @@ def chain(*kinds, shape=(2, 3)):
             x = getattr(Builder, kind)(x=x, name=f"{kind}_{number}")
         return x
 
-    return program(body, x=shape)
+    return build_program(body, x=shape)
 
 
 def two_functions():
@@ -101,6 +101,6 @@ def empty():
 
 
 def report(built, rules=RULES, target="m4", model="a program in memory"):
-    return LintReport.of(model, target, *predict(built, [rule() for rule in rules], target=target))
+    return LintReport.of(model, target, *predict_plan(built, [rule() for rule in rules], target=target))
 
 

@@ -8,7 +8,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.examples import build_program, make_weight
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028\u202e\ud800{{data}}"
 SHOWN = HOSTILE.replace("\ud800", "\ufffd")
@@ -22,12 +22,12 @@ def vocoder() -> Program:
     }
     with Function(placeholders, opset_version=ct.target.iOS17) as function:
         x, steps = function.inputs.values()
-        x = Builder.conv(x=x, weight=weight(8, 8, 3), pad_type="same", name="first")
+        x = Builder.conv(x=x, weight=make_weight(8, 8, 3), pad_type="same", name="first")
         x = Builder.relu(x=x, name="bend")
-        x = Builder.conv_transpose(x=x, weight=weight(8, 4, 4), bias=weight(4), strides=[2], name="grow")
+        x = Builder.conv_transpose(x=x, weight=make_weight(8, 4, 4), bias=make_weight(4), strides=[2], name="grow")
         x = Builder.cumsum(x=x, axis=2, name="phase")
         x = Builder.tanh(x=x, name="wave")
-        rows = Builder.gather(x=weight(16, 4), indices=steps, axis=0, name="rows")
+        rows = Builder.gather(x=make_weight(16, 4), indices=steps, axis=0, name="rows")
         function.set_outputs([x, rows])
     return whole(main=function)
 
@@ -54,7 +54,7 @@ def empty() -> Program:
     def body(x: Any) -> Any:
         return x
 
-    return program(body, x=(2, 3))
+    return build_program(body, x=(2, 3))
 
 
 def hostile() -> Program:
@@ -66,7 +66,7 @@ def hostile() -> Program:
         y.op.inputs["x"].op.name = HOSTILE
         return y
 
-    return program(body, x=(4, 8))
+    return build_program(body, x=(4, 8))
 
 
 def nested() -> Program:
@@ -76,7 +76,7 @@ def nested() -> Program:
             pred=small, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.tanh(x=x), name="y"
         )
 
-    return program(body, x=(4, 8))
+    return build_program(body, x=(4, 8))
 
 
 def said_by_a_mac(report: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def large(ops: int = 10_000) -> Program:
     """A long chain with skips, and an op that the ANE does not take now and then: hundreds of segments."""
 
     def body(x: Any) -> Any:
-        kept, shared = x, Builder.const(val=weight(64, 64, 3, 3), name="shared")
+        kept, shared = x, Builder.const(val=make_weight(64, 64, 3, 3), name="shared")
         for place in range(ops):
             if place % 40 == 39:
                 x = Builder.cumsum(x=x, axis=1, name=f"sum_{place}")
@@ -111,4 +111,4 @@ def large(ops: int = 10_000) -> Program:
                 x = Builder.relu(x=x, name=f"relu_{place}")
         return x
 
-    return program(body, x=(1, 64, 64, 64))
+    return build_program(body, x=(1, 64, 64, 64))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mil_ane_passes as ane
-from mil_ane_passes.report.html import page
+from mil_ane_passes.report.html import build_page
 from tests.report.chromium import browser, complaints, missing, open_page
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "report"
@@ -80,7 +80,7 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work, inside(Path(work)), browser() as driver:
         convert(Path("speaker.mlpackage"))
-        text = page(ane.lint("speaker.mlpackage", target="m4"))
+        text = build_page(ane.lint("speaker.mlpackage", target="m4"))
         for theme, part in (("light", "summary"), ("dark", "graph")):
             driver.execute_cdp_cmd(
                 "Emulation.setDeviceMetricsOverride",

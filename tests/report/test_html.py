@@ -11,8 +11,8 @@ import re
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.report.html import page
-from mil_ane_passes.report.html.changes import changes
+from mil_ane_passes.report.html import build_page
+from mil_ane_passes.report.html.changes import find_changes
 from mil_ane_passes.report.html.page import SCRIPTS
 from tests.report import programs
 
@@ -32,14 +32,14 @@ def rewritten():
 
 
 def test_the_page_is_one_file_that_asks_for_nothing():
-    text = page(ane.lint(programs.vocoder()))
+    text = build_page(ane.lint(programs.vocoder()))
     assert not re.search(r'\b(?:src|href)="(?!#)', text)
     assert "@import" not in text and "url(" not in text
     assert not re.search(r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval)\b", text)
 
 
 def test_the_policy_admits_this_style_and_this_script_only():
-    text = page(ane.lint(programs.vocoder()))
+    text = build_page(ane.lint(programs.vocoder()))
     parts = [re.search(rf"<{tag}>(.*?)</{tag}>", text, re.S)[1] for tag in ("style", "script")]
     digests = [f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in parts]
     assert policy_of(text) == (
@@ -49,7 +49,7 @@ def test_the_policy_admits_this_style_and_this_script_only():
 
 def test_the_data_are_those_of_the_report():
     report = ane.lint(programs.vocoder(), target="m4")
-    data = data_of(page(report))
+    data = data_of(build_page(report))
     (one,) = data["reports"]
     texts = data["texts"]
     assert [texts[place] for place in one["ops"]["type"]] == [row.op.op_type for row in report.plan.rows]
@@ -69,16 +69,16 @@ def test_the_data_are_those_of_the_report():
 def test_what_a_mac_said_is_there_for_each_op():
     said = programs.said_by_a_mac(ane.lint(programs.vocoder(), target="m4"))
     report = ane.lint(programs.vocoder(), target="m4", measured=said)
-    told = data_of(page(report))["reports"][0]["measured"]
+    told = data_of(build_page(report))["reports"][0]["measured"]
     kinds = [row.op.op_type for row in report.plan.rows]
     cumsum = kinds.index("cumsum")
     assert told["where"] == "M4, macOS 26.1" and [row for row, *_ in told["ops"]] == list(range(len(kinds)))
     assert told["ops"][cumsum][1:3] == ["ane", True] and cumsum in told["differ"]
-    assert data_of(page(ane.lint(programs.vocoder())))["reports"][0]["measured"] is None
+    assert data_of(build_page(ane.lint(programs.vocoder())))["reports"][0]["measured"] is None
 
 
 def test_edges_are_what_ops_read():
-    data = data_of(page(ane.lint(programs.vocoder())))
+    data = data_of(build_page(ane.lint(programs.vocoder())))
     ops, texts = data["reports"][0]["ops"], data["texts"]
     names = [texts[place] for place in ops["output"]]
     reads = {name: [names[maker] for maker in makers] for name, makers in zip(names, ops["reads"])}
@@ -87,7 +87,7 @@ def test_edges_are_what_ops_read():
 
 
 def test_ops_of_inner_blocks_know_what_they_are_inside_of():
-    data = data_of(page(ane.lint(programs.nested())))
+    data = data_of(build_page(ane.lint(programs.nested())))
     ops, texts = data["reports"][0]["ops"], data["texts"]
     kinds = [texts[place] for place in ops["type"]]
     assert [kinds[outer] for outer, depth in zip(ops["inside"], ops["depth"]) if depth] == ["cond"] * 2
@@ -96,7 +96,7 @@ def test_ops_of_inner_blocks_know_what_they_are_inside_of():
 
 def test_functions_have_their_rows_and_segments():
     report = ane.lint(programs.two_functions())
-    encode, decode = data_of(page(report))["reports"][0]["functions"]
+    encode, decode = data_of(build_page(report))["reports"][0]["functions"]
     assert (encode["name"], encode["first"], encode["count"]) == ("encode", 0, 2)
     assert (decode["name"], decode["first"], decode["count"]) == ("decode", 2, 2)
     assert decode["segments"][0][0] == 2 and decode["segments"][-1][1] == 3
@@ -105,7 +105,7 @@ def test_functions_have_their_rows_and_segments():
 def test_names_of_a_foreign_package_are_no_markup():
     report = ane.lint(programs.hostile())
     report.model = f"/models/{programs.HOSTILE}.mlpackage"
-    text = page(report)
+    text = build_page(report)
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text
     assert text.encode("utf-8")
     assert "\u2028" not in re.search(r'id="data">(.*?)<', text)[1]
@@ -115,31 +115,31 @@ def test_names_of_a_foreign_package_are_no_markup():
 def test_a_text_without_end_is_cut():
     report = ane.lint(programs.hostile())
     report.plan.rows[0].op.outputs[0].name = "x" * 100_000
-    assert len(page(report)) - len(page(ane.lint(programs.hostile()))) < 20_000
+    assert len(build_page(report)) - len(build_page(ane.lint(programs.hostile()))) < 20_000
 
 
 def test_changes_are_what_went_and_came():
     before, after = rewritten()
-    found = changes(before, after)
+    found = find_changes(before, after)
     names = [{row.op.outputs[0].name: place for place, row in enumerate(one.plan.rows)} for one in (before, after)]
     assert before.plan.rows[found["gone"][0]].op.op_type in ("conv", "conv_transpose")
     assert {after.plan.rows[place].op.op_type for place in found["new"]} >= {"expand_dims", "squeeze"}
     assert names[0]["rows"] not in found["gone"] and names[1]["rows"] not in found["new"]
     kept = {item.key for item in after.findings}
     assert {before.findings[place].key for place in found["mended"]} == {item.key for item in before.findings} - kept
-    assert changes(before, before) == {"gone": [], "new": [], "moved": [], "mended": [], "found": []}
+    assert find_changes(before, before) == {"gone": [], "new": [], "moved": [], "mended": [], "found": []}
 
 
 def test_equal_keys_are_paired_one_by_one():
-    from mil_ane_passes.report.html.changes import _matched
+    from mil_ane_passes.report.html.changes import _match_keys
 
-    assert _matched(["a", "a", "b"], ["a", "b", "b"]) == ([(0, 0), (2, 1)], [1], [2])
+    assert _match_keys(["a", "a", "b"], ["a", "b", "b"]) == ([(0, 0), (2, 1)], [1], [2])
 
 
 def test_numbers_that_json_has_no_word_for_become_null():
-    from mil_ane_passes.report.html.data import _number
+    from mil_ane_passes.report.html.payload import _round_number
 
-    assert [_number(value) for value in (float("inf"), float("nan"), 0.123456789, 7, None)] == [
+    assert [_round_number(value) for value in (float("inf"), float("nan"), 0.123456789, 7, None)] == [
         None,
         None,
         0.123457,
@@ -150,7 +150,7 @@ def test_numbers_that_json_has_no_word_for_become_null():
 
 @pytest.mark.parametrize("make", [programs.empty, programs.nested, programs.two_functions])
 def test_any_program_makes_a_page(make):
-    assert data_of(page(ane.lint(make())))["schema"] == 1
+    assert data_of(build_page(ane.lint(make())))["schema"] == 1
 
 
 def test_the_parts_of_the_script_are_all_there():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.report.html import page
+from mil_ane_passes.report.html import build_page
 from tests.report import programs
 from tests.report.chromium import browser, complaints, missing, open_page, requests
 
@@ -33,12 +33,12 @@ def pages(tmp_path_factory):
             if name == "both":
                 changed = programs.vocoder()
                 ane.rewrite(changed, dst=changed, preset="full", verify=False)
-                made[name] = page(ane.lint(programs.vocoder(), target="m4"), ane.lint(changed, target="m4"))
+                made[name] = build_page(ane.lint(programs.vocoder(), target="m4"), ane.lint(changed, target="m4"))
             elif name == "measured":
                 said = programs.said_by_a_mac(ane.lint(programs.vocoder(), target="m4"))
-                made[name] = page(ane.lint(programs.vocoder(), target="m4", measured=said))
+                made[name] = build_page(ane.lint(programs.vocoder(), target="m4", measured=said))
             else:
-                made[name] = page(ane.lint(getattr(programs, name)(), target="m4"))
+                made[name] = build_page(ane.lint(getattr(programs, name)(), target="m4"))
         return made[name]
 
     return lambda driver, name: open_page(driver, text_of(name), folder, name)

@@ -15,7 +15,7 @@ import pytest
 
 from mil_ane_passes import lint
 from mil_ane_passes.report.baseline import Baseline
-from mil_ane_passes.report.sarif import FINGERPRINT, sarif
+from mil_ane_passes.report.sarif import FINGERPRINT_NAME, build_sarif
 
 from .made import MESSAGE, chain, empty, report, two_functions
 
@@ -75,25 +75,25 @@ def judged(log):
 @pytest.mark.parametrize("name", ["conv_transpose_1d", "nmp", "nothing_to_do"])
 def test_of_a_package(name, fixtures):
     found = lint(fixtures / f"{name}.mlpackage")
-    run = judged(sarif(found))
+    run = judged(build_sarif(found))
     assert len(run["results"]) == len(found.findings) + len(found.near_misses)
     assert run["artifacts"][0]["location"]["uri"].startswith("file:///")
     assert Counter(each["ruleId"] for each in run["results"] if each["kind"] == "fail") == \
         Counter(item.rule.code for item in found.findings)
-    prints = [each["partialFingerprints"][FINGERPRINT] for each in run["results"]]
+    prints = [each["partialFingerprints"][FINGERPRINT_NAME] for each in run["results"]]
     assert len(set(prints)) == len(prints)
     assert run["properties"]["summary"] == json.loads(json.dumps(found.summary()))
 
 
 def test_a_relative_path_stays_relative(fixtures, monkeypatch):
     monkeypatch.chdir(fixtures)
-    run = judged(sarif(lint("nmp.mlpackage")))
+    run = judged(build_sarif(lint("nmp.mlpackage")))
     assert run["artifacts"][0]["location"] == {"uri": "nmp.mlpackage"}
     assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "nmp.mlpackage"
 
 
 def test_a_result_says_what_the_finding_says():
-    run = judged(sarif(report(chain("relu", "tanh", "sigmoid"))))
+    run = judged(build_sarif(report(chain("relu", "tanh", "sigmoid"))))
     refused, wrong, named = run["results"]
     assert refused["message"]["text"] == (f"relu %relu_0: relu of rank 2. Core ML says: {MESSAGE} Use a tanh. "
                                           "(Predicted.)")
@@ -107,25 +107,27 @@ def test_a_result_says_what_the_finding_says():
 
 
 def test_near_misses_are_no_failures():
-    run = judged(sarif(report(chain("tanh", shape=(2, 3, 4)))))
+    run = judged(build_sarif(report(chain("tanh", shape=(2, 3, 4)))))
     assert [(each["kind"], each["level"]) for each in run["results"]] == [("informational", "none")]
 
 
 @pytest.mark.parametrize("made,functions", [(two_functions, {"main", "other"}), (empty, set())])
 def test_functions_and_nothing(made, functions):
-    run = judged(sarif(report(made())))
+    run = judged(build_sarif(report(made())))
     found = {each["locations"][0]["logicalLocations"][0]["fullyQualifiedName"].split("/")[0] for each in run["results"]}
     assert found == functions
 
 
 def test_fingerprints_do_not_hang_on_words():
     first, second = report(chain("relu")), report(chain("relu", shape=(2, 3, 4)))
-    prints = [[each["partialFingerprints"] for each in sarif(each)["runs"][0]["results"]] for each in (first, second)]
+    prints = [
+        [each["partialFingerprints"] for each in build_sarif(each)["runs"][0]["results"]] for each in (first, second)
+    ]
     assert prints[0] == prints[1] and first.findings[0].reason != second.findings[0].reason
 
 
 def test_the_state_against_a_baseline():
     old, new = report(chain("relu", "tanh")), report(chain("relu", "square"))
     new.baseline = Baseline("old.json", "m4", Counter(item.key for item in old.findings)).compare(new.findings)
-    states = {each["ruleId"]: each["baselineState"] for each in judged(sarif(new))["results"]}
+    states = {each["ruleId"]: each["baselineState"] for each in judged(build_sarif(new))["results"]}
     assert states == {"ANE216": "unchanged", "ANE591": "new", "ANE391": "absent"}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.mac import mac_script
-from mil_ane_passes.core.words import duration_text
-from mil_ane_passes.proof.compare import OutputDifference
-from mil_ane_passes.proof.prove import VerifyReport
+from mil_ane_passes.api.mac_measurement import write_mac_script
+from mil_ane_passes.core.text_format import format_duration
+from mil_ane_passes.proof.comparison import OutputDifference
+from mil_ane_passes.proof.equivalence import VerifyReport
 
 
 @pytest.fixture
@@ -31,13 +31,15 @@ def reports(source, folder):
     yield ane.trace(source, feeds), "outputs="
     yield ane.edit(source, folder / "edited.mlpackage", io={"fp32": []}), "status="
     yield ane.batch("lint", [source], folder / "reports"), "packages=1"
-    yield mac_script(source, folder / "mac", seeds=1), "packages="
+    yield write_mac_script(source, folder / "mac", seeds=1), "packages="
 
 
 def test_the_repr_of_a_report_is_a_line(source, tmp_path):
     for report, fact in reports(source, tmp_path):
         said = repr(report)
-        assert said.startswith(f"<{type(report).__name__}: ") and said.endswith("; str() is its text, to_dict() has all>")
+        assert said.startswith(f"<{type(report).__name__}: ") and said.endswith(
+            "; str() is its text, to_dict() has all>"
+        )
         assert fact in said and "\n" not in said and len(said) < 400 + 3 * len(str(tmp_path)), said
         assert str(report) != said
 
@@ -50,7 +52,7 @@ def test_a_long_reason_is_cut():
     (0, "0 ms"), (1e-9, "less than 0.001 ms"), (0.000734, "0.001 ms"), (0.00188, "0.002 ms"), (0.0123, "0.012 ms"),
     (0.517, "0.517 ms"), (1.2345, "1.23 ms"), (99.96, "100 ms"), (12345.6, "12346 ms"), (-0.25, "-0.25 ms")])
 def test_durations(milliseconds, text):
-    assert duration_text(milliseconds) == text
+    assert format_duration(milliseconds) == text
 
 
 def test_units_in_the_last_place():

@@ -8,8 +8,8 @@ import pytest
 
 from mil_ane_passes.core.contract import Community, Measured
 from mil_ane_passes.report.baseline import Baseline
-from mil_ane_passes.report.lint_order import groups
-from mil_ane_passes.report.lint_text import text, verdict
+from mil_ane_passes.report.lint_groups import group_findings
+from mil_ane_passes.report.lint_text import format_headline, format_lint_text
 
 from .made import MESSAGE, RULES, NoRelu, PerhapsExp, WrongTanh, chain, empty, report, two_functions
 
@@ -24,7 +24,7 @@ def order_in(words, lines):
 def test_the_verdict_comes_first_and_says_that_it_is_predicted():
     made = report(chain("relu", "tanh"))
     first, *_, last = str(made).splitlines()
-    assert first == verdict(made) and last.startswith("predicted, nothing was run")
+    assert first == format_headline(made) and last.startswith("predicted, nothing was run")
     assert re.fullmatch(r"a program in memory on m4: \d of 2 ops \([\d.]+ %\) and [\d.]+ % of estimated time "
                         r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms", first)
 
@@ -40,7 +40,7 @@ def test_what_costs_more_on_the_cpu_comes_first():
     few, many = chain("relu", "exp", "exp", "exp"), chain("relu", "relu", "relu", "exp")
     for made, first in ((few, "ANE292"), (many, "ANE216")):
         found = report(made, (NoRelu, PerhapsExp))
-        assert groups(found.findings, found.plan)[0].rule.code == first == found.findings[0].rule.code
+        assert group_findings(found.findings, found.plan)[0].rule.code == first == found.findings[0].rule.code
 
 
 def test_a_group_has_all_that_one_needs():
@@ -54,9 +54,9 @@ def test_a_group_has_all_that_one_needs():
 
 def test_ops_that_go_along_are_counted():
     found = report(chain("tanh", "relu", "tanh"), (NoRelu,))
-    (group,) = groups(found.findings, found.plan)
-    assert (group.ops, group.dragged) == (1, sum(row.takes and row.backend == "cpu" for row in found.plan.rows))
-    assert f"{group.dragged} ops that the ANE takes go with it" in str(found)
+    (group,) = group_findings(found.findings, found.plan)
+    assert (group.ops, group.stranded) == (1, sum(row.takes and row.backend == "cpu" for row in found.plan.rows))
+    assert f"{group.stranded} ops that the ANE takes go with it" in str(found)
 
 
 def test_an_unsure_refusal_says_so():
@@ -65,16 +65,16 @@ def test_an_unsure_refusal_says_so():
 
 def test_one_reason_is_said_once_and_places_are_limited():
     made = report(chain(*["relu"] * 11), (NoRelu,))
-    (line,) = [line for line in text(made).splitlines() if "relu of rank 2" in line]
+    (line,) = [line for line in format_lint_text(made).splitlines() if "relu of rank 2" in line]
     assert line.endswith("%relu_2 (relu) and 8 more") and line.startswith("  relu of rank 2: %relu_0 (relu), ")
-    assert text(made, everything=True).count("%relu_") == 11
+    assert format_lint_text(made, everything=True).count("%relu_") == 11
 
 
 def test_different_reasons_are_lines_of_their_own_and_limited():
     made = report(chain(*["tanh"] * 10), (WrongTanh,))
-    assert text(made).count("is wrong") == 9  # 8 places and the evidence
-    assert "... and 2 more (--all shows them)" in text(made)
-    assert text(made, everything=True).count("is wrong") == 11
+    assert format_lint_text(made).count("is wrong") == 9  # 8 places and the evidence
+    assert "... and 2 more (--all shows them)" in format_lint_text(made)
+    assert format_lint_text(made, everything=True).count("is wrong") == 11
 
 
 def test_near_misses_come_after_the_findings():
@@ -115,7 +115,7 @@ def test_a_share_is_rounded_down():
     for row in made.plan.rows[1:]:
         row.backend = "ane"
     made.plan.rows[0].backend = "cpu"
-    assert "(99.9 %)" in verdict(made)
+    assert "(99.9 %)" in format_headline(made)
 
 
 def test_with_a_baseline_the_new_ones_are_shown():
@@ -123,9 +123,9 @@ def test_with_a_baseline_the_new_ones_are_shown():
     from collections import Counter
 
     new.baseline = Baseline("old.json", "m1", Counter([item.key for item in old.findings])).compare(new.findings)
-    shown = text(new)
+    shown = format_lint_text(new)
     assert "against old.json: 1 new, 1 known, 0 gone" in shown and "it was made for target m1, this is for m4" in shown
-    assert "%relu_1" in shown and "%relu_0" not in shown and "%relu_0" in text(new, everything=True)
+    assert "%relu_1" in shown and "%relu_0" not in shown and "%relu_0" in format_lint_text(new, everything=True)
 
 
 def test_after_is_set_beside():
@@ -166,7 +166,11 @@ def test_what_nobody_measured_on_many_chips_is_one_line():
     made = report(chain("relu", "tanh", "floor"), (), target="all")
     (line,) = [line for line in str(made).splitlines() if " of kinds that " in line]
     assert line.startswith("3 ops of kinds that were not measured on all chips looked at (--all says on which): ")
-    lines = [line for line in text(made, everything=True).splitlines() if " of kinds that nobody measured on " in line]
+    lines = [
+        line
+        for line in format_lint_text(made, everything=True).splitlines()
+        if " of kinds that nobody measured on " in line
+    ]
     assert [line.rpartition(": ")[2] for line in lines] == ["relu (1)", "tanh (1)", "floor (1)"]
 
 
@@ -179,4 +183,4 @@ class NoteRelu(NoRelu):
 def test_a_note_is_told_in_short():
     made = report(chain("relu"), (NoteRelu,))
     assert "A relu is noted." not in str(made) and "confidence" not in str(made)
-    assert all(words in text(made, everything=True) for words in ("A relu is noted.", "confidence high"))
+    assert all(words in format_lint_text(made, everything=True) for words in ("A relu is noted.", "confidence high"))

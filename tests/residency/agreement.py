@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import cache
 
 from mil_ane_passes.core.plan import Cost, Plan
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
-from mil_ane_passes.residency.segments import partition
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.residency.segments import find_cheapest_partition
 
 from .m4_cases import CASES, alone, context, estimates, networks
 
@@ -26,17 +26,17 @@ INCOMPLETE = ("slice_dyn",)
 
 @cache
 def _rules():
-    return [rule() for rule in all_rules().values()]
+    return [rule() for rule in get_all_rules().values()]
 
 
 @cache
 def plan_alone(name: str) -> Plan:
-    return predict(alone(name), _rules(), target="m4")[0]
+    return predict_plan(alone(name), _rules(), target="m4")[0]
 
 
 @cache
 def plan_context(name: str) -> Plan:
-    return predict(context(name), _rules(), target="m4")[0]
+    return predict_plan(context(name), _rules(), target="m4")[0]
 
 
 def disagreements() -> Iterator[tuple[str, str, str, str, str]]:
@@ -87,8 +87,8 @@ def judged(name: str) -> str:
         return "equal"
     ends = set(context(name).functions["main"].outputs)
     made = [sum(var in ends for var in row.op.outputs) for row in rows]
-    _, mine = partition([row.cost for row in rows], made)
-    _, theirs = partition([_only(row.cost, device) for row, device in zip(rows, seen)], made)
+    _, mine = find_cheapest_partition([row.cost for row in rows], made)
+    _, theirs = find_cheapest_partition([_only(row.cost, device) for row, device in zip(rows, seen)], made)
     return "of equal cost" if abs(mine - theirs) < 1e-9 else "dearer" if theirs > mine else "cheaper"
 
 

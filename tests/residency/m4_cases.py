@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coremltools.converters.mil.mil import Operation, Program, types
 
-from mil_ane_passes.api.source import opened
+from mil_ane_passes.api.source import open_source
 from mil_ane_passes.core.query import is_symbolic
 
 from . import m4_elementwise, m4_layers, m4_shapes
@@ -42,12 +42,12 @@ def networks() -> dict[str, dict[str, str]]:
 
 @cache
 def alone(name: str) -> Program:
-    return opened(convert(CASES[name], context=False)).program
+    return open_source(convert(CASES[name], context=False)).program
 
 
 @cache
 def context(name: str) -> Program:
-    return opened(convert(CASES[name], context=True)).program
+    return open_source(convert(CASES[name], context=True)).program
 
 
 def in_order(program: Program) -> list[Operation]:

@@ -10,11 +10,11 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
-from mil_ane_passes.api.source import opened
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.residency import laws, predict
-from mil_ane_passes.residency.cost import cost
+from mil_ane_passes.api.source import open_source
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.residency import cost_laws, predict_plan
+from mil_ane_passes.residency.cost import estimate_cost
 from mil_ane_passes.residency.sizes import Sizes
 
 from ..package.helpers import main_block, spec_of, write_spec
@@ -27,16 +27,16 @@ def costs(*shapes, dtype=types.fp16, sizes=None):
     def read(body):
         specs = [mb.TensorSpec(shape, dtype=dtype) for shape in shapes]
         program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(body)
-        return {op.op_type: cost(op, takes=True, sizes=sizes or Sizes()) for _, op in all_ops(program)}
+        return {op.op_type: estimate_cost(op, takes=True, sizes=sizes or Sizes()) for _, op in iterate_ops(program)}
     return read
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_has_estimates(name):
     for op in in_order(alone(name)):
-        found = cost(op, takes=True)
+        found = estimate_cost(op, takes=True)
         assert 0 <= found.ane < 10 and 0 <= found.bnns < 10 and 0 <= found.classic < 10
-        assert cost(op, takes=False).ane is None
+        assert estimate_cost(op, takes=False).ane is None
 
 
 @pytest.mark.parametrize("name, kind, guess", [
@@ -46,7 +46,7 @@ def test_every_case_has_estimates(name):
     ("linear", "linear", False), ("matmul_dyn", "matmul", True), ("sw_matmul_k16384", "matmul", False),
 ])
 def test_what_no_published_estimate_stands_for_is_a_guess(name, kind, guess):
-    assert [cost(op, takes=True).guess for op in in_order(alone(name)) if op.op_type == kind] == [guess]
+    assert [estimate_cost(op, takes=True).guess for op in in_order(alone(name)) if op.op_type == kind] == [guess]
 
 
 def test_no_published_convolution_lies_where_the_law_is_a_guess():
@@ -56,7 +56,9 @@ def test_no_published_convolution_lies_where_the_law_is_a_guess():
     seen = [intensity(op) for name, rows in estimates().items() if rows[0]["source"] == "analytics"
             for op in in_order(alone(name)) if op.op_type == "conv"]
     assert len(seen) > 20
-    for (low, high), start in zip(laws.UNTRIED, (laws.MIDDLE_FROM, laws.DENSE_FROM), strict=True):
+    for (low, high), start in zip(
+        cost_laws.UNMEASURED_INTENSITIES, (cost_laws.MIDDLE_MIN_INTENSITY, cost_laws.DENSE_MIN_INTENSITY), strict=True
+    ):
         assert low < start < high and not [each for each in seen if low < each < high]
 
 
@@ -76,8 +78,8 @@ def test_a_flexible_input_counts_with_its_default():
         return mb.tanh(x=mb.conv(x=x, weight=W(64, 64, 1, 3)))
     found = ct.convert(program, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
                        inputs=[ct.TensorType("x", (1, 64, 1, ct.RangeDim(16, 4096, default=1024)), dtype=np.float16)])
-    source = opened(found)
-    plan, _ = predict(source.program, [], target="m4", package=source.package)
+    source = open_source(found)
+    plan, _ = predict_plan(source.program, [], target="m4", package=source.package)
     tanh = next(row for row in plan.rows if row.op.op_type == "tanh")
     assert tanh.cost.ane == pytest.approx(2 * 2 * 64 * 1024 / (68 * 2 ** 30) * 1e3)
 
@@ -106,7 +108,7 @@ def test_a_state_has_estimates():
                 opset_version=ct.target.iOS18)
     def program(x, state):
         return mb.add(x=x, y=mb.read_state(input=state))
-    assert all(cost(op, takes=True).guess for _, op in all_ops(program) if op.op_type == "read_state")
+    assert all(estimate_cost(op, takes=True).guess for _, op in iterate_ops(program) if op.op_type == "read_state")
 
 
 def test_a_compressed_weight_counts_as_what_it_unpacks_to():
@@ -129,16 +131,16 @@ def test_an_op_that_the_loader_does_not_know_has_estimates(fixtures, tmp_path):
     for op in main_block(spec).operations:
         op.type = {"conv": "conv_of_tomorrow"}.get(op.type, op.type)
     write_spec(source, spec)
-    found = opened(source)
-    plan, _ = predict(found.program, [], target="m4", package=found.package)
+    found = open_source(source)
+    plan, _ = predict_plan(found.program, [], target="m4", package=found.package)
     row = next(row for row in plan.rows if row.op.op_type == "conv_of_tomorrow")
     assert row.cost.guess and row.cost.ane is None and row.cost.bnns > 0 and row.backend == "cpu"
 
 
 def test_of_a_tensors_symbols_no_more_count_than_an_input_has():
     """A computed shape gives the batch and the heads symbols, too."""
-    made = program(lambda x: mb.relu(x=x, name="y"), x=(None, None, 48)).functions["main"].outputs[0]
+    made = build_program(lambda x: mb.relu(x=x, name="y"), x=(None, None, 48)).functions["main"].outputs[0]
     assert Sizes(32).shape(made) == (1, 32, 48)
     assert Sizes(32, free=2).shape(made) == (32, 32, 48)
-    scores = program(lambda x: mb.matmul(x=x, y=x, transpose_y=True, name="y"), x=(None, 48)).functions["main"]
+    scores = build_program(lambda x: mb.matmul(x=x, y=x, transpose_y=True, name="y"), x=(None, 48)).functions["main"]
     assert Sizes(32).shape(scores.outputs[0]) == (32, 32), "one symbol, twice"

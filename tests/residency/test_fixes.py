@@ -6,14 +6,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
 
-CUMSUM, FIX = all_rules()["cumsum"], by_name("triangle_cumsum")
+CUMSUM, FIX = get_all_rules()["cumsum"], find_rewrite("triangle_cumsum")
 
 
 def summed(*shape):
-    return program(lambda x: mb.add(x=mb.cumsum(x=x, axis=-1), y=np.float16(1), name="y"), x=shape)
+    return build_program(lambda x: mb.add(x=mb.cumsum(x=x, axis=-1), y=np.float16(1), name="y"), x=shape)
 
 
 def test_a_problem_and_its_fix_are_one_finding():
@@ -60,6 +60,6 @@ def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed()
                               align_corners=True, name="sampled")
         return sampled, mb.pad(x=x, pad=[1, 1], mode="reflect", name="padded")
 
-    found = ane.lint(program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
+    found = ane.lint(build_program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
     said = {item.value: (item.fix["pass"], item.not_fixed_because) for item in found}
     assert said == {"sampled": (None, "sliced_pad: for pad only"), "padded": ("ane::sliced_pad", "")}

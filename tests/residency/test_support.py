@@ -8,21 +8,21 @@ import pytest
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 from mil_ane_passes.core.contract import Hit, Rule
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.core.targets import GENERATIONS, parse_target
-from mil_ane_passes.residency import predict
-from mil_ane_passes.residency.accepted import accepted, seen_on
-from mil_ane_passes.residency.support import support
+from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.residency.support import determine_support
+from mil_ane_passes.residency.supported_op_types import find_evidence, find_observations
 
 
 def an_op(kind="relu"):
-    built = program(lambda x: getattr(Builder, kind)(x=x, name="y"), x=(1, 2))
+    built = build_program(lambda x: getattr(Builder, kind)(x=x, name="y"), x=(1, 2))
     return next(op for op in built.functions["main"].operations if op.op_type == kind)
 
 
 def answer(kind, target, refusals=()):
-    return support(an_op(kind), refusals, parse_target(target))
+    return determine_support(an_op(kind), refusals, parse_target(target))
 
 
 @pytest.mark.parametrize(("kind", "target", "ane", "takes", "words"), [
@@ -45,9 +45,9 @@ def test_the_answer_says_where_it_was_seen_and_where_not(kind, target, ane, take
 @pytest.mark.parametrize("kind", ["relu", "conv", "softmax", "gelu", "sin", "acos"])
 def test_more_generations_never_make_a_yes_of_what_is_none(kind):
     for number in range(len(GENERATIONS)):
-        alone = all(accepted(kind, generation) for generation in GENERATIONS[number:])
-        assert alone == set(GENERATIONS[number:]).issubset(seen_on(kind))
-    assert support(an_op("relu"), [], GENERATIONS).ane == "unknown"
+        alone = all(find_evidence(kind, generation) for generation in GENERATIONS[number:])
+        assert alone == set(GENERATIONS[number:]).issubset(find_observations(kind))
+    assert determine_support(an_op("relu"), [], GENERATIONS).ane == "unknown"
 
 
 @pytest.mark.parametrize(("dtype", "body", "ane"), [
@@ -71,7 +71,9 @@ def test_more_generations_never_make_a_yes_of_what_is_none(kind):
 ])
 def test_what_was_seen_holds_for_the_types_that_it_was_seen_with(dtype, body, ane):
     built = mb_program(body, getattr(types, dtype))
-    assert [row.ane for row in predict(built, [rule() for rule in all_rules().values()], target="m4")[0].rows] == [ane]
+    assert [
+        row.ane for row in predict_plan(built, [rule() for rule in get_all_rules().values()], target="m4")[0].rows
+    ] == [ane]
 
 
 def mb_program(body, dtype):
@@ -88,17 +90,17 @@ def test_an_op_inside_control_flow_is_never_said_to_be_taken(target):
     built = mb_program(lambda x: Builder.cond(
         pred=Builder.greater(x=Builder.reduce_max(x=x, keep_dims=False), y=np.float16(0)),
         _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.sqrt(x=x)), types.fp16)
-    inside = [row for row in predict(built, [], target=target)[0].rows if row.depth]
+    inside = [row for row in predict_plan(built, [], target=target)[0].rows if row.depth]
     assert [(row.ane, row.takes, row.backend) for row in inside] == [("unknown", False, "cpu")] * 2
 
 
 def test_a_shape_that_depends_on_values_was_not_measured():
-    rules = [rule() for rule in all_rules().values()]
+    rules = [rule() for rule in get_all_rules().values()]
     found = mb_program(lambda x: Builder.relu(x=Builder.cast(x=Builder.non_zero(x=x), dtype="fp16")), types.fp16)
-    row = predict(found, rules, target="m4")[0].rows[-1]
+    row = predict_plan(found, rules, target="m4")[0].rows[-1]
     assert (row.op.op_type, row.ane, row.takes) == ("relu", "unknown", False)
-    flexible = program(lambda x: Builder.relu(x=x, name="y"), x=(None, 4))
-    assert predict(flexible, rules, target="m4")[0].rows[-1].ane == "yes", "its default shape is fixed"
+    flexible = build_program(lambda x: Builder.relu(x=x, name="y"), x=(None, 4))
+    assert predict_plan(flexible, rules, target="m4")[0].rows[-1].ane == "yes", "its default shape is fixed"
 
 
 class Refuses(Rule):
@@ -116,12 +118,16 @@ def test_a_refusal_goes_before_what_was_seen_and_a_sure_one_before_one_that_is_n
 
 
 def test_a_stored_weight_is_no_question():
-    built = program(lambda x: Builder.add(x=x, y=Builder.constexpr_affine_dequantize(
+    built = build_program(lambda x: Builder.add(x=x, y=Builder.constexpr_affine_dequantize(
         quantized_data=np.ones((1, 2), np.int8), zero_point=np.int8(0), scale=np.float16(1), axis=0)), x=(1, 2))
     op = next(op for op in built.functions["main"].operations if op.op_type == "constexpr_affine_dequantize")
-    assert support(op, [], GENERATIONS).ane == "yes"
+    assert determine_support(op, [], GENERATIONS).ane == "yes"
 
 
 def test_every_source_of_an_acceptance_is_named():
-    seen = [one for kind in ("conv", "relu", "mul", "read_state", "softmax", "atan") for one in seen_on(kind).values()]
+    seen = [
+        one
+        for kind in ("conv", "relu", "mul", "read_state", "softmax", "atan")
+        for one in find_observations(kind).values()
+    ]
     assert seen and all(one.evidence.source and one.evidence.chip and one.chip for one in seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import WAYS, converted_as, half, torch_outputs
 
@@ -33,7 +33,7 @@ def built(body, layer, shape):
     half(layer)
     bias = None if layer.bias is None else layer.bias.detach().numpy().astype(np.float16)
     weight = layer.weight.detach().numpy().astype(np.float16)
-    return program(lambda x: body(x, weight, bias), x=shape)
+    return build_program(lambda x: body(x, weight, bias), x=shape)
 
 
 def draw(shape, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported", "decomposed")
@@ -50,7 +50,7 @@ def at_any_numbers(check, count, reach):
 
 
 def kinds(program) -> Counter:
-    return Counter(op.op_type for _, op in all_ops(program))
+    return Counter(op.op_type for _, op in iterate_ops(program))
 
 
 def layout_ops(program) -> int:

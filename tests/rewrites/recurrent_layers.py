@@ -7,9 +7,9 @@ import numpy as np
 
 import mil_ane_passes as ane
 from mil_ane_passes import torch_frontend
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported")
@@ -50,7 +50,7 @@ def unrolled(name, built, feeds, half=True, **options):
     With `half` those at float16 are held to an error of `HALF`. That is meant for gates between -1 and 1: others
     multiply what a step rounds.
     """
-    trace = run(by_name(name).configured(**options), built)
+    trace = apply_rewrite(find_rewrite(name).configured(**options), built)
     assert len(trace.fired) == 1, trace.near_misses
     built.validate()
     found = {precision: Runtime(built, precision=precision)(feeds).values() for precision in ("float64", "float16")}
@@ -77,5 +77,5 @@ def converted(layer, way, shape, tmp_path, passes=None):
 
 def refused(program, target="m4"):
     """The op types that the ANE is predicted not to take, but for casts of what is handed over."""
-    rows = predict(program, [rule() for rule in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(program, [rule() for rule in get_all_rules().values()], target=target)[0].rows
     return {row.op.op_type for row in rows if row.ane == "no"} - {"cast"}

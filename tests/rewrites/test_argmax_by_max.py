@@ -11,20 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
 
 def rewritten(built):
-    return run(by_name("argmax_by_max").configured(), built)
+    return apply_rewrite(find_rewrite("argmax_by_max").configured(), built)
 
 
 def placed(kind, shape, axis, keep_dims=False):
-    return program(lambda x: mb.cast(x=getattr(mb, f"reduce_{kind}")(x=x, axis=axis, keep_dims=keep_dims), dtype="fp16",
-                                     name="y"), x=shape)
+    return build_program(
+        lambda x: mb.cast(x=getattr(mb, f"reduce_{kind}")(x=x, axis=axis, keep_dims=keep_dims), dtype="fp16", name="y"),
+        x=shape,
+    )
 
 
 def proved(module, target, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from tests.rewrites.helpers import kinds
 
 QUIRK = ["mac_overflow_32768"]
@@ -23,7 +23,7 @@ def cancelling(terms=64, size=1200.0):
 
 
 def linear(weight, bias=None, x=(2, 64)):
-    return program(lambda x: mb.linear(x=x, weight=weight, bias=bias, name="y"), x=x)
+    return build_program(lambda x: mb.linear(x=x, weight=weight, bias=bias, name="y"), x=x)
 
 
 def rewritten(before, feeds, **options):
@@ -117,7 +117,7 @@ def test_a_weight_that_others_read_is_not_stored_again():
         small = mb.linear(x=mb.mul(x=x, y=np.float16(2**-10)), weight=weight)
         return [mb.linear(x=x, weight=weight), small]
 
-    before = program(body, x=(2, 64))
+    before = build_program(body, x=(2, 64))
     report = rewritten(before, {"x": np.full((2, 64), 40, np.float16)})
     assert report.proved and len(report.traces[0].fired) == 1
     held = [op.outputs[0].val.size for op in report.package.functions["main"].operations if op.op_type == "const"]
@@ -130,7 +130,7 @@ def test_a_compressed_bias_of_a_convolution_is_left_alone():
             quantized_data=np.arange(8, dtype=np.int8), scale=np.float16(64), zero_point=np.int8(0), axis=0)
         return mb.conv(x=x, weight=np.full((8, 8, 3), 256, np.float16), bias=bias)
 
-    report = rewritten(program(body, x=(1, 8, 5)), {"x": np.full((1, 8, 5), 10, np.float16)})
+    report = rewritten(build_program(body, x=(1, 8, 5)), {"x": np.full((1, 8, 5), 10, np.float16)})
     (miss,) = report.traces[0].near_misses
     assert not report.changed and miss.note.startswith("bias is compressed")
 
@@ -144,8 +144,8 @@ def test_a_bias_that_would_lose_bits_is_added_afterwards():
 
 
 def test_matmul_of_two_computed_values():
-    before = program(lambda x, z: mb.mul(x=mb.matmul(x=x, y=z, transpose_y=True), y=np.float16(0.5), name="y"),
-                     x=(2, 3, 64), z=(2, 3, 64))
+    before = build_program(lambda x, z: mb.mul(x=mb.matmul(x=x, y=z, transpose_y=True), y=np.float16(0.5), name="y"),
+                           x=(2, 3, 64), z=(2, 3, 64))
     random = np.random.default_rng(0)
     feeds = {name: (random.standard_normal((2, 3, 64)) * 50).astype(np.float16) for name in "xz"}
     report = rewritten(before, feeds)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.pipeline import ordered
-from mil_ane_passes.core.printer import body_text
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.pipeline import sort_passes
+from mil_ane_passes.core.printer import format_function_body
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import WAYS, converted, outputs
@@ -26,7 +26,7 @@ OPS = ["add", "sub", "mul", "real_div", "maximum", "minimum"]
 
 
 def rule(name, **options):
-    return by_name(name).configured(**options)
+    return find_rewrite(name).configured(**options)
 
 
 @st.composite
@@ -56,20 +56,20 @@ def same(one, other):
 def test_there_and_back(shapes, kind, swapped, seed):
     """Tiles go in where a target before the M4 is named, come out again, and nothing moves by a bit."""
     one, other = shapes[::-1] if swapped else shapes
-    held = program(lambda x, z: getattr(mb, kind)(x=x, y=z, name="y"), x=one, z=other)
-    text = body_text(held.functions["main"])
+    held = build_program(lambda x, z: getattr(mb, kind)(x=x, y=z, name="y"), x=one, z=other)
+    text = format_function_body(held.functions["main"])
     feeds = {"x": numbers(one, seed), "z": numbers(other, seed + 1)}
     true = Runtime(held, precision="float16")(feeds)["y"]
-    fired = run(rule(TILE), held, target="m1").fired
+    fired = apply_rewrite(rule(TILE), held, target="m1").fired
     assert bool(fired) == (np.broadcast_shapes(one, other) != one or one != other)
     computing = [op for op in held.functions["main"].operations if op.op_type == kind]
     assert all(tuple(op.x.shape) == tuple(op.y.shape) == tuple(op.outputs[0].shape) for op in computing)
     same(Runtime(held, precision="float16")(feeds)["y"], true)
-    run(rule(DROP), held, target="m4")
+    apply_rewrite(rule(DROP), held, target="m4")
     assert "tile" not in kinds(held) or min(len(one), len(other)) < max(len(one), len(other))
     same(Runtime(held, precision="float16")(feeds)["y"], true)
     if len(one) == len(other) and kinds(held)["tile"] == 0:
-        assert body_text(held.functions["main"]) == text
+        assert format_function_body(held.functions["main"]) == text
 
 
 @pytest.mark.law
@@ -83,12 +83,12 @@ def test_a_tile_that_goes_leaves_the_same_bits(shapes, kind, seed):
         made = getattr(mb, kind)(x=mb.tile(x=x, reps=reps), y=z)
         return mb.cast(x=made, dtype="fp16", name="y")
 
-    held = program(body, x=small, z=whole)
+    held = build_program(body, x=small, z=whole)
     feeds = {"x": numbers(small, seed), "z": numbers(whole, seed + 1)}
     true = Runtime(held, precision="float16")(feeds)["y"]
-    assert run(rule(DROP), held).fired and "tile" not in kinds(held)
+    assert apply_rewrite(rule(DROP), held).fired and "tile" not in kinds(held)
     same(Runtime(held, precision="float16")(feeds)["y"], true)
-    assert not [row for row in predict(held, [each() for each in all_rules().values()], target="m4")[0].rows
+    assert not [row for row in predict_plan(held, [each() for each in get_all_rules().values()], target="m4")[0].rows
                 if row.ane == "no"]
 
 
@@ -109,26 +109,26 @@ def test_as_torch_spells_it(way, tmp_path):
 
 
 def test_a_pipeline_with_both_ends_with_tiles():
-    assert ordered([TILE, DROP]) == [DROP, TILE]
+    assert sort_passes([TILE, DROP]) == [DROP, TILE]
 
 
 def test_one_tile_for_all_that_read_the_value():
-    held = program(lambda x, z: [mb.mul(x=x, y=z, name="a"), mb.add(x=z, y=x, name="b")], x=(2, 3), z=(2, 1))
-    run(rule(TILE), held, target="m2")
+    held = build_program(lambda x, z: [mb.mul(x=x, y=z, name="a"), mb.add(x=z, y=x, name="b")], x=(2, 3), z=(2, 1))
+    apply_rewrite(rule(TILE), held, target="m2")
     assert kinds(held)["tile"] == 1
 
 
 @pytest.mark.parametrize(("target", "fires"), [
     ("a12", True), ("m1", True), ("m3", True), ("m4", False), ("m6", False), ("all", False)])
 def test_tiles_are_for_old_chips(target, fires):
-    held = program(lambda x, z: mb.mul(x=x, y=z), x=(2, 3), z=(2, 1))
-    found = find(rule(TILE), held, target=target)
+    held = build_program(lambda x, z: mb.mul(x=x, y=z), x=(2, 3), z=(2, 1))
+    found = find_matches(rule(TILE), held, target=target)
     assert bool(found.fired) == fires
     assert fires or [miss.note for miss in found.near_misses] == [
         "taken on M4 and later; name an older target, or always=true"]
-    assert find(rule(TILE, always=True), held, target=target).fired
-    tiled = program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, 3), z=(2, 1))
-    assert bool(find(rule(DROP), tiled, target=target).fired) != fires
+    assert find_matches(rule(TILE, always=True), held, target=target).fired
+    tiled = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, 3), z=(2, 1))
+    assert bool(find_matches(rule(DROP), tiled, target=target).fired) != fires
 
 
 def test_a_repeated_output_stays():
@@ -136,24 +136,26 @@ def test_a_repeated_output_stays():
         wide = mb.tile(x=z, reps=[1, 3], name="wide")
         return [mb.mul(x=x, y=wide, name="y"), wide]
 
-    found = find(rule(DROP), program(body, x=(2, 3), z=(2, 1)))
+    found = find_matches(rule(DROP), build_program(body, x=(2, 3), z=(2, 1)))
     assert [miss.note for miss in found.near_misses] == ["the repeated value is an output"]
 
 
 def test_an_open_extent_says_nothing():
-    held = program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, None), z=(2, 1))
-    assert [miss.note for miss in find(rule(DROP), held).near_misses] == ["the other operand's extent is not known"]
+    held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, None), z=(2, 1))
+    assert [miss.note for miss in find_matches(rule(DROP), held).near_misses] == [
+        "the other operand's extent is not known"
+    ]
 
 
 def test_a_tile_along_a_longer_axis_is_no_broadcast():
-    held = program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 2])), x=(2, 6), z=(2, 3))
-    assert not find(rule(DROP), held).fired
+    held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 2])), x=(2, 6), z=(2, 3))
+    assert not find_matches(rule(DROP), held).fired
 
 
 def test_integers_too():
-    held = program(lambda x, z: mb.add(x=x, y=mb.tile(x=z, reps=[1, 3]), name="y"), dtype=types.int32, x=(2, 3),
-                   z=(2, 1))
-    assert run(rule(DROP), held).fired and "tile" not in kinds(held)
+    held = build_program(lambda x, z: mb.add(x=x, y=mb.tile(x=z, reps=[1, 3]), name="y"), dtype=types.int32, x=(2, 3),
+                         z=(2, 1))
+    assert apply_rewrite(rule(DROP), held).fired and "tile" not in kinds(held)
     feeds = {"x": np.arange(6, dtype=np.int32).reshape(2, 3), "z": np.int32([[10], [20]])}
     np.testing.assert_array_equal(Runtime(held)(feeds)["y"], [[10, 11, 12], [23, 24, 25]])
 
@@ -161,9 +163,9 @@ def test_integers_too():
 def test_through_a_saved_package(tmp_path):
     held = converted(lambda x: x - x.mean(-1, keepdim=True).expand_as(x), "traced", tmp_path)
     assert kinds(held)["tile"] == 1
-    run(rule(DROP), held)
+    apply_rewrite(rule(DROP), held)
     assert kinds(held)["tile"] == 0
     package = ane.load(tmp_path / "traced.mlpackage")
-    run(rule(DROP), package.program)
+    apply_rewrite(rule(DROP), package.program)
     ane.save(package, tmp_path / "after.mlpackage")
     assert kinds(ane.load(tmp_path / "after.mlpackage").program)["tile"] == 0

@@ -8,14 +8,14 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.pipeline import run_all, selected
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
 from mil_ane_passes.core.query import is_default
-from mil_ane_passes.proof.compare import differences
-from mil_ane_passes.proof.prove import compare_programs
-from mil_ane_passes.residency.buffers import buffers
+from mil_ane_passes.proof.comparison import compare_outputs
+from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.residency.buffers import list_buffers
 from tests.models import vocoder
 from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
 
@@ -24,7 +24,7 @@ WHATEVER_IT_TAKES = {"most_padded": 1 << 40}
 
 def lifting(options=None):
     """`full` without the rewrite that splits the bias off where the target needs no lift: all are lifted."""
-    return [rule for rule in selected("full", options=options) if rule.name != "split_conv_transpose_bias"]
+    return [rule for rule in select_rewrites("full", options=options) if rule.name != "split_conv_transpose_bias"]
 
 
 @pytest.fixture(scope="module", params=["hifigan", "bigvgan"])
@@ -34,15 +34,15 @@ def kind(request):
 
 @pytest.fixture(scope="module", params=["static", "flexible"])
 def converted(request, kind):
-    return vocoder.convert(kind=kind, flexible=request.param == "flexible")._mil_program
+    return vocoder.convert_model(kind=kind, flexible=request.param == "flexible")._mil_program
 
 
 @pytest.mark.parametrize("axis", [-1, 2])
 def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
-    after = clone(converted)
+    after = clone_program(converted)
     options = {"lift_conv_1d": {"axis": axis, "always": True}, "lift_conv_transpose_1d": {"axis": axis},
                "carry_lift": WHATEVER_IT_TAKES}
-    run_all(lifting(options), after)
+    apply_rewrites(lifting(options), after)
     assert kinds(after)["expand_dims"] == kinds(after)["squeeze"] == 1
     assert all(op.x.rank == 4 for op in after.functions["main"].find_ops(op_type="conv_transpose"))
     report = compare_programs(converted, after, precisions=("float64", "float16"), seeds=2,
@@ -52,15 +52,15 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
 
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
     model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}
-    deep = vocoder.convert(kind=kind, model=model)._mil_program
-    run_all(lifting({"carry_lift": WHATEVER_IT_TAKES}), deep)
+    deep = vocoder.convert_model(kind=kind, model=model)._mil_program
+    apply_rewrites(lifting({"carry_lift": WHATEVER_IT_TAKES}), deep)
     assert kinds(deep)["expand_dims"] == kinds(deep)["squeeze"] == 1
 
 
 def test_the_pipeline_twice_is_once(converted):
-    once = clone(converted)
-    run_all(selected("full"), once)
-    assert not any(trace.fired for trace in run_all(selected("full"), once))
+    once = clone_program(converted)
+    apply_rewrites(select_rewrites("full"), once)
+    assert not any(trace.fired for trace in apply_rewrites(select_rewrites("full"), once))
 
 
 @pytest.mark.parametrize("preset", ["safe", "full"])
@@ -68,10 +68,10 @@ def test_is_still_what_pytorch_computes(kind, preset):
     """The package stores fp16 weights and coremltools folds scales into them in fp16, so at double precision it is
     within a few fp16 roundings of the module, which must be recognisable. `safe` must not move it at all; `full` adds
     the biases in ops of their own, which rounds once more."""
-    module, example = vocoder.torch_model(kind)
-    before = vocoder.convert(kind=kind)._mil_program
-    after = clone(before)
-    run_all(selected(preset), after)
+    module, example = vocoder.make_torch_model(kind)
+    before = vocoder.convert_model(kind=kind)._mil_program
+    after = clone_program(before)
+    apply_rewrites(select_rewrites(preset), after)
     expected = torch_outputs(half(module), example)
     old = only_output(before, example.numpy(), "float64")
     new = only_output(after, example.numpy(), "float64")
@@ -80,7 +80,7 @@ def test_is_still_what_pytorch_computes(kind, preset):
     assert error <= 2.0**-9 * np.abs(expected).max(), error
     typed = [only_output(each, example.numpy(), "float16") for each in (before, after)]
     if preset == "safe":
-        (found,) = differences({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
+        (found,) = compare_outputs({"y": typed[0]}, {"y": typed[1]}, Exactness.BITWISE)
         assert found.equal_bits
     else:
         errors = [np.abs(each - expected).max() for each in typed]
@@ -91,15 +91,15 @@ def test_is_still_what_pytorch_computes(kind, preset):
 def test_a_norm_whose_epsilon_the_host_filled_in_as_fp32_is_carried(opset):
     """pymil accepts the default in fp32 beside fp16, but not when it is given."""
     def body(x):
-        x = mb.conv(x=x, weight=weight(8, 4, 3))
-        x = mb.batch_norm(x=x, mean=weight(8), variance=np.ones(8, np.float16))
-        return mb.conv(x=x, weight=weight(8, 8, 3), name="y")
+        x = mb.conv(x=x, weight=make_weight(8, 4, 3))
+        x = mb.batch_norm(x=x, mean=make_weight(8), variance=np.ones(8, np.float16))
+        return mb.conv(x=x, weight=make_weight(8, 8, 3), name="y")
 
-    before = program(body, opset=opset, x=(1, 4, 20))
+    before = build_program(body, opset=opset, x=(1, 4, 20))
     (norm,) = before.functions["main"].find_ops(op_type="batch_norm")
     assert norm.epsilon.dtype == types.fp32 and is_default(norm, "epsilon")
-    after = clone(before)
-    run_all(selected(passes="lift_conv_1d{always=true},carry_lift"), after)
+    after = clone_program(before)
+    apply_rewrites(select_rewrites(passes="lift_conv_1d{always=true},carry_lift"), after)
     assert after.functions["main"].find_ops(op_type="batch_norm")[0].x.rank == 4
     report = compare_programs(before, after, precisions=("float64", "float16"), exactness=Exactness.BITWISE)
     assert report.equal, str(report)
@@ -109,12 +109,12 @@ def test_a_value_read_outside_the_region_keeps_one_squeeze():
     bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
 
     def body(x):
-        first = mb.relu(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias))
-        second = mb.conv_transpose(x=first, weight=weight(4, 4, 3), bias=bias, name="y")
+        first = mb.relu(x=mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias))
+        second = mb.conv_transpose(x=first, weight=make_weight(4, 4, 3), bias=bias, name="y")
         return [second, mb.softmax(x=first, axis=-1, name="z")]
 
-    built = program(body, x=(1, 4, 8))
-    run_all(lifting(), built)
+    built = build_program(body, x=(1, 4, 8))
+    apply_rewrites(lifting(), built)
     assert kinds(built)["expand_dims"] == 1 and kinds(built)["squeeze"] == 2
 
 
@@ -122,11 +122,11 @@ def test_nothing_is_moved_across_a_norm_over_the_length():
     bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
 
     def body(x):
-        first = mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias)
-        return mb.conv_transpose(x=mb.softmax(x=first, axis=-1), weight=weight(4, 4, 3), bias=bias, name="y")
+        first = mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias)
+        return mb.conv_transpose(x=mb.softmax(x=first, axis=-1), weight=make_weight(4, 4, 3), bias=bias, name="y")
 
-    built = program(body, x=(1, 4, 8))
-    run_all(lifting(), built)
+    built = build_program(body, x=(1, 4, 8))
+    apply_rewrites(lifting(), built)
     assert layout_ops(built) == 4
     assert built.functions["main"].find_ops(op_type="softmax")[0].x.rank == 3
 
@@ -137,12 +137,12 @@ def test_one_computed_operand_gets_one_expand_dims_and_the_region_goes_on():
 
     def body(x, g):
         for number in range(5):
-            x = mb.mul(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias), y=g, name=f"y{number}")
-        return mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias, name="y")
+            x = mb.mul(x=mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias), y=g, name=f"y{number}")
+        return mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias, name="y")
 
-    built = program(body, x=(2, 4, 8), g=(2, 4, 1))
-    before = clone(built)
-    run_all(lifting(), built)
+    built = build_program(body, x=(2, 4, 8), g=(2, 4, 1))
+    before = clone_program(built)
+    apply_rewrites(lifting(), built)
     assert kinds(built)["expand_dims"] == 2 and kinds(built)["squeeze"] == 1
     assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
 
@@ -152,12 +152,12 @@ def test_a_computed_scalar_is_taken_as_it_is():
 
     def body(x):
         size = mb.reduce_mean(x=x, axes=[0, 1, 2], keep_dims=False)
-        first = mb.mul(x=mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias), y=size)
-        return mb.conv_transpose(x=first, weight=weight(4, 4, 3), bias=bias, name="y")
+        first = mb.mul(x=mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias), y=size)
+        return mb.conv_transpose(x=first, weight=make_weight(4, 4, 3), bias=bias, name="y")
 
-    built = program(body, x=(1, 4, 8))
-    before = clone(built)
-    run_all(lifting(), built)
+    built = build_program(body, x=(1, 4, 8))
+    before = clone_program(built)
+    apply_rewrites(lifting(), built)
     assert layout_ops(built) == 2
     assert compare_programs(before, built, exactness=Exactness.BITWISE).equal_bits
 
@@ -166,7 +166,7 @@ def test_a_branch_that_reads_a_carried_value_reads_it_as_it_is():
     bias = np.array([0.5, -1.0, 0.25, 2.0], dtype=np.float16)
 
     def layer(x, **name):
-        return mb.conv_transpose(x=x, weight=weight(4, 4, 3), bias=bias, **name)
+        return mb.conv_transpose(x=x, weight=make_weight(4, 4, 3), bias=bias, **name)
 
     def body(x):
         first = mb.relu(x=layer(x))
@@ -175,19 +175,19 @@ def test_a_branch_that_reads_a_carried_value_reads_it_as_it_is():
                          _false_fn=lambda: layer(first), name="chosen")
         return [chosen, layer(first, name="y")]
 
-    built = program(body, x=(1, 4, 8))
-    before = clone(built)
-    run_all(lifting(), built)
-    assert not any(trace.fired for trace in run_all(lifting(), built))
+    built = build_program(body, x=(1, 4, 8))
+    before = clone_program(built)
+    apply_rewrites(lifting(), built)
+    assert not any(trace.fired for trace in apply_rewrites(lifting(), built))
     assert compare_programs(before, built, seeds=4, exactness=Exactness.BITWISE).equal_bits
 
 
 def test_a_region_is_not_carried_into_rows_of_one_that_take_too_much():
     """Whatever else the preset gains: without a guard, too."""
-    built = vocoder.convert(kind="bigvgan")._mil_program
-    carried, left = clone(built), clone(built)
-    run_all(lifting({"carry_lift": WHATEVER_IT_TAKES}), carried)
-    traces = {trace.rule: trace for trace in run_all(lifting(), left)}
+    built = vocoder.convert_model(kind="bigvgan")._mil_program
+    carried, left = clone_program(built), clone_program(built)
+    apply_rewrites(lifting({"carry_lift": WHATEVER_IT_TAKES}), carried)
+    traces = {trace.rule: trace for trace in apply_rewrites(lifting(), left)}
     assert any("padded rows, more than 1.05 MB (most_padded)" in miss.note for miss in traces["carry_lift"].near_misses)
-    most = [sum(each.padded for each in buffers(made)) for made in (carried, left)]
+    most = [sum(each.padded for each in list_buffers(made)) for made in (carried, left)]
     assert most[1] < most[0]

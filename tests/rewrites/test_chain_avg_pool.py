@@ -8,8 +8,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
 from tests.rewrites.convolutions import WAYS, BehindRelu, converted, distance
 from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused
@@ -20,11 +20,11 @@ REASONS = ("padding is left out", "ceil_mode averages", "a window may lie", "win
 
 def pooled(sizes, shape, kind="avg_pool", **parameters):
     parameters.setdefault("pad_type", "valid")
-    return program(lambda x: getattr(mb, kind)(x=x, kernel_sizes=sizes, name="y", **parameters), x=shape)
+    return build_program(lambda x: getattr(mb, kind)(x=x, kernel_sizes=sizes, name="y", **parameters), x=shape)
 
 
 def notes(program_, target="all", **options):
-    found = find(configured(NAME, **options), program_, target=target)
+    found = find_matches(configured(NAME, **options), program_, target=target)
     return [hit.note for hit in found.fired] + [f"- {miss.note}" for miss in found.near_misses]
 
 
@@ -111,7 +111,7 @@ def test_old_chips_have_limits_of_their_own():
     assert holds(made, NAME, target="a13").fired and not refused(made, "a13")
     far = pooled([3], (1, 2, None), strides=[4])
     assert holds(far, NAME, target="a13", extent=17).fired and kinds(far)["slice_by_index"] == 1
-    assert run(configured(NAME, always=True), pooled([14], (1, 2, 20))).fired
+    assert apply_rewrite(configured(NAME, always=True), pooled([14], (1, 2, 20))).fired
 
 
 def test_a_symbolic_size_stays_symbolic():

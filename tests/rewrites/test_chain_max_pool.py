@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, BehindRelu, converted, distance
 from tests.rewrites.helpers import kinds
@@ -24,11 +24,11 @@ NAME = "chain_max_pool"
 
 def pooled(sizes, shape, opset=ct.target.iOS17, **parameters):
     parameters.setdefault("pad_type", "valid")
-    return program(lambda x: mb.max_pool(x=x, kernel_sizes=sizes, name="y", **parameters), opset=opset, x=shape)
+    return build_program(lambda x: mb.max_pool(x=x, kernel_sizes=sizes, name="y", **parameters), opset=opset, x=shape)
 
 
 def reasons(program_, target="all", **options):
-    found = find(configured(NAME, **options), program_, target=target)
+    found = find_matches(configured(NAME, **options), program_, target=target)
     assert not found.fired
     return [miss.note for miss in found.near_misses]
 
@@ -80,8 +80,8 @@ def test_as_torch_converts(layer, shape, way, target, tmp_path):
 
 def test_a_pyramid_is_taken_on_an_m4():
     """The three pools of a spatial pyramid: 5 fits, 9 and 13 become two steps each."""
-    made = program(lambda x: [mb.max_pool(x=x, kernel_sizes=[size] * 2, pad_type="same", name=f"y{size}")
-                              for size in (5, 9, 13)], x=(1, 8, 20, 20))
+    made = build_program(lambda x: [mb.max_pool(x=x, kernel_sizes=[size] * 2, pad_type="same", name=f"y{size}")
+                                    for size in (5, 9, 13)], x=(1, 8, 20, 20))
     assert len(refused(made, "m4")) == 2
     trace = holds(made, NAME, target="m4")
     assert [hit.note for hit in trace.fired] == [
@@ -97,7 +97,7 @@ def test_one_window_over_all_is_a_reduction():
 
 def test_where_all_is_minus_infinity_it_stays_so():
     made = pooled([1, 9], (1, 1, 1, 5), pad_type="custom", pad=[0, 0, 8, 8])
-    run(configured(NAME), made)
+    apply_rewrite(configured(NAME), made)
     feeds = {"x": np.full((1, 1, 1, 5), -np.inf, np.float32)}
     assert np.all(Runtime(made, precision="float64")(feeds)["y"] == -np.inf)
 
@@ -105,11 +105,11 @@ def test_where_all_is_minus_infinity_it_stays_so():
 def test_old_chips_have_limits_of_their_own():
     made = pooled([14, 3], (1, 2, 20, 20), strides=[4, 1])
     words = ["refused by A12 and A13 only; name one of them as the target"]
-    assert reasons(made) == words and not find(configured(NAME), made, target="m4").near_misses
+    assert reasons(made) == words and not find_matches(configured(NAME), made, target="m4").near_misses
     trace = holds(made, NAME, target="a13")
     assert [hit.note for hit in trace.fired] == ["window 14 on axis 2, 13 fit and stride 4: 8x1, 7x3"]
     assert not refused(made, "a13") and kinds(made)["slice_by_index"] == 1
-    assert run(configured(NAME, always=True), pooled([14, 3], (1, 2, 20, 20))).fired
+    assert apply_rewrite(configured(NAME, always=True), pooled([14, 3], (1, 2, 20, 20))).fired
 
 
 def test_a_symbolic_size_stays_symbolic():
@@ -121,9 +121,9 @@ def test_a_symbolic_size_stays_symbolic():
 
 
 def test_several_functions_and_the_input_read_twice():
-    made = program(lambda x: mb.add(x=mb.max_pool(x=x, kernel_sizes=[1, 9], pad_type="same"),
-                                    y=mb.max_pool(x=x, kernel_sizes=[1, 9], pad_type="same"), name="y"),
-                   x=(1, 2, 4, 12), opset=ct.target.iOS15)
+    made = build_program(lambda x: mb.add(x=mb.max_pool(x=x, kernel_sizes=[1, 9], pad_type="same"),
+                                          y=mb.max_pool(x=x, kernel_sizes=[1, 9], pad_type="same"), name="y"),
+                         x=(1, 2, 4, 12), opset=ct.target.iOS15)
     assert len(holds(made, NAME).fired) == 2
 
 
@@ -133,4 +133,4 @@ def test_the_hosts_pipeline_leaves_it(tmp_path):
     made.save(str(tmp_path / "m.mlpackage"))
     again = ane.load(tmp_path / "m.mlpackage").program
     assert kinds(again)["max_pool"] == 2 and not refused(again, "m4")
-    assert drawn(again) and all(op.op_type != "pad" for _, op in all_ops(again))
+    assert drawn(again) and all(op.op_type != "pad" for _, op in iterate_ops(again))

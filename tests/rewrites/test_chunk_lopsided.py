@@ -11,13 +11,13 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
 from mil_ane_passes.core.targets import parse_target
-from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites._lopsided import balanced
+from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.rewrites._long_axis_regions import find_balanced_shape
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, outputs
@@ -26,18 +26,18 @@ NAME = "chunk_lopsided"
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def refused(held, target="m1"):
-    rows = predict(held, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
 @pytest.mark.law
 @given(st.integers(16385, 10**6))
 def test_a_shape_holds_as_many_in_short_axes(size):
-    shape = balanced(size, parse_target("m1"))
+    shape = find_balanced_shape(size, parse_target("m1"))
     if shape is None:
         assert all(size % each or size // each > 16384 for each in range(1, 1001))
     else:
@@ -77,9 +77,9 @@ def test_any_region_is_pytorchs(data):
         return mb.identity(x=pairs[-1][0], name="y")
 
     feeds = {"x": x.astype(np.float64), "z": z.astype(np.float64)}
-    held = program(body, x=shape, z=shape)
+    held = build_program(body, x=shape, z=shape)
     count, before = len(refused(held)), Runtime(held, precision="float16")(feeds)["y"]
-    trace = run(rule(), held, target="m1")
+    trace = apply_rewrite(rule(), held, target="m1")
     if trace.fired:
         assert len(refused(held)) < count
         np.testing.assert_array_equal(Runtime(held, precision="float16")(feeds)["y"], before)
@@ -109,9 +109,9 @@ def test_as_torch_converts(way, tmp_path):
     ("m1", 16384, False), ("m1", 16386, True), ("m4", 20000, False), ("m4", 70000, True), ("all", 20000, False),
     ("all", 70000, True)])
 def test_only_where_every_chip_refuses_it(target, length, fires):
-    held = program(lambda x: mb.tanh(x=mb.relu(x=mb.abs(x=x))), x=(length,))
-    assert bool(find(rule(), held, target=target).fired) == fires
-    assert bool(find(rule(always=True), held, target=target).fired) == (fires or target == "all")
+    held = build_program(lambda x: mb.tanh(x=mb.relu(x=mb.abs(x=x))), x=(length,))
+    assert bool(find_matches(rule(), held, target=target).fired) == fires
+    assert bool(find_matches(rule(always=True), held, target=target).fired) == (fires or target == "all")
 
 
 def test_a_conv_between_stays_with_its_neighbours():
@@ -120,11 +120,11 @@ def test_a_conv_between_stays_with_its_neighbours():
         made = mb.conv(x=one, weight=np.ones((1, 1, 3), np.float16), pad_type="same")
         return mb.add(x=mb.square(x=mb.sigmoid(x=made)), y=one, name="y")
 
-    held = program(body, x=(1, 1, 20000))
+    held = build_program(body, x=(1, 1, 20000))
     x = np.random.default_rng(0).standard_normal((1, 1, 20000)).astype(np.float32)
     before = Runtime(held, precision="float16")({"x": x})["y"]
     count = len(refused(held))
-    assert run(rule(), held, target="m1").fired and len(refused(held)) < count
+    assert apply_rewrite(rule(), held, target="m1").fired and len(refused(held)) < count
     np.testing.assert_array_equal(Runtime(held, precision="float16")({"x": x})["y"], before)
-    assert all(op.op_type in ("reshape", "conv") for _, op in all_ops(held)
+    assert all(op.op_type in ("reshape", "conv") for _, op in iterate_ops(held)
                if op.op_type != "const" and max(op.outputs[0].shape) > 16384)

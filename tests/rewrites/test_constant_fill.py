@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
@@ -30,11 +30,11 @@ FLEXIBLE = {
 
 
 def rule(**options):
-    return by_name("constant_fill").configured(**options)
+    return find_rewrite("constant_fill").configured(**options)
 
 
 def misses(built, target="all", **options):
-    return [near.note for near in find(rule(**options), built, target=target).near_misses]
+    return [near.note for near in find_matches(rule(**options), built, target=target).near_misses]
 
 
 @pytest.mark.parametrize("spelling", FLEXIBLE)
@@ -81,8 +81,8 @@ def test_the_seeds_complaint_fill_like_at_flexible_shapes():
 
 def test_the_seeds_complaint_fill_at_fixed_shapes(tmp_path):
     """In a package that was saved with it; coremltools folds it on the way there otherwise."""
-    built = program(lambda x: mb.concat(values=[x, mb.fill(shape=[2, 3], value=np.float16(7))], axis=1, name="y"),
-                    x=(2, 3))
+    built = build_program(lambda x: mb.concat(values=[x, mb.fill(shape=[2, 3], value=np.float16(7))], axis=1, name="y"),
+                          x=(2, 3))
     model = ct.convert(built, convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
                        minimum_deployment_target=ct.target.iOS17)
     model.save(str(tmp_path / "before.mlpackage"))
@@ -110,9 +110,9 @@ def fills(draw):
 def test_law_the_same_bits_whatever_the_value_holds_that_the_size_is_from(drawn_fill):
     extents, free, number = drawn_fill
     symbolic = tuple(None if each else extent for extent, each in zip(extents, free))
-    built = program(lambda x: [mb.relu(x=x, name="r"), mb.identity(
+    built = build_program(lambda x: [mb.relu(x=x, name="r"), mb.identity(
         x=mb.fill_like(ref_tensor=x, value=number), name="y")], x=symbolic)
-    assert run(rule(always=True), built).fired and not kinds(built)["fill_like"]
+    assert apply_rewrite(rule(always=True), built).fired and not kinds(built)["fill_like"]
     assert number.dtype == np.float32 or not refused(built)  # fp32 leaves the ANE whatever computes with it
     x = np.random.default_rng(0).choice(np.array([0, 3, np.inf, -np.inf, np.nan], np.float16), extents)
     for precision in ("float16", "float64"):
@@ -141,10 +141,10 @@ READERS = {
 @pytest.mark.parametrize("case", READERS)
 def test_one_element_only_where_every_reader_has_its_shape_from_elsewhere(case):
     reader, shape, one = READERS[case]
-    built = program(lambda x: reader(x, mb.fill(shape=list(shape), value=np.float16(-2))), x=shape)
+    built = build_program(lambda x: reader(x, mb.fill(shape=list(shape), value=np.float16(-2))), x=shape)
     x = drawn(shape).astype(np.float16)
     before = Runtime(built, precision="float16")({"x": x})["y"]
-    (hit,) = run(rule(), built).fired
+    (hit,) = apply_rewrite(rule(), built).fired
     assert ("one element" in hit.note) is one, hit.note
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], before)
 
@@ -156,9 +156,9 @@ def test_two_fills_at_one_reader_and_equal_fills():
         clipped = mb.minimum(x=mb.maximum(x=x, y=low), y=high, name="clipped")
         return [chosen, clipped]
 
-    built = program(body, x=(64, 64))
-    assert len(run(rule(), built).fired) == 2 and not kinds(built)["fill_like"]
-    held = [op.outputs[0].val.nbytes for _, op in all_ops(built) if op.op_type == "const"
+    built = build_program(body, x=(64, 64))
+    assert len(apply_rewrite(rule(), built).fired) == 2 and not kinds(built)["fill_like"]
+    held = [op.outputs[0].val.nbytes for _, op in iterate_ops(built) if op.op_type == "const"
             and np.size(op.outputs[0].val) == 64 * 64]
     assert len(held) == 2  # one of each number: the select has its shape from them
     x = drawn((64, 64)).astype(np.float16)
@@ -175,20 +175,22 @@ def test_what_it_does_not_reach():
                              value=np.float16(1) if number is None else number)
             return [mb.identity(x=x), mb.identity(x=filled, name="y")]
 
-        return program(body, dtype=dtype, x=(None, 4))
+        return build_program(body, dtype=dtype, x=(None, 4))
 
     assert misses(sized(lambda rows: mb.mul(x=rows, y=2))) == [
         "its shape is computed, and not from the extents of other values"]
     assert misses(sized(lambda rows: rows, number=np.int32(1))) == [
         "integers of a size known at run time, which the ANE does not take"]
-    built = program(lambda x: mb.identity(x=mb.fill_like(ref_tensor=x, value=np.float16(1)), name="y"), x=(2, 3))
-    fired = {target: bool(find(rule(), built, target=target).fired) for target in ("m1", "m3", "m4", "m6", "all")}
+    built = build_program(lambda x: mb.identity(x=mb.fill_like(ref_tensor=x, value=np.float16(1)), name="y"), x=(2, 3))
+    fired = {
+        target: bool(find_matches(rule(), built, target=target).fired) for target in ("m1", "m3", "m4", "m6", "all")
+    }
     assert fired == {"m1": True, "m3": True, "m4": False, "m6": False, "all": True}
 
 
 def test_an_output_of_the_function_stays_one():
-    built = program(lambda x: [mb.relu(x=x), mb.fill(shape=[2, 2], value=np.float16(3), name="y")], x=(2,))
-    run(rule(), built)
+    built = build_program(lambda x: [mb.relu(x=x), mb.fill(shape=[2, 2], value=np.float16(3), name="y")], x=(2,))
+    apply_rewrite(rule(), built)
     assert [var.name for var in built.functions["main"].outputs][-1] == "y"
     found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
     np.testing.assert_array_equal(found, torch.full((2, 2), 3.0).numpy())

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops, op_count
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites._loop_examples import grid, loop
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import count_ops, iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.rewrites._loop_examples import build_counted_loop, build_nested_loops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -51,14 +51,14 @@ class Until(torch.nn.Module):
 
 def rewritten(built, passes=PASSES, **options):
     for name in passes.split(","):
-        run(by_name(name).configured(**options), built)
+        apply_rewrite(find_rewrite(name).configured(**options), built)
     built.validate()
     return built
 
 
 def refused(built, target="m4"):
-    rules = [rule.configured() for rule in all_rules().values()]
-    return {row.op.op_type for row in predict(built, rules, target=target)[0].rows if row.ane == "no"}
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    return {row.op.op_type for row in predict_plan(built, rules, target=target)[0].rows if row.ane == "no"}
 
 
 def scripted(module, target, passes=None):
@@ -104,7 +104,7 @@ def test_a_loaded_package_is_rewritten_and_saved(tmp_path):
 def test_a_loop_that_values_end_is_left_and_named():
     model = ct.convert(torch.jit.script(Until()), inputs=[ct.TensorType(name="x", shape=(2, 8))],
                        convert_to="milinternal")
-    (miss,) = find(by_name("unroll_while_loop").configured(), model).near_misses
+    (miss,) = find_matches(find_rewrite("unroll_while_loop").configured(), model).near_misses
     assert miss.note.startswith("the number of steps depends on '") and miss.note.endswith("known only at run time")
 
 
@@ -136,10 +136,10 @@ def test_any_counted_loop_is_what_python_makes_of_it(drawn):
         return list(mb.while_loop(_cond=lambda i, x, t: mb.squeeze(x=test(x=i, y=shaped(end))) if as_vector else
                                   test(x=i, y=np.int32(end)), _body=step, loop_vars=(shaped(start), x, x)))
 
-    built = program(body, dtype=ct.converters.mil.mil.types.fp32, x=(2, 3))
+    built = build_program(body, dtype=ct.converters.mil.mil.types.fp32, x=(2, 3))
     x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
     outputs = [var.name for var in built.functions["main"].outputs]
-    assert run(by_name("unroll_while_loop").configured(), built).fired
+    assert apply_rewrite(find_rewrite("unroll_while_loop").configured(), built).fired
     assert not {"while_loop", "cond"} & set(kinds(built))
     found = Runtime(built, precision="float64")({"x": x})
     now = x.astype(np.float64)
@@ -155,7 +155,7 @@ def test_any_counted_loop_is_what_python_makes_of_it(drawn):
 
 @pytest.mark.parametrize("steps, most", [(256, 256), (257, 256)])
 def test_the_number_of_steps_has_a_bound(steps, most):
-    trace = run(by_name("unroll_while_loop").configured(max_steps=most), loop(steps))
+    trace = apply_rewrite(find_rewrite("unroll_while_loop").configured(max_steps=most), build_counted_loop(steps))
     assert bool(trace.fired) is (steps <= most)
 
 
@@ -165,23 +165,23 @@ def test_weights_and_compressed_weights_stay_one_each():
             packed = mb.constexpr_affine_dequantize(
                 quantized_data=np.full((8, 8), 130, np.uint8), zero_point=np.uint8(128), scale=np.float16(0.25),
                 axis=0)
-            return mb.add(x=i, y=np.int32(1)), mb.linear(x=mb.linear(x=x, weight=weight(8, 8)), weight=packed)
+            return mb.add(x=i, y=np.int32(1)), mb.linear(x=mb.linear(x=x, weight=make_weight(8, 8)), weight=packed)
 
         return mb.while_loop(_cond=lambda i, x: mb.less(x=i, y=np.int32(4)), _body=step, loop_vars=(np.int32(0), x))[1]
 
-    built = program(body, opset=ct.target.iOS16, x=(2, 8))
+    built = build_program(body, opset=ct.target.iOS16, x=(2, 8))
     x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float16)
     (before,) = Runtime(built, precision="float16")({"x": x}).values()
     rewritten(built)
     counted = kinds(built)
     assert counted["constexpr_affine_dequantize"] == 1 and counted["linear"] == 8
-    assert len({op.weight for _, op in all_ops(built) if op.op_type == "linear"}) == 2
+    assert len({op.weight for _, op in iterate_ops(built) if op.op_type == "linear"}) == 2
     (after,) = Runtime(built, precision="float16")({"x": x}).values()
     np.testing.assert_array_equal(before, after)
 
 
 def test_what_is_the_same_in_each_step_is_computed_once():
-    built = loop(5, lambda i, x, z: (mb.add(x=x, y=mb.exp(x=z)), z))
+    built = build_counted_loop(5, lambda i, x, z: (mb.add(x=x, y=mb.exp(x=z)), z))
     rewritten(built)
     assert kinds(built)["exp"] == 1 and kinds(built)["add"] == 5
 
@@ -205,10 +205,10 @@ def test_several_functions_and_blocks_that_have_the_same_names():
 
 
 def test_a_branch_of_other_sizes_than_declared_is_left():
-    built = program(lambda x: mb.cond(
+    built = build_program(lambda x: mb.cond(
         pred=mb.const(val=np.bool_(False)), name="y", _true_fn=lambda: mb.relu(x=x),
         _false_fn=lambda: mb.fill(shape=[5, 3], value=np.float16(1))), x=(None, 3))
-    (miss,) = run(by_name("inline_constant_branch").configured(), built).near_misses
+    (miss,) = apply_rewrite(find_rewrite("inline_constant_branch").configured(), built).near_misses
     assert miss.note == "'y' is declared with other sizes than the branch that is taken gives it"
 
 
@@ -216,16 +216,16 @@ class TestLoopsInLoops:
     """Steps of a nest multiply, and all loops of a function share one budget."""
 
     def test_a_nest_of_64_by_128_is_left_as_it_is(self):
-        built = grid(128, 64)
-        before = program_text(built)
-        trace = run(by_name("unroll_while_loop").configured(max_ops=4096), built)
-        assert not trace.fired and program_text(built) == before
+        built = build_nested_loops(128, 64)
+        before = format_program(built)
+        trace = apply_rewrite(find_rewrite("unroll_while_loop").configured(max_ops=4096), built)
+        assert not trace.fired and format_program(built) == before
         assert trace.near_misses[0].note == ("64 steps of 128 ops, with the loops in it written out, make 8192, more "
                                              "than 4096 (max_ops)")
 
     def test_a_nest_within_the_budget_is_written_out_whole(self):
-        built = grid(6, 7)
-        run(by_name("unroll_while_loop").configured(max_ops=42), built)
+        built = build_nested_loops(6, 7)
+        apply_rewrite(find_rewrite("unroll_while_loop").configured(max_ops=42), built)
         assert not kinds(built)["while_loop"] and kinds(built)["mul"] == 42
 
     def test_loops_one_after_the_other_share_the_budget_and_stay_so(self):
@@ -236,25 +236,25 @@ class TestLoopsInLoops:
                                        loop_vars=(np.int32(0), x))
             return mb.relu(x=x, name="y")
 
-        built = program(body, x=(2, 3))
-        rule = by_name("unroll_while_loop")
-        found = {finding.value for finding in find(rule.configured(max_ops=80), built).fired}
-        trace = run(rule.configured(max_ops=80), built)
+        built = build_program(body, x=(2, 3))
+        rule = find_rewrite("unroll_while_loop")
+        found = {finding.value for finding in find_matches(rule.configured(max_ops=80), built).fired}
+        trace = apply_rewrite(rule.configured(max_ops=80), built)
         assert found == {finding.value for finding in trace.fired} and len(found) == 3
-        assert op_count(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].note
-        assert not run(rule.configured(max_ops=80), built).fired
+        assert count_ops(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].note
+        assert not apply_rewrite(rule.configured(max_ops=80), built).fired
 
     def test_the_functions_of_a_program_share_the_budget(self):
         """Either alone would fit."""
-        built, other = loop(20), loop(20)
+        built, other = build_counted_loop(20), build_counted_loop(20)
         built.add_function("other", other.functions["main"])
-        rule = by_name("unroll_while_loop")
-        assert len(run(rule.configured(max_ops=90), loop(20)).fired) == 1
-        found = [finding.function for finding in find(rule.configured(max_ops=90), built).fired]
-        trace = run(rule.configured(max_ops=90), built)
+        rule = find_rewrite("unroll_while_loop")
+        assert len(apply_rewrite(rule.configured(max_ops=90), build_counted_loop(20)).fired) == 1
+        found = [finding.function for finding in find_matches(rule.configured(max_ops=90), built).fired]
+        trace = apply_rewrite(rule.configured(max_ops=90), built)
         assert [finding.function for finding in trace.fired] == found == ["main"]
-        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].note and op_count(built) <= 90
-        assert not run(rule.configured(max_ops=90), built).fired
+        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].note and count_ops(built) <= 90
+        assert not apply_rewrite(rule.configured(max_ops=90), built).fired
 
     def test_to_decide_takes_no_time_that_multiplies(self):
         """Four loops in each other, of 200 steps each: 1.6e9 steps, of which none is taken."""
@@ -265,8 +265,8 @@ class TestLoopsInLoops:
                                  _body=lambda i, x: (mb.add(x=i, y=np.int32(1)), nest(depth - 1, x)),
                                  loop_vars=(np.int32(0), x))[1]
 
-        built = program(lambda x: mb.relu(x=nest(4, x), name="y"), x=(2, 3))
+        built = build_program(lambda x: mb.relu(x=nest(4, x), name="y"), x=(2, 3))
         started = time.process_time()
-        trace = find(by_name("unroll_while_loop").configured(), built)
+        trace = find_matches(find_rewrite("unroll_while_loop").configured(), built)
         assert not trace.fired and "make 1600000000" in trace.near_misses[0].note
         assert time.process_time() - started < 20

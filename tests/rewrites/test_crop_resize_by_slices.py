@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from tests.rewrites.helpers import kinds, only_output
 
 MODES = ["STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS", "UNALIGN_CORNERS"]
@@ -24,11 +24,11 @@ INSIDE = "a box whose points are all outside of the image"
 
 
 def rule(**options):
-    return by_name("crop_resize_by_slices").configured(**options)
+    return find_rewrite("crop_resize_by_slices").configured(**options)
 
 
 def refused(built, target):
-    rows = predict(built, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
@@ -38,8 +38,8 @@ def crops(boxes, size, shape=(1, 2, 6, 7), indices=None, opset=ct.target.iOS17, 
         how |= {"boxes": boxes, "box_indices": np.array([0] * len(boxes) if indices is None else indices, np.int32)}
     else:
         how["roi"] = boxes.astype(np.float16).reshape(len(boxes), 1, -1, 1, 1)
-    return program(lambda x: mb.crop_resize(x=x, target_height=size[0], target_width=size[1], name="y", **how),
-                   x=shape, opset=opset)
+    return build_program(lambda x: mb.crop_resize(x=x, target_height=size[0], target_width=size[1], name="y", **how),
+                         x=shape, opset=opset)
 
 
 def drawn(shape, special=()):
@@ -70,8 +70,8 @@ def test_any_boxes_are_the_ops(given_draw, normalized):
     if normalized:
         how["spatial_scale"] /= 8
     built = crops(boxes, size, shape, normalized_coordinates=normalized, **how)
-    old = clone(built)
-    trace = run(rule(max_parts=200), built)
+    old = clone_program(built)
+    trace = apply_rewrite(rule(max_parts=200), built)
     if not trace.fired:
         assert [miss.note for miss in trace.near_misses] == [INSIDE]
         return
@@ -94,7 +94,7 @@ def test_corners_on_elements_are_torchs_interpolation(corners, height, width):
     top, left, bottom, right = corners
     assume(top <= bottom and left <= right)
     built = crops([corners], (height, width), sampling_mode="ALIGN_CORNERS")
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     x = drawn((1, 2, 6, 7))
     part = torch.from_numpy(x[:, :, top:bottom + 1, left:right + 1]).double()
     truth = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=True)
@@ -106,7 +106,7 @@ def test_corners_on_elements_are_torchs_interpolation(corners, height, width):
 def test_corners_between_elements_are_torchs_grid(corners):
     top, left, bottom, right = corners
     built = crops([corners], (4, 3), sampling_mode="ALIGN_CORNERS")
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     x = drawn((1, 2, 6, 7))
     rows = torch.linspace(top, bottom, 4, dtype=torch.float64) * 2 / 5 - 1
     columns = torch.linspace(left, right, 3, dtype=torch.float64) * 2 / 6 - 1
@@ -123,14 +123,14 @@ def test_corners_between_elements_are_torchs_grid(corners):
 ])
 def test_the_values_of_coremltools_own_tests(box, size, expected):
     built = crops([box], size, (1, 1, 4, 4), opset=ct.target.iOS15, sampling_mode="ALIGN_CORNERS")
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     x = np.arange(1, 17, dtype=np.float16).reshape(1, 1, 4, 4)
     np.testing.assert_allclose(only_output(built, x, "float64").ravel(), expected, atol=1e-12)
 
 
 def test_patches_are_slices_to_the_bit_and_equal_ones_are_cut_once():
     built = crops([[0, 0, 3, 3], [2, 3, 5, 6], [0, 0, 3, 3]], (4, 4), sampling_mode="ALIGN_CORNERS")
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     assert {kind: count for kind, count in kinds(built).items() if kind != "const"} == {
         "slice_by_index": 2, "concat": 1}
     x = drawn((1, 2, 6, 7), (np.inf, np.nan, -0.0))
@@ -142,7 +142,7 @@ def test_patches_are_slices_to_the_bit_and_equal_ones_are_cut_once():
 
 def test_all_of_an_only_image():
     built = crops([[0, 0, 5, 6]], (6, 7))
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     x = drawn((1, 2, 6, 7))
     assert not kinds(built)["crop_resize"]
     np.testing.assert_array_equal(only_output(built, x, "float16"), x)
@@ -151,7 +151,7 @@ def test_all_of_an_only_image():
 def test_a_point_that_fp16_does_not_tell_from_an_element_is_the_element():
     built = crops([[np.float32(1 / 3), 0, 1, 1]], (2, 2), (1, 1, 4, 4), normalized_coordinates=True,
                   sampling_mode="ALIGN_CORNERS")
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     x = drawn((1, 1, 4, 4))
     assert {kind: count for kind, count in kinds(built).items() if kind != "const"} == {"slice_by_index": 1}
     np.testing.assert_array_equal(only_output(built, x, "float16"), x[:, :, 1::2, ::3])
@@ -159,25 +159,25 @@ def test_a_point_that_fp16_does_not_tell_from_an_element_is_the_element():
 
 def test_batch_and_channels_stay_symbolic():
     built = crops([[0, 0, 2, 2], [1, 1.5, 3, 4]], (3, 3), (None, None, 6, 7), opset=ct.target.iOS16)
-    old = clone(built)
-    assert run(rule(), built).fired
+    old = clone_program(built)
+    assert apply_rewrite(rule(), built).fired
     x = drawn((2, 3, 6, 7))
     np.testing.assert_allclose(only_output(built, x, "float16"), only_output(old, x, "float16"), atol=4e-3)
 
 
 def test_the_option_bounds_the_slices():
     built = crops([[0, 0, at, 4] for at in range(1, 6)], (3, 3), sampling_mode="ALIGN_CORNERS")
-    (miss,) = find(rule(max_parts=4), built).near_misses
+    (miss,) = find_matches(rule(max_parts=4), built).near_misses
     assert miss.note == "5 slices for 5 boxes, max_parts=4"
-    assert run(rule(max_parts=5), built).fired
+    assert apply_rewrite(rule(max_parts=5), built).fired
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset, tmp_path):
     built = crops([[1, 0.5, 4, 5.25]], (4, 4), opset=opset)
-    old = clone(built)
+    old = clone_program(built)
     for target in ("m1", "m4"):
-        assert refused(built, target) == ["crop_resize"] and find(rule(), built, target=target).fired
+        assert refused(built, target) == ["crop_resize"] and find_matches(rule(), built, target=target).fired
     model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="crop_resize_by_slices"))
     model.save(str(tmp_path / "m.mlpackage"))

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites.decompose_attention import factors
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.rewrites.decompose_attention import find_scale_factors
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -25,7 +25,7 @@ NAME, KIND = "decompose_attention", "scaled_dot_product_attention"
 
 
 def rule():
-    return by_name(NAME).configured()
+    return find_rewrite(NAME).configured()
 
 
 def attention(q, k, v, mask=None, dtype=types.fp16):
@@ -36,14 +36,14 @@ def attention(q, k, v, mask=None, dtype=types.fp16):
         return mb.scaled_dot_product_attention(**parts, name="y")
 
     shapes = {"q": q, "k": k, "v": v} | ({"m": (q[-2], k[-2])} if mask else {})
-    return program(body, opset=ct.target.iOS18, dtype=dtype, **shapes)
+    return build_program(body, opset=ct.target.iOS18, dtype=dtype, **shapes)
 
 
 @pytest.mark.parametrize("width", [1, 16, 24, 32, 48, 64, 80, 96, 128, 1129])
 def test_factors_make_the_scale(width):
-    product = np.prod([float(factor) for factor in factors(width)])
+    product = np.prod([float(factor) for factor in find_scale_factors(width)])
     assert abs(product * np.sqrt(width) - 1) <= 5e-6
-    assert len(factors(width)) == (1 if np.log2(width) % 2 == 0 else 2)
+    assert len(find_scale_factors(width)) == (1 if np.log2(width) % 2 == 0 else 2)
 
 
 @pytest.mark.law
@@ -57,7 +57,7 @@ def test_is_pytorchs_attention(axes, rows, places, width, out, mask, seed):
              for name, var in held.functions["main"].inputs.items()}
     if mask == "bool":
         feeds["m"][:, 0] = 1  # a row masked throughout is another test's
-    assert run(rule(), held).fired and KIND not in kinds(held)
+    assert apply_rewrite(rule(), held).fired and KIND not in kinds(held)
     q, k, v, m = (torch.from_numpy(feeds[name].astype(np.float64)) if name in feeds else None for name in "qkvm")
     true = F.scaled_dot_product_attention(q, k, v, attn_mask=m > 0 if mask == "bool" else m).numpy()
     np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-4)
@@ -66,7 +66,7 @@ def test_is_pytorchs_attention(axes, rows, places, width, out, mask, seed):
 
 def test_a_row_masked_throughout_gives_the_mean():
     held = attention((1, 2, 4), (1, 3, 4), (1, 3, 2), "bool")
-    run(rule(), held)
+    apply_rewrite(rule(), held)
     value = np.arange(6, dtype=np.float32).reshape(1, 3, 2)
     feeds = {"q": np.ones((1, 2, 4), np.float32), "k": np.ones((1, 3, 4), np.float32), "v": value,
              "m": np.float32([[0, 0, 0], [0, 1, 0]])}
@@ -104,11 +104,11 @@ def test_as_torch_spells_it(way, causal, tmp_path):
 
     before, after = convert(ct.PassPipeline.DEFAULT), convert(ane.pipeline(passes=NAME))
     assert kinds(before)[KIND] == 2 and KIND not in kinds(after)
-    rules = [each() for each in all_rules().values()]
-    found = {item.rule.name for item in predict(before, rules, target="m4")[1] if hasattr(item.answer, "covers")}
-    left = {item.rule.name for item in predict(after, rules, target="m4")[1] if hasattr(item.answer, "covers")}
+    rules = [each() for each in get_all_rules().values()]
+    found = {item.rule.name for item in predict_plan(before, rules, target="m4")[1] if hasattr(item.answer, "covers")}
+    left = {item.rule.name for item in predict_plan(after, rules, target="m4")[1] if hasattr(item.answer, "covers")}
     assert "several_attentions" in found and "several_attentions" not in left
-    assert not [row.op.op_type for row in predict(after, rules, target="m4")[0].rows if row.ane == "no"]
+    assert not [row.op.op_type for row in predict_plan(after, rules, target="m4")[0].rows if row.ane == "no"]
     (name,) = after.functions["main"].inputs
     (found,) = Runtime(after, precision="float64")({name: x.numpy()}).values()
     with torch.no_grad():
@@ -120,10 +120,10 @@ def test_as_torch_spells_it(way, causal, tmp_path):
      "computed in fp32, which the ANE does not take"),
     (lambda: attention((1, 2, None), (1, 3, None), (1, 3, 2)),
      "the width of a head is not known before the model runs"),
-    (lambda: program(lambda q, m: mb.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=m),
-                     opset=ct.target.iOS18, q=(1, 3, 4), m=(2, 3, 3)),
+    (lambda: build_program(lambda q, m: mb.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=m),
+                           opset=ct.target.iOS18, q=(1, 3, 4), m=(2, 3, 3)),
      "the mask has more rows or heads than the queries"),
 ])
 def test_left_alone(held, reason):
-    found = find(rule(), held())
+    found = find_matches(rule(), held())
     assert not found.fired and [miss.note for miss in found.near_misses] == [reason]

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import weight
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import make_weight
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 
 
 def changes(built):
-    rules = [rule.configured() for rule in all_rules().values()]
-    plan = predict(built, rules, target="m4")[0]
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    plan = predict_plan(built, rules, target="m4")[0]
     return sum(one.backend != other.backend for one, other in pairwise(plan.segments)), sum(
         segment.milliseconds for segment in plan.segments)
 
@@ -41,7 +41,7 @@ def with_integers(body, x=(1, 64, 256, 256), i=(64,)):
 def test_one_change_of_processor_is_left_of_two():
     """Convs, then numbers prepared from an integer input, then convs: the segments are those of the order of ops."""
     def body(x, i):
-        kernel = weight(64, 64, 3, 3)
+        kernel = make_weight(64, 64, 3, 3)
         for _ in range(4):
             x = mb.relu(x=mb.conv(x=x, weight=kernel, pad_type="same"))
         wrapped = mb.select(cond=mb.greater_equal(x=i, y=np.int32(0)), a=i, b=mb.add(x=i, y=np.int32(64)))
@@ -52,7 +52,7 @@ def test_one_change_of_processor_is_left_of_two():
 
     built = with_integers(body)
     before = changes(built)
-    (hit,) = run(by_name("edge_integers").configured(), built).fired
+    (hit,) = apply_rewrite(find_rewrite("edge_integers").configured(), built).fired
     assert hit.note.startswith("4 ops on integers behind '")
     assert (before[0], changes(built)[0]) == (2, 1)
 
@@ -81,7 +81,7 @@ def test_a_look_up_behind_a_layer(tmp_path, target):
     package = ane.load(tmp_path / "m.mlpackage")
     feeds = {"x": x.numpy(), "ids": ids.numpy().astype(np.int32)}
     (before,) = Runtime(package.program, precision="float16")(feeds).values()
-    assert run(by_name("edge_integers").configured(), package.program).fired
+    assert apply_rewrite(find_rewrite("edge_integers").configured(), package.program).fired
     ane.save(package, tmp_path / "n.mlpackage")
     again = ane.load(tmp_path / "n.mlpackage").program
     (after,) = Runtime(again, precision="float16")(feeds).values()
@@ -105,7 +105,7 @@ def test_any_order_gives_the_same_and_integers_come_first(steps):
                 floats.append(mb.add(x=number, y=mb.cast(x=whole, dtype="fp16")))
             else:
                 place = mb.mod(x=whole, y=np.int32(5))
-                floats.append(mb.mul(x=number, y=mb.reduce_sum(x=mb.gather(x=weight(5, 2), indices=place, axis=0),
+                floats.append(mb.mul(x=number, y=mb.reduce_sum(x=mb.gather(x=make_weight(5, 2), indices=place, axis=0),
                                                                 axes=[1])))
         return [mb.identity(x=floats[-1]), mb.identity(x=ints[-1])]
 
@@ -113,7 +113,7 @@ def test_any_order_gives_the_same_and_integers_come_first(steps):
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float16),
              "i": np.arange(8, dtype=np.int32)}
     before = Runtime(built, precision="float16")(feeds)
-    run(by_name("edge_integers").configured(), built)
+    apply_rewrite(find_rewrite("edge_integers").configured(), built)
     after = Runtime(built, precision="float16")(feeds)
     for name, value in before.items():
         np.testing.assert_array_equal(value, after[name])

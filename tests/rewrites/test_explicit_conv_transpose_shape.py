@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import half, kinds
@@ -24,12 +24,12 @@ NAME = "explicit_conv_transpose_shape"
 
 
 def rule():
-    return by_name(NAME).configured()
+    return find_rewrite(NAME).configured()
 
 
 def made(layer, shape, **parameters):
     half(layer)
-    return program(
+    return build_program(
         lambda x: mb.conv_transpose(
             x=x, weight=layer.weight.detach().numpy().astype(np.float16),
             bias=layer.bias.detach().numpy().astype(np.float16), strides=list(layer.stride),
@@ -52,7 +52,7 @@ def held(built, layer, shape, windows):
 
 
 def says_all_by_pads(built):
-    (op,) = [op for _, op in all_ops(built) if op.op_type == "conv_transpose"]
+    (op,) = [op for _, op in iterate_ops(built) if op.op_type == "conv_transpose"]
     flat = op.pad.val.reshape(-1, 2)
     shape = [(int(size) - 1) * step + (taps - 1) * spread + 1 - sum(pads) for size, step, taps, spread, pads in zip(
         op.x.shape[2:], op.strides.val, op.weight.shape[2:], op.dilations.val, flat.tolist())]
@@ -65,7 +65,7 @@ def test_the_published_program():
     torch.manual_seed(0)
     layer, shape = torch.nn.ConvTranspose2d(3, 3, 3), (1, 3, 4, 4)
     built = made(layer, shape, output_shape=[1, 3, 4, 4])
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     assert says_all_by_pads(built)
     held(built, layer, shape, [(0, 4), (0, 4)])
 
@@ -78,7 +78,7 @@ def test_a_length_of_ones_own(kernel, stride, dilation, groups, pad, length):
     layer, shape = torch.nn.ConvTranspose1d(4, 2, kernel, stride, groups=groups, dilation=dilation), (2, 4, 4)
     full = 3 * stride + (kernel - 1) * dilation + 1
     built = made(layer, shape, pad_type="custom", pad=[pad, 0], output_shape=[2, 2, length])
-    fired = bool(run(rule(), built).fired)
+    fired = bool(apply_rewrite(rule(), built).fired)
     assert fired == (full - pad > length)
     if fired:
         assert says_all_by_pads(built)
@@ -95,7 +95,7 @@ def test_same_is_the_middle_of_it(kernel, stride, dilation, kind):
     sizes = [4 * stride, 5 * stride]
     given_shape = {"output_shape": [1, 3, *sizes]} if kind == "same_lower" else {}
     built = made(layer, shape, pad_type=kind, **given_shape)
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     assert says_all_by_pads(built)
     assert kinds(built)["slice_by_index"] == rest % 2
     held(built, layer, shape, [(start, size) for size in sizes])
@@ -105,7 +105,7 @@ def test_same_of_symbolic_size():
     torch.manual_seed(0)
     layer = torch.nn.ConvTranspose1d(4, 2, 5, 2)
     built = made(layer, (None, 4, None), pad_type="same")
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     for length in (1, 3, 6):
         held(built, layer, (2, 4, length), [(1, 2 * length)])
 
@@ -115,9 +115,9 @@ def test_same_of_symbolic_size():
 def test_the_shape_the_host_writes_is_left_alone(way, target, tmp_path):
     layer = torch.nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2)
     program_ = converted(layer, (1, 4, 5, 4), way, tmp_path, target=target)
-    (op,) = [op for _, op in all_ops(program_) if op.op_type == "conv_transpose"]
+    (op,) = [op for _, op in iterate_ops(program_) if op.op_type == "conv_transpose"]
     assert op.output_shape is not None
-    assert not find(rule(), program_).fired
+    assert not find_matches(rule(), program_).fired
     assert distance(program_, layer, (1, 4, 5, 4)) < 1e-12
 
 
@@ -131,10 +131,10 @@ def test_the_whole_pipeline_twice_is_once(parameters):
     built = made(layer, shape, **parameters)
     before = Runtime(built, precision="float64")({"x": draw(shape)})["y"]
     PassPipelineManager.apply_pipeline(built, ane.pipeline())
-    once = program_text(built)
+    once = format_program(built)
     assert says_all_by_pads(built)
     faults = ["asymmetric_conv_transpose_pad", "conv_transpose_1d_bias"]
     found = Runtime(built, precision="float64", quirks=faults)({"x": draw(shape)})["y"]
     np.testing.assert_allclose(found, before, rtol=0, atol=1e-12)
     PassPipelineManager.apply_pipeline(built, ane.pipeline())
-    assert program_text(built) == once
+    assert format_program(built) == once

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.rewrites._phases import awkward_axes
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.rewrites._conv_phases import find_awkward_stride_axes
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
 from tests.rewrites.helpers import kinds
@@ -26,7 +26,7 @@ LAYERS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def with_layer(layer, shape):
@@ -38,14 +38,14 @@ def with_layer(layer, shape):
 
 
 def no_awkward_stride(program_):
-    return not any(awkward_axes(op) for _, op in all_ops(program_) if op.op_type == "conv")
+    return not any(find_awkward_stride_axes(op) for _, op in iterate_ops(program_) if op.op_type == "conv")
 
 
 def test_which_strides_are_meant():
     def found(*strides):
-        held = program(lambda x: mb.conv(x=x, weight=np.zeros((1, 1, 1, 1), np.float16), strides=list(strides)),
-                       x=(1, 1, 40, 40))
-        return bool(find(rule(), held).fired)
+        held = build_program(lambda x: mb.conv(x=x, weight=np.zeros((1, 1, 1, 1), np.float16), strides=list(strides)),
+                             x=(1, 1, 40, 40))
+        return bool(find_matches(rule(), held).fired)
 
     assert [stride for stride in range(1, 25) if found(1, stride)] == [5, 7, 10, 11, 13, 14, 15, 17, 19, 20, 21, 22, 23]
     assert found(5, 2) and not found(4, 9)
@@ -65,8 +65,8 @@ def test_phases_are_pytorchs_conv1d(stride, kernel, before, behind, length, grou
     if kind != "custom":
         total = max((-(-length // stride) - 1) * stride + kernel - length, 0) if kind != "valid" else 0
         before, behind = (total - total // 2, total // 2) if kind == "same_lower" else (total // 2, total - total // 2)
-    assert run(rule(), made).fired
-    assert no_awkward_stride(made) and not find(rule(), made).fired
+    assert apply_rewrite(rule(), made).fired
+    assert no_awkward_stride(made) and not find_matches(rule(), made).fired
     with torch.no_grad():
         padded = torch.nn.functional.pad(torch.from_numpy(draw(shape)).double(), (before, behind))
         expected = layer.double()(padded).numpy()
@@ -83,7 +83,7 @@ def test_phases_are_pytorchs_conv2d(kernel, stride, padding):
     if isinstance(padding, int):
         layer.padding = (padding, padding)
     made = with_layer(layer, shape)
-    assert run(rule(), made).fired
+    assert apply_rewrite(rule(), made).fired
     assert no_awkward_stride(made)
     assert distance(made, layer, shape) < 1e-12
     assert distance(made, layer, shape, "float16") < 5e-3
@@ -96,8 +96,8 @@ def test_slices_are_pytorchs_conv(rank):
     layer = LAYERS[rank](2, 4, 3, (5, 2, 7)[:rank], 1, dilation=2)
     shape = (1, 2, 12, 9, 11)[:rank + 2]
     made = with_layer(layer, (1, 2, *[None] * rank))
-    assert not find(rule(), made).fired
-    assert run(rule(form="slice"), made).fired
+    assert not find_matches(rule(), made).fired
+    assert apply_rewrite(rule(form="slice"), made).fired
     assert no_awkward_stride(made)
     assert distance(made, layer, shape) < 1e-12
 
@@ -110,7 +110,7 @@ def test_slices_are_pytorchs_conv(rank):
 def test_as_torch_converts(layer, way, target, tmp_path):
     shape = (1, 1, 203) if layer.weight.dim() == 3 else (1, 3, 42, 56)
     before = converted(layer, shape, way, tmp_path, target=target)
-    assert find(rule(), before).fired
+    assert find_matches(rule(), before).fired
     after = converted(layer, shape, way, tmp_path, passes=NAME, target=target)
     assert no_awkward_stride(after)
     assert distance(after, layer, shape) < 1e-12
@@ -120,7 +120,9 @@ def test_as_torch_converts(layer, way, target, tmp_path):
 
 
 def test_fp32_stays(tmp_path):
-    found = find(rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32"))
+    found = find_matches(
+        rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32")
+    )
     assert [miss.note for miss in found.near_misses] == ["computed in fp32, which the ANE does not take"]
 
 
@@ -132,9 +134,9 @@ def test_convs_that_share_a_weight_share_its_phases():
         return [mb.conv(x=value, weight=held, strides=[5], name=name)
                 for value, name in ((x, "y"), (mb.relu(x=x), "z"))]
 
-    made = program(body, x=(1, 4, 40))
-    assert len(run(rule(), made).fired) == 2
-    large = [op for _, op in all_ops(made) if op.op_type == "const" and np.size(op.val.val) == weight.size]
+    made = build_program(body, x=(1, 4, 40))
+    assert len(apply_rewrite(rule(), made).fired) == 2
+    large = [op for _, op in iterate_ops(made) if op.op_type == "const" and np.size(op.val.val) == weight.size]
     assert len(large) == 1
 
 
@@ -145,31 +147,35 @@ def test_a_weight_read_at_another_stride_is_not_stored_twice():
         held = mb.const(val=weight, name="w")
         return [mb.conv(x=x, weight=held, strides=[step], name=f"y{step}") for step in (5, 4)]
 
-    made = program(body, x=(1, 4, 40))
-    text = program_text(made)
-    trace = run(rule(), made)
-    assert not trace.fired and program_text(made) == text
+    made = build_program(body, x=(1, 4, 40))
+    text = format_program(made)
+    trace = apply_rewrite(rule(), made)
+    assert not trace.fired and format_program(made) == text
     assert [miss.note for miss in trace.near_misses] == [
         "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
-    assert run(rule(form="slice"), made).fired
+    assert apply_rewrite(rule(form="slice"), made).fired
     assert kinds(made)["slice_by_index"] == 1
 
 
 def test_what_the_page_says_of_infinite_inputs():
     """With a kernel longer than the stride and no multiple of it, zeros meet elements beside the window."""
-    made = program(lambda x: mb.conv(x=x, weight=np.ones((1, 1, 7), np.float16), strides=[5], name="y"), x=(1, 1, 12))
+    made = build_program(
+        lambda x: mb.conv(x=x, weight=np.ones((1, 1, 7), np.float16), strides=[5], name="y"), x=(1, 1, 12)
+    )
     x = np.ones((1, 1, 12), np.float32)
     x[0, 0, 8] = np.inf
     assert np.isfinite(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
-    run(rule(), made)
+    apply_rewrite(rule(), made)
     assert np.isnan(Runtime(made, precision="float64")({"x": x})["y"]).tolist() == [[[True, False]]]
 
 
 def test_a_kernel_shorter_than_its_stride_takes_no_more_room_and_meets_nothing_else():
-    made = program(lambda x: mb.conv(x=x, weight=np.ones((1, 1, 3), np.float16), strides=[5], name="y"), x=(1, 1, 10))
+    made = build_program(
+        lambda x: mb.conv(x=x, weight=np.ones((1, 1, 3), np.float16), strides=[5], name="y"), x=(1, 1, 10)
+    )
     x = np.ones((1, 1, 10), np.float32)
     x[0, 0, 4] = np.inf
-    run(rule(), made)
+    apply_rewrite(rule(), made)
     np.testing.assert_array_equal(Runtime(made, precision="float64")({"x": x})["y"], [[[3, 3]]])
     (conv,) = (op for op in made.functions["main"].operations if op.op_type == "conv")
     assert conv.weight.shape == (1, 3, 1)

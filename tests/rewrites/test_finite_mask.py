@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof.compare import Strictness
-from mil_ane_passes.proof.prove import compare_programs
-from mil_ane_passes.rewrites._mask_examples import attention_op
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof.comparison import Strictness
+from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.rewrites._mask_examples import build_attention_op
 from mil_ane_passes.runtime import Runtime
 from tests.proof.test_masks import attention as padded
 from tests.proof.test_masks import feeds
@@ -31,7 +31,7 @@ KEYS, WIDTH = 8, 4
 
 
 def rule(**options):
-    return by_name("finite_mask").configured(**options)
+    return find_rewrite("finite_mask").configured(**options)
 
 
 def scores(x):
@@ -118,8 +118,13 @@ def torchs(spelling, given):
 
 
 def infinite(made):
-    return [op.op_type for _, op in all_ops(made) if op.op_type == "const" and np.asarray(op.outputs[0].val).dtype.kind
-            == "f" and np.any(np.abs(np.asarray(op.outputs[0].val, dtype=np.float64)) > 65504)]
+    return [
+        op.op_type
+        for _, op in iterate_ops(made)
+        if op.op_type == "const"
+        and np.asarray(op.outputs[0].val).dtype.kind == "f"
+        and np.any(np.abs(np.asarray(op.outputs[0].val, dtype=np.float64)) > 65504)
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -127,7 +132,7 @@ def infinite(made):
 def test_is_pytorchs_attention_at_half_and_full_precision(spelling, way):
     made = converted(spelling, way)
     assert infinite(made)
-    assert run(rule(), made).fired and not infinite(made)
+    assert apply_rewrite(rule(), made).fired and not infinite(made)
     truth = torchs(spelling, inputs())
     np.testing.assert_allclose(outputs(made, inputs(), precision="float64"), truth, rtol=0, atol=1e-6)
     for quirks in ([], ["infinite_mask"]):
@@ -147,7 +152,7 @@ def test_the_published_fault_no_longer_reaches_it(spelling):
     ranked = scores(x.double()) * (0.5 if spelling == "float mask" else 1) + causes + shut(m, -1e4).double()
     truth = (F.softmax(ranked, -1) @ x.double()).numpy()
     assert not np.allclose(faulty, truth, rtol=0, atol=0.3)
-    run(rule(), made)
+    apply_rewrite(rule(), made)
     np.testing.assert_allclose(outputs(made, given, precision="float64"), truth, rtol=0, atol=1e-6)
     cured = outputs(made, given, precision="float16", quirks=["infinite_mask"])
     assert np.isfinite(cured).all()
@@ -160,7 +165,7 @@ def test_a_row_whose_scores_are_all_replaced_has_even_weights(spelling):
     given = inputs(masked_throughout=True)
     made = converted(spelling, "traced, iOS17")
     assert np.isnan(outputs(made, given, precision="float16")[0]).all()
-    run(rule(), made)
+    apply_rewrite(rule(), made)
     found = outputs(made, given, precision="float16", quirks=["infinite_mask"])
     np.testing.assert_allclose(found[0], given[0][0].mean(0).expand(KEYS, WIDTH), rtol=0, atol=0.02)
     np.testing.assert_allclose(found[1], torchs(spelling, given)[1], rtol=0, atol=0.02)
@@ -169,7 +174,7 @@ def test_a_row_whose_scores_are_all_replaced_has_even_weights(spelling):
 @pytest.mark.parametrize("spelling", ["(1 - m) * lowest", "masked_fill inf", "causal buffer"])
 def test_a_model_kept_in_fp32_is_left_alone(spelling):
     made = converted(spelling, "traced, iOS17", ct.precision.FLOAT32)
-    found = find(rule(), made)
+    found = find_matches(rule(), made)
     assert not found.fired
     assert {miss.note for miss in found.near_misses} <= {
         "the mask and its softmax are held in fp32, which has numbers of that size"}
@@ -198,22 +203,22 @@ def test_masks_that_are_added_up_stay_in_range():
             x = mb.add(x=x, y=np.array([0, *[-np.inf] * 7], np.float16))
         return mb.softmax(x=x, axis=-1)
 
-    made = program(body, x=x.shape)
-    assert len(run(rule(), made).fired) == 6
-    assert len(find(rule(value=-2e4), program(body, x=x.shape)).fired) == 0
+    made = build_program(body, x=x.shape)
+    assert len(apply_rewrite(rule(), made).fired) == 6
+    assert len(find_matches(rule(value=-2e4), build_program(body, x=x.shape)).fired) == 0
 
 
 @pytest.mark.parametrize("value", [0.0, -999.0, -7e4, 1e4, float("nan")])
 def test_a_value_that_does_not_silence_or_fit_is_refused(value):
     with pytest.raises(InputError, match="expected -60000 to -1000"):
-        run(rule(value=value), padded(-np.inf))
+        apply_rewrite(rule(value=value), padded(-np.inf))
 
 
 def test_no_const_is_left_behind():
     made = padded(-np.inf)
-    before = sum(op.op_type == "const" for _, op in all_ops(made))
-    run(rule(), made)
-    consts = [op for _, op in all_ops(made) if op.op_type == "const"]
+    before = sum(op.op_type == "const" for _, op in iterate_ops(made))
+    apply_rewrite(rule(), made)
+    consts = [op for _, op in iterate_ops(made) if op.op_type == "const"]
     assert len(consts) == before and all(op.outputs[0].child_ops and not op.inputs for op in consts)
 
 
@@ -224,9 +229,9 @@ def test_a_large_table_is_made_once():
         shared = mb.const(val=table)
         return [mb.softmax(x=mb.add(x=x, y=shared), axis=-1, name=f"y{number}") for number in range(3)]
 
-    made = program(body, x=(128, 128))
-    assert len(run(rule(), made).fired) == 3
-    large = [op for _, op in all_ops(made) if op.op_type == "const" and np.size(op.outputs[0].val) == table.size]
+    made = build_program(body, x=(128, 128))
+    assert len(apply_rewrite(rule(), made).fired) == 3
+    large = [op for _, op in iterate_ops(made) if op.op_type == "const" and np.size(op.outputs[0].val) == table.size]
     assert len(large) == 1 and np.isfinite(large[0].outputs[0].val).all()
 
 
@@ -238,7 +243,7 @@ def test_what_is_left_of_a_row_is_the_softmax_of_what_is_seen(seen, spread, seed
     given["m"][:] = np.array(seen, np.float16)
     given["x"] = (np.random.default_rng(seed).standard_normal((2, 3, 8)) * spread).astype(np.float16)
     made = padded(-np.inf)
-    run(rule(), made)
+    apply_rewrite(rule(), made)
     found = Runtime(made, precision="float64")(given)["y"]
     kept = torch.from_numpy(given["x"]).double()
     if any(seen):
@@ -248,10 +253,10 @@ def test_what_is_left_of_a_row_is_the_softmax_of_what_is_seen(seen, spread, seed
 
 def test_only_the_lower_half_of_a_table_of_bounds_is_a_mask():
     bounds = np.where(np.tri(4, dtype=bool), np.inf, -np.inf).astype(np.float16)
-    built = program(lambda x: mb.softmax(x=mb.minimum(x=x, y=bounds), name="y"), x=(4, 4))
+    built = build_program(lambda x: mb.softmax(x=mb.minimum(x=x, y=bounds), name="y"), x=(4, 4))
     x = (20000 + 16 * np.arange(16).reshape(4, 4)).astype(np.float16)
     before = Runtime(built, precision="float64")({"x": x})["y"]
-    assert run(by_name("finite_mask").configured(), built).fired
+    assert apply_rewrite(find_rewrite("finite_mask").configured(), built).fired
     np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], before)
 
 
@@ -266,7 +271,7 @@ def attention_of(length):
         masked = mb.select(cond=hidden, a=np.float16(-np.inf), b=mb.mul(x=scores, y=np.float16(length**-0.5)))
         return mb.matmul(x=mb.softmax(x=masked, axis=-1), y=x, name="y")
 
-    return program(body, x=(1, KEYS, length), m=(1, 1, KEYS))
+    return build_program(body, x=(1, KEYS, length), m=(1, 1, KEYS))
 
 
 @pytest.mark.parametrize("length", [8, 64, 256])
@@ -278,9 +283,9 @@ def test_it_is_proved_on_inputs_of_wide_range(length, value):
 
 
 def test_inputs_are_proved_up_to_what_the_mask_silences():
-    before = attention_op()
-    after, small = clone(before), clone(before)
-    trace, less = run(rule(), after), run(rule(value=-1e3), small)
+    before = build_attention_op()
+    after, small = clone_program(before), clone_program(before)
+    trace, less = apply_rewrite(rule(), after), apply_rewrite(rule(value=-1e3), small)
     assert trace.within == (0, 30) and 5 < less.within[1] < 5.1
 
     def held(rewritten, within):

@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.torch_frontend import patched
 from tests.rewrites.helpers import kinds
 
 
 def folded(built, **options):
-    return run(by_name("fold_constants").configured(**options), built)
+    return apply_rewrite(find_rewrite("fold_constants").configured(**options), built)
 
 
 def refused(built, target):
-    rules = [rule.configured() for rule in all_rules().values()]
-    return {row.op.op_type for row in predict(built, rules, target=target)[0].rows if row.ane == "no"}
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    return {row.op.op_type for row in predict_plan(built, rules, target=target)[0].rows if row.ane == "no"}
 
 
 class Unpacked(torch.nn.Module):
@@ -50,7 +50,9 @@ def test_sizes_that_torch_unpacks_from_a_shape(tmp_path, alone, target):
                            pass_pipeline=ane.pipeline(base, passes="fold_constants"))
     model.save(str(tmp_path / "m.mlpackage"))
     built = ane.load(tmp_path / "m.mlpackage").program
-    assert not any(types.is_int(var.dtype) for _, op in all_ops(built) if op.op_type != "const" for var in op.outputs)
+    assert not any(
+        types.is_int(var.dtype) for _, op in iterate_ops(built) if op.op_type != "const" for var in op.outputs
+    )
     assert alone or not refused(built, "m4") | refused(built, "m1")
     (found,) = Runtime(built, precision="float64")({"x": x.numpy()}).values()
     np.testing.assert_allclose(found, Unpacked()(x.double()).numpy(), rtol=1e-12, atol=1e-12)
@@ -89,7 +91,7 @@ def test_any_integer_arithmetic_is_numpys(drawn):
                 value = getattr(mb, kind)(x=value, y=np.where(other == 0, 1, other).astype(np.int32))
         return mb.mul(x=x, y=mb.cast(x=value, dtype="fp32"))
 
-    built = program(body, dtype=types.fp32, x=(2, size))
+    built = build_program(body, dtype=types.fp32, x=(2, size))
     trace = folded(built)
     assert trace.fired and set(kinds(built)) <= {"const", "mul", "cast"}
     for kind, numbers in steps:
@@ -110,23 +112,23 @@ def test_weights_random_numbers_and_outputs_stay():
                                                 scale=np.float16(0.25), axis=0)
         noise = mb.random_normal(shape=[2, 8], mean=np.float16(0), stddev=np.float16(1), seed=1)
         return [mb.linear(x=mb.add(x=x, y=noise), weight=packed), mb.shape(x=x, name="size"),
-                mb.matmul(x=x, y=mb.transpose(x=weight(4200, 8), perm=[1, 0]))]
+                mb.matmul(x=x, y=mb.transpose(x=make_weight(4200, 8), perm=[1, 0]))]
 
-    built = program(body, opset=ct.target.iOS16, x=(2, 8))
+    built = build_program(body, opset=ct.target.iOS16, x=(2, 8))
     before = kinds(built)
     folded(built)
     assert kinds(built) == before
 
 
 def test_equal_values_are_one_constant():
-    built = program(lambda x: [mb.reshape(x=x, shape=mb.add(
+    built = build_program(lambda x: [mb.reshape(x=x, shape=mb.add(
         x=np.array([2, 5], np.int32), y=np.array([1, -3], np.int32))) for _ in range(3)], x=(2, 3))
     assert len(folded(built).fired) == 3
-    assert len({op.shape for _, op in all_ops(built) if op.op_type == "reshape"}) == 1
+    assert len({op.shape for _, op in iterate_ops(built) if op.op_type == "reshape"}) == 1
 
 
 @pytest.mark.parametrize("most, fires", [(11, False), (12, True)])
 def test_the_bytes_have_a_bound(most, fires):
-    built = program(lambda x: mb.reshape(x=x, shape=mb.add(
+    built = build_program(lambda x: mb.reshape(x=x, shape=mb.add(
         x=np.array([1, 1, 5], np.int32), y=np.array([0, 1, -2], np.int32))), x=(2, 3))
     assert bool(folded(built, max_bytes=most).fired) is fires

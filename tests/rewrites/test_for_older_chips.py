@@ -12,25 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth
 
 
 def upsampling(**options):
-    return by_name("split_upsampling").configured(**options)
+    return find_rewrite("split_upsampling").configured(**options)
 
 
 def padding(**options):
-    return by_name("sliced_pad").configured(**options)
+    return find_rewrite("sliced_pad").configured(**options)
 
 
 def found_on(built, code, target):
     """What the rule of this code reports."""
-    return [item for item in predict(built, [each() for each in all_rules().values()], target=target)[1]
+    return [item for item in predict_plan(built, [each() for each in get_all_rules().values()], target=target)[1]
             if item.rule.code == code]
 
 
@@ -54,7 +54,7 @@ def test_enlarging_is_pytorchs_in_every_spelling(name, way, tmp_path):
     function = ENLARGED[name]
     built = converted(function, way, tmp_path, shape=(1, 3, 4, 4))
     assert found_on(built, "ANE230", "a13")
-    assert not find(upsampling(), built).fired and run(upsampling(), built, target="a13").fired
+    assert not find_matches(upsampling(), built).fired and apply_rewrite(upsampling(), built, target="a13").fired
     assert not found_on(built, "ANE230", "a13")
     x = numbers((1, 3, 4, 4)).astype(np.float32)
     np.testing.assert_array_equal(outputs(built, x, "float16"), truth(function, x))
@@ -77,8 +77,8 @@ def test_any_whole_factors_repeat_elements(drawn):
         "resize": lambda x: mb.resize(x=x, shape=[*size.values()], resized_dims=np.uint32(2), name="y",
                                       interpolation_mode="NEAREST_NEIGHBOR"),
     }[kind]
-    built = program(body, x=shape)
-    found = run(upsampling(), built, target="a13")
+    built = build_program(body, x=shape)
+    found = apply_rewrite(upsampling(), built, target="a13")
     x = numbers(shape)
     np.testing.assert_array_equal(only_output(built, x, "float16"), x.repeat(tall, -2).repeat(wide, -1))
     odd = [factor for factor in (tall, wide) if factor & (factor - 1)]
@@ -93,9 +93,9 @@ def test_linear_by_4_is_not_twice_by_2_which_is_why_it_stays():
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 1, 4, 4)))
     twice = F.interpolate(F.interpolate(x, scale_factor=2, mode="bilinear"), scale_factor=2, mode="bilinear")
     assert (twice - F.interpolate(x, scale_factor=4, mode="bilinear")).abs().max() > 0.05
-    built = program(lambda x: mb.upsample_bilinear(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
-                    x=(1, 1, 4, 4))
-    (miss,) = find(upsampling(), built, target="a12").near_misses
+    built = build_program(lambda x: mb.upsample_bilinear(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
+                          x=(1, 1, 4, 4))
+    (miss,) = find_matches(upsampling(), built, target="a12").near_misses
     assert miss.note == "linear interpolation by 4 x 4: twice by 2 is not once by 4"
 
 
@@ -112,7 +112,7 @@ def test_reflecting_is_pytorchs_in_every_spelling(name, way, tmp_path):
     function = REFLECTED[name]
     built = converted(function, way, tmp_path)
     assert found_on(built, "ANE231", "m1")
-    assert not find(padding(), built).fired and run(padding(), built, target="m1").fired
+    assert not find_matches(padding(), built).fired and apply_rewrite(padding(), built, target="m1").fired
     assert not found_on(built, "ANE231", "m1") and not kinds(built)["pad"]
     x = numbers((2, 8, 4)).astype(np.float32)
     np.testing.assert_array_equal(outputs(built, x, "float16"), truth(function, x))
@@ -123,9 +123,10 @@ def test_reflecting_is_pytorchs_in_every_spelling(name, way, tmp_path):
 def test_any_reflecting_pad_is_numpys_to_the_bit(shape, data):
     count = data.draw(st.integers(1, len(shape)))
     pairs = [tuple(data.draw(st.integers(0, extent - 1)) for _ in range(2)) for extent in shape[-count:]]
-    built = program(lambda x: mb.pad(x=x, pad=[each for pair in pairs for each in pair], mode="reflect", name="y"),
-                    x=tuple(shape))
-    assert run(padding(), built, target="m1").fired and not kinds(built)["pad"]
+    built = build_program(
+        lambda x: mb.pad(x=x, pad=[each for pair in pairs for each in pair], mode="reflect", name="y"), x=tuple(shape)
+    )
+    assert apply_rewrite(padding(), built, target="m1").fired and not kinds(built)["pad"]
     x = numbers(shape)
     wanted = np.pad(x, [(0, 0)] * (len(shape) - count) + pairs, mode="reflect")
     found = only_output(built, x, "float16")
@@ -140,10 +141,10 @@ def test_nothing_fires_where_a_chip_is_looked_at_that_takes_it(rule, fires):
         wide = mb.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4)
         return mb.pad(x=wide, pad=[1, 1], mode="reflect", name="y")
 
-    built = program(body, x=(1, 2, 4, 4))
+    built = build_program(body, x=(1, 2, 4, 4))
     targets = ("a12", "a13", "a14", "m1", "m2", "m3", "m4", "all")
-    assert {target for target in targets if find(rule(), built, target=target).fired} == fires
-    assert find(rule(always=True), built).fired
+    assert {target for target in targets if find_matches(rule(), built, target=target).fired} == fires
+    assert find_matches(rule(always=True), built).fired
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
@@ -152,7 +153,7 @@ def test_they_stand_through_a_conversion_with_our_pipeline_and_the_package(opset
         wide = mb.upsample_nearest_neighbor(x=x, scale_factor_height=6, scale_factor_width=4)
         return mb.pad(x=wide, pad=[2, 1, 1, 3], mode="reflect", name="y")
 
-    built = program(body, opset=opset, x=(1, 2, 4, 4))
+    built = build_program(body, opset=opset, x=(1, 2, 4, 4))
     model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="split_upsampling,sliced_pad", target="a13"))
     model.save(str(tmp_path / "m.mlpackage"))

@@ -11,12 +11,12 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.order import check_order
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.rewrites._halves import Halves
-from mil_ane_passes.rewrites._narrow import computes, narrow
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.op_order import check_op_order
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.rewrites._fp16_constants import Fp16Constants
+from mil_ane_passes.rewrites._fp16_conversion import convert_to_fp16, is_fp32_computation
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -45,13 +45,13 @@ def built(steps, opset):
             values.append(OPS[kind](values[first % len(values)], values[second % len(values)]))
         return [mb.identity(x=value, name=f"out{number}") for number, value in enumerate(values[-2:])]
 
-    made = program(body, opset=opset, dtype=types.fp32, x=(2, 4), z=(2, 4))
+    made = build_program(body, opset=opset, dtype=types.fp32, x=(2, 4), z=(2, 4))
     PASS_REGISTRY["common::dead_code_elimination"](made)
     return made
 
 
 def by_host(given_program, kept):
-    made = clone(given_program)
+    made = clone_program(given_program)
     FP16ComputePrecision(op_selector=lambda op: op.name not in kept).apply(made)
     for name in ("cast_optimization", "const_elimination", "dead_code_elimination"):
         PASS_REGISTRY[f"common::{name}"](made)
@@ -62,12 +62,14 @@ def by_host(given_program, kept):
 @given(STEPS, st.sets(st.integers(0, 40)), st.sampled_from([ct.target.iOS15, ct.target.iOS17]), st.integers(0, 9))
 def test_the_same_bits_as_the_hosts_passes(steps, numbers, opset, seed):
     source = built(steps, opset)
-    every = [op for _, op in all_ops(source) if computes(op)]
+    every = [op for _, op in iterate_ops(source) if is_fp32_computation(op)]
     kept = {op.name for number, op in enumerate(every) if number in numbers}
-    host, ours = by_host(source, kept), clone(source)
-    assert not narrow(ours, {op for _, op in all_ops(ours) if computes(op) and op.name not in kept}, Halves())
+    host, ours = by_host(source, kept), clone_program(source)
+    assert not convert_to_fp16(
+        ours, {op for _, op in iterate_ops(ours) if is_fp32_computation(op) and op.name not in kept}, Fp16Constants()
+    )
     ours.validate()
-    check_order(ours.functions["main"])
+    check_op_order(ours.functions["main"])
     random = np.random.default_rng(seed)
     feeds = {name: random.standard_normal((2, 4)).astype(np.float32) for name in ("x", "z")}
     for precision in ("float16", "float64"):

@@ -10,13 +10,13 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.pipeline import ordered
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name, rewrites
-from mil_ane_passes.proof.execute import plans
-from mil_ane_passes.proof.measure import measurer
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.pipeline import sort_passes
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rewrites
+from mil_ane_passes.proof.execution import build_plans
+from mil_ane_passes.proof.range_measurement import make_measurer
 from mil_ane_passes.runtime import Runtime
 from tests.models.zoo import ARCHITECTURES
 from tests.package.helpers import WEIGHTS, host_program, make, normal, proto_ops, tree
@@ -28,15 +28,15 @@ MIXED = "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=
 
 
 def rule(**options):
-    return by_name("fp16_compute").configured(**options)
+    return find_rewrite("fp16_compute").configured(**options)
 
 
 def draws(count=2, description=lambda name: None, feeds=None):
-    return measurer(lambda built: plans(built, count, description, feeds))
+    return make_measurer(lambda built: build_plans(built, count, description, feeds))
 
 
 def rewritten(built, measure=None, **options):
-    trace = run(rule(**options), built, measure=measure)
+    trace = apply_rewrite(rule(**options), built, measure=measure)
     built.validate()
     return trace
 
@@ -47,7 +47,7 @@ def reasons(trace):
 
 def in_fp32(built):
     """The ops that compute in fp32: what they make, or read, is; parameters aside, which may stay so from iOS17 on."""
-    return [op for _, op in all_ops(built) if op.op_type not in ("cast", "const") and any(
+    return [op for _, op in iterate_ops(built) if op.op_type not in ("cast", "const") and any(
         var.is_tensor_or_scalar_of(dtype="fp32") for var in (
             *op.outputs, *(var for var in op.get_flattened_inputs() if not var.op or var.op.op_type != "const")))]
 
@@ -129,7 +129,7 @@ def test_every_kind_of_package(kind, tmp_path):
     if not packed[0]:
         assert report.weight_bytes_after <= 0.55 * report.weight_bytes_before
     assert host_program(tmp_path / "half.mlpackage").functions.keys() == package.program.functions.keys()
-    assert not find(rule(), package.program, measure=draws(2, package.description)).fired
+    assert not find_matches(rule(), package.program, measure=draws(2, package.description)).fired
 
 
 @pytest.mark.parametrize("kind", ["float16", "state"])
@@ -172,7 +172,7 @@ def grown():
         big = mb.square(x=mb.mul(x=x, y=np.float32(256), name="scaled"), name="squared")
         return mb.tanh(x=mb.mul(x=mb.sqrt(x=big, name="root"), y=np.float32(1 / 512), name="small"), name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 64))
+    return build_program(body, dtype=types.fp32, x=(1, 64))
 
 
 def test_what_overflows_stays_in_fp32_and_says_how_far_it_gets():
@@ -195,7 +195,7 @@ def test_what_vanishes_stays_in_fp32():
         tiny = mb.mul(x=mb.square(x=x, name="squared"), y=np.float32(2e-5), name="tiny")
         return mb.mul(x=tiny, y=np.float32(60000), name="y")
 
-    built = program(body, dtype=types.fp32, x=(1, 8))
+    built = build_program(body, dtype=types.fp32, x=(1, 8))
     x = np.full((1, 8), 1e-2, np.float32)
     trace = rewritten(built, draws(feeds={"x": x}))
     assert reasons(trace)["tiny"] == "kept fp32: its result ends at 2e-09, below what fp16 holds (6.0e-08)"
@@ -210,7 +210,7 @@ def cancelled():
         back = mb.sub(x=shifted, y=np.float32(3000), name="down")
         return mb.relu(x=mb.mul(x=back, y=np.float32(0.5), name="after"), name="y")
 
-    return program(body, dtype=types.fp32, x=(1, 64))
+    return build_program(body, dtype=types.fp32, x=(1, 64))
 
 
 def test_what_loses_more_than_asked_stays_in_fp32():
@@ -221,11 +221,11 @@ def test_what_loses_more_than_asked_stays_in_fp32():
     assert set(kept) == {"up", "down"} and trace.moves == 1e-3
     assert all(reason.startswith("with it in fp16 the outputs are off by") for reason in kept.values())
     assert np.abs(only_output(built, x, "float16") - right).max() <= 1e-3 * right.max()
-    assert not run(rule(max_error=1e-3), built, measure=draws(feeds={"x": x})).fired
+    assert not apply_rewrite(rule(max_error=1e-3), built, measure=draws(feeds={"x": x})).fired
 
 
 def squared():
-    return program(lambda x: mb.square(x=mb.mul(x=x, y=np.float32(300)), name="y"), dtype=types.fp32, x=(2, 8))
+    return build_program(lambda x: mb.square(x=mb.mul(x=x, y=np.float32(300)), name="y"), dtype=types.fp32, x=(2, 8))
 
 
 @pytest.mark.parametrize("given", [{"ranges": {"x": (-0.1, 0.1)}}, {"feeds": {"x": np.full((2, 8), 0.1, np.float32)}}])
@@ -244,7 +244,7 @@ def test_integers_that_would_change_count_by_their_share():
         return mb.reduce_argmax(x=mb.add(x=mb.relu(x=x, name="plain"), y=np.float32(1000), name="shifted"), axis=-1,
                                 name="best")
 
-    built, x = program(body, dtype=types.fp32, x=(1, 8)), np.linspace(0, 0.2, 8, dtype=np.float32)[None]
+    built, x = build_program(body, dtype=types.fp32, x=(1, 8)), np.linspace(0, 0.2, 8, dtype=np.float32)[None]
     trace = rewritten(built, draws(feeds={"x": x}))
     assert set(reasons(trace)) == {"shifted", "best"} and only_output(built, x, "float16") == [[7]]
     assert "off by 1.0e+00 of their largest value (of integers, that share changes)" in reasons(trace)["best"]
@@ -252,8 +252,11 @@ def test_integers_that_would_change_count_by_their_share():
 
 def test_a_few_near_ties_of_a_segmentation_may_go_the_other_way():
     weights = np.random.default_rng(0).standard_normal((6, 8, 1, 1)).astype(np.float32)
-    built = program(lambda x: mb.reduce_argmax(x=mb.conv(x=x, weight=weights, name="scores"), axis=1, name="classes"),
-                    dtype=types.fp32, x=(1, 8, 48, 48))
+    built = build_program(
+        lambda x: mb.reduce_argmax(x=mb.conv(x=x, weight=weights, name="scores"), axis=1, name="classes"),
+        dtype=types.fp32,
+        x=(1, 8, 48, 48),
+    )
     x = np.random.default_rng(1).standard_normal((1, 8, 48, 48)).astype(np.float32)
     report = ane.rewrite(built, passes="fp16_compute", feeds={"x": x})
     assert report.proved and not report.traces[0].near_misses
@@ -275,7 +278,7 @@ def test_a_mask_of_the_lowest_fp32_does_not_make_nan():
         bias = mb.mul(x=mb.sub(x=np.float32(1), y=mask, name="inverted"), y=lowest, name="bias")
         return mb.softmax(x=mb.add(x=x, y=bias, name="scores"), axis=-1, name="y")
 
-    built = program(body, dtype=types.fp32, x=(2, 8), mask=(2, 8))
+    built = build_program(body, dtype=types.fp32, x=(2, 8), mask=(2, 8))
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32),
              "mask": np.float32([[1] * 5 + [0] * 3] * 2)}
     trace = rewritten(built, draws(feeds=feeds))
@@ -294,47 +297,53 @@ def test_ops_and_values_are_kept_by_name():
 
 def test_a_name_to_keep_that_is_none_is_refused():
     with pytest.raises(ane.InputError, match=r"keep: no op of type 'square_' and no value of that name; did you mean"):
-        find(rule(keep="tanh+square_"), grown())
+        find_matches(rule(keep="tanh+square_"), grown())
 
 
 def test_the_function_is_named():
     built = grown()
     built.add_function("other", grown().functions["main"])
-    assert {hit.function for hit in find(rule(), built).fired} == {"main", "other"}
+    assert {hit.function for hit in find_matches(rule(), built).fired} == {"main", "other"}
 
 
 def test_sums_beyond_32768_are_kept_when_asked():
-    built, x = program(lambda x: mb.linear(x=x, weight=np.full((4, 512), 65, np.float32), name="y"), dtype=types.fp32,
-                       x=(1, 512)), np.ones((1, 512), np.float32)
+    built, x = (
+        build_program(
+            lambda x: mb.linear(x=x, weight=np.full((4, 512), 65, np.float32), name="y"), dtype=types.fp32, x=(1, 512)
+        ),
+        np.ones((1, 512), np.float32),
+    )
     x[:, ::2] = -1
     measure = draws(feeds={"x": x})
-    assert find(rule(), built, measure=measure).fired
-    (miss,) = find(rule(wide_sums=True), built, measure=measure).near_misses
+    assert find_matches(rule(), built, measure=measure).fired
+    (miss,) = find_matches(rule(wide_sums=True), built, measure=measure).near_misses
     assert miss.note == "kept fp32: its partial sums may reach 3.33e+04, beyond 32768"
 
 
 def test_what_was_left_in_fp32_stays_unless_asked_for():
     built, x = cancelled(), np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
     rewritten(built, keep="sub+add")
-    trace = find(rule(), built)
+    trace = find_matches(rule(), built)
     assert not trace.fired and set(reasons(trace).values()) == {MIXED}
     assert rewritten(built, mixed=True).fired and not in_fp32(built)
     assert only_output(built, x, "float16").dtype == np.float32
 
 
 def test_without_runs_only_constants_are_judged():
-    (first, *_) = find(rule(), grown()).fired
+    (first, *_) = find_matches(rule(), grown()).fired
     assert first.note == "5 of 5 ops in fp16; nothing was run, so only constants were judged"
-    small = program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
+    small = build_program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
     assert rewritten(small).fired
-    added = next(op for _, op in all_ops(small) if op.op_type == "add")
+    added = next(op for _, op in iterate_ops(small) if op.op_type == "add")
     assert added.y.val == np.float16(6e-8), "as the host rounds it"
 
 
 def test_it_comes_before_the_cures_of_what_fp16_does_and_the_border_after_all():
-    order = ordered([name for name in rewrites() if rewrites()[name].stage in ("precision", "numerics", "cleanup")])
+    order = sort_passes(
+        [name for name in get_all_rewrites() if get_all_rewrites()[name].stage in ("precision", "numerics", "cleanup")]
+    )
     assert order[0] == "fp16_compute" and order.index("fp16_io") > max(
-        order.index(name) for name in order if rewrites()[name].stage == "numerics")
+        order.index(name) for name in order if get_all_rewrites()[name].stage == "numerics")
 
 
 def test_fp16_at_the_border_leaves_no_cast():

@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.package.helpers import WEIGHTS, conv_program, host_program, make, proto_ops, spec_of, tree, write_spec
 from tests.package.test_unchanged import BUILDERS, multifunction, with_state
@@ -26,7 +26,7 @@ HALF = ct.precision.FLOAT16
 
 
 def rule(**options):
-    return by_name("fp16_io").configured(**options)
+    return find_rewrite("fp16_io").configured(**options)
 
 
 def dtypes(path):
@@ -195,10 +195,10 @@ def test_one_value_with_several_readers_and_names():
         z = mb.cond(pred=pred, _true_fn=lambda: mb.relu(x=x), _false_fn=lambda: mb.mul(x=x, y=np.float32(2)), name="z")
         return y, mb.identity(x=y, name="twin"), whole, z
 
-    built, x = program(body, dtype=types.fp32, x=(1, 4)), np.float32([[1, -2, 0.5, 7]])
+    built, x = build_program(body, dtype=types.fp32, x=(1, 4)), np.float32([[1, -2, 0.5, 7]])
     names = [var.name for var in built.functions["main"].outputs]
     before = Runtime(built, precision="float16")({"x": x})
-    assert len(run(rule(), built).fired) == 4
+    assert len(apply_rewrite(rule(), built).fired) == 4
     built.validate()
     assert [var.name for var in built.functions["main"].outputs] == names
     after = Runtime(built, precision="float16")({"x": x})
@@ -210,7 +210,7 @@ def test_one_value_with_several_readers_and_names():
 def test_the_host_leaves_it_and_a_second_run_finds_nothing(source, tmp_path):
     rewritten(source, tmp_path / "io.mlpackage")
     built = ane.load(tmp_path / "io.mlpackage").program
-    assert not find(rule(), built).fired
+    assert not find_matches(rule(), built).fired
     PassPipelineManager.apply_pipeline(built, ct.PassPipeline.DEFAULT)
     assert kinds(built)["cast"] == 0
 
@@ -223,7 +223,7 @@ def test_other_changes_of_the_interface_are_refused_when_saved(source, tmp_path)
 
 
 def test_what_the_runs_show_beyond_fp16_stays_in_fp32():
-    built = program(lambda x: mb.square(x=x, name="y"), dtype=types.fp32, x=(2, 8))
+    built = build_program(lambda x: mb.square(x=x, name="y"), dtype=types.fp32, x=(2, 8))
     report = ane.rewrite(built, passes="fp16_io", ranges={"x": (-300, 300)})
     assert [hit.note for hit in report.traces[0].fired] == ["input 'x' in fp16; cast to fp32 where it is read so"]
     assert [miss.note for miss in report.traces[0].near_misses] == ["'y' reaches 9e+04, fp16 ends at 65504"]
@@ -234,7 +234,7 @@ def test_what_the_runs_show_beyond_fp16_stays_in_fp32():
 
 
 def test_an_output_that_fp16_does_not_hold_is_not_proved():
-    built = program(lambda x: mb.mul(x=x, y=np.float32(1e6), name="y"), dtype=types.fp32, x=(2, 3))
+    built = build_program(lambda x: mb.mul(x=x, y=np.float32(1e6), name="y"), dtype=types.fp32, x=(2, 3))
     report = ane.rewrite(built, passes="fp16_io")
     assert report.status == "not proved" and report.verify.reason.startswith("output 'y' reaches ")
     assert report.verify.reason.endswith(", which float16 does not hold")

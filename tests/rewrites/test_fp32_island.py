@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 
 MOVES = {
@@ -33,7 +33,7 @@ MOVES = {
 
 
 def wide(built):
-    return {op.op_type for _, op in all_ops(built)
+    return {op.op_type for _, op in iterate_ops(built)
             if op.op_type not in ("const", "cast") and any(var.dtype == types.fp32 for var in op.outputs)}
 
 
@@ -47,13 +47,13 @@ def test_any_chain_of_moves_gives_the_same_bits(names, from_half, seed):
         return mb.cast(x=value, dtype="fp16", name="y")
 
     try:
-        built = program(body, dtype=types.fp32, x=(4, 4))
+        built = build_program(body, dtype=types.fp32, x=(4, 4))
     except (ValueError, AssertionError):  # a slice that leaves nothing, an odd number of rows to split
         return
     x = np.random.default_rng(seed).choice(
         [np.inf, -np.inf, np.nan, -0.0, 1e5, -65519.9, 1e-8, 0.1, 3.14159], (4, 4)).astype(np.float32)
     before = {precision: Runtime(built, precision=precision)({"x": x})["y"] for precision in ("float64", "float16")}
-    trace = run(by_name("fp32_island").configured(), built)
+    trace = apply_rewrite(find_rewrite("fp32_island").configured(), built)
     for precision, old in before.items():
         new = Runtime(built, precision=precision)({"x": x})["y"]
         np.testing.assert_array_equal(old, new)
@@ -81,8 +81,8 @@ def test_what_stands_before_the_casts_of_inputs(tmp_path, target):
     model.save(str(tmp_path / "m.mlpackage"))
     built = ane.load(tmp_path / "m.mlpackage").program
     assert not wide(built)
-    rules = [rule.configured() for rule in all_rules().values()]
-    assert not [row for row in predict(built, rules, target="m4")[0].rows if row.ane == "no"]
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    assert not [row for row in predict_plan(built, rules, target="m4")[0].rows if row.ane == "no"]
     x = x.half()
     (found,) = Runtime(built, precision="float64")({"x": x.float().numpy()}).values()
     np.testing.assert_allclose(found, Turned()(x.double()).numpy(), rtol=0, atol=1e-12)
@@ -94,7 +94,7 @@ def test_a_large_constant_and_what_is_read_in_fp32_stay():
         held = mb.concat(values=[x, np.ones((4, 600), np.float32)], axis=1)
         return [mb.cast(x=moved, dtype="fp16"), moved, mb.cast(x=held, dtype="fp16")]
 
-    trace = run(by_name("fp32_island").configured(), program(body, dtype=types.fp32, x=(4, 4)))
+    trace = apply_rewrite(find_rewrite("fp32_island").configured(), build_program(body, dtype=types.fp32, x=(4, 4)))
     assert not trace.fired
     (miss,) = trace.near_misses
     assert miss.note.startswith("it moves the constant '")

@@ -11,12 +11,12 @@ from coremltools.converters.mil.mil import Function, Program, types
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name, fixes_for
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, fixes_for, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth
@@ -36,11 +36,14 @@ SPELLINGS = {
 
 
 def fires(rule, built, target="all", **options):
-    return [finding.op_type for finding in run(by_name(rule).configured(**options), built, target=target).fired]
+    return [
+        finding.op_type
+        for finding in apply_rewrite(find_rewrite(rule).configured(**options), built, target=target).fired
+    ]
 
 
 def refused(built, target):
-    plan, _ = predict(built, [rule() for rule in all_rules().values()], target=target)
+    plan, _ = predict_plan(built, [rule() for rule in get_all_rules().values()], target=target)
     return [row.op.op_type for row in plan.rows if row.ane == "no" or set(row.codes) & {"ANE220", "ANE214"}]
 
 
@@ -65,9 +68,9 @@ def test_it_stands_through_a_conversion_and_the_package(target, tmp_path):
 
 def test_newer_targets_keep_a_gather_that_would_have_to_be_joined():
     def built():
-        return program(lambda x: mb.gather(x=x, indices=np.array([1, 2, 0], np.int32), axis=1), x=(1, 3, 4))
+        return build_program(lambda x: mb.gather(x=x, indices=np.array([1, 2, 0], np.int32), axis=1), x=(1, 3, 4))
 
-    assert {target: bool(find(by_name("gather_as_slices").configured(), built(), target=target).fired)
+    assert {target: bool(find_matches(find_rewrite("gather_as_slices").configured(), built(), target=target).fired)
             for target in ("m1", "a17", "m4", "m5", "all")} == {"m1": True, "a17": True, "m4": False, "m5": False,
                                                                 "all": False}
     assert fires("gather_as_slices", built(), "m4", always=True)
@@ -75,7 +78,7 @@ def test_newer_targets_keep_a_gather_that_would_have_to_be_joined():
 
 def test_joining_on_the_last_axis_steps_aside_where_that_goes_wrong():
     def made(target):
-        built = program(lambda x: mb.gather(x=x, indices=np.array([2, 0, 1], np.int32), axis=-1), x=(2, 3))
+        built = build_program(lambda x: mb.gather(x=x, indices=np.array([2, 0, 1], np.int32), axis=-1), x=(2, 3))
         fires("gather_as_slices", built, target, always=True)
         return kinds(built)["transpose"]
 
@@ -114,7 +117,7 @@ def test_any_places_of_an_axis(drawn, target, first):
     x.reshape(-1)[:2] = [np.nan, np.inf][: x.size]
     symbolic = [None if first and number == 0 and len(shape) + axis and axis else extent
                 for number, extent in enumerate(shape)]
-    built = program(lambda x: mb.gather(x=x, indices=places, axis=axis, name="y"), x=tuple(symbolic))
+    built = build_program(lambda x: mb.gather(x=x, indices=places, axis=axis, name="y"), x=tuple(symbolic))
     fires("gather_as_slices", built, target, always=True)
     assert not kinds(built).keys() & KINDS
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], np.take(x, places, axis))
@@ -139,7 +142,7 @@ def points(draw):
 @given(points())
 def test_any_points(drawn):
     x, places = drawn
-    built = program(lambda x: mb.gather_nd(x=x, indices=places, name="y"), x=x.shape)
+    built = build_program(lambda x: mb.gather_nd(x=x, indices=places, name="y"), x=x.shape)
     fires("gather_as_slices", built, "m1", max_parts=999)
     assert not kinds(built).keys() & KINDS
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"],
@@ -158,7 +161,7 @@ def test_any_places_along_an_axis(data, axis):
     places = np.array(flat, np.int32).reshape(wanted)
     if data.draw(st.booleans()):
         places = np.broadcast_to(np.take(places, [0], (axis + 1) % 3), wanted)
-    built = program(lambda x: mb.gather_along_axis(x=x, indices=places, axis=axis, name="y"), x=tuple(shape))
+    built = build_program(lambda x: mb.gather_along_axis(x=x, indices=places, axis=axis, name="y"), x=tuple(shape))
     assert fires("gather_as_slices", built, "m1", max_parts=999)
     right = np.take_along_axis(x, places, axis)
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], right)
@@ -166,8 +169,8 @@ def test_any_places_along_an_axis(data, axis):
 
 @pytest.mark.parametrize(("places", "axis"), [(-1, 1), (0, 1), ([1, 2, 0], 0), ([2, 1], 0), ([1], 1)])
 def test_all_other_axes_may_be_of_symbolic_size(places, axis):
-    built = program(lambda x: mb.gather(x=x, indices=np.array(places, np.int32), axis=axis, name="y"),
-                    opset=ct.target.iOS15, x=(3, None, None))
+    built = build_program(lambda x: mb.gather(x=x, indices=np.array(places, np.int32), axis=axis, name="y"),
+                          opset=ct.target.iOS15, x=(3, None, None))
     assert fires("gather_as_slices", built, "m1") and not kinds(built)["gather"]
     x = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float16)
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], np.take(x, places, axis))
@@ -175,8 +178,9 @@ def test_all_other_axes_may_be_of_symbolic_size(places, axis):
 
 @pytest.mark.parametrize("dtype", [types.int32, types.uint16, types.int8])
 def test_integers_are_moved_like_numbers(dtype):
-    built = program(lambda x: mb.gather(x=x, indices=np.array([3, 0, 1], np.int32), axis=0, name="y"), dtype=dtype,
-                    x=(4,))
+    built = build_program(
+        lambda x: mb.gather(x=x, indices=np.array([3, 0, 1], np.int32), axis=0, name="y"), dtype=dtype, x=(4,)
+    )
     assert fires("gather_as_slices", built, "m3")
     x = np.array([3, 1, 4, 1], types.nptype_from_builtin(dtype))
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], [1, 3, 1])
@@ -205,7 +209,7 @@ def test_a_mask_of_positions_is_a_constant_that_the_host_leaves_standing(tmp_pat
 
     built, x = converted(function, "exported", tmp_path), grid()
     assert kinds(built)["gather_nd"]
-    run_all(selected(passes="fold_constants,fold_constant_gather"), built)
+    apply_rewrites(select_rewrites(passes="fold_constants,fold_constant_gather"), built)
     assert kinds(built).keys() <= {"add", "cast", "const"}
     np.testing.assert_array_equal(outputs(built, x, "float64"), truth(function, x))
 
@@ -214,7 +218,7 @@ def test_a_mask_of_positions_is_a_constant_that_the_host_leaves_standing(tmp_pat
 @given(points())
 def test_points_of_a_constant(drawn):
     table, places = drawn
-    built = program(lambda x: mb.mul(x=x, y=mb.gather_nd(x=table, indices=places), name="y"), x=(1,))
+    built = build_program(lambda x: mb.mul(x=x, y=mb.gather_nd(x=table, indices=places), name="y"), x=(1,))
     assert fires("fold_constant_gather", built) == ["gather_nd"]
     found = Runtime(built, precision="float16")({"x": np.ones(1, np.float16)})["y"]
     np.testing.assert_array_equal(np.squeeze(found), np.squeeze(table[tuple(np.moveaxis(places, -1, 0))]))
@@ -228,13 +232,16 @@ def test_rows_of_one_table_are_one_constant_for_all_who_ask():
         rows = [mb.gather(x=held, indices=np.array(places, np.int32), axis=0) for places in ([1, 2], [1, 2], [2, 1])]
         return [mb.add(x=x, y=row) for row in rows]
 
-    built = program(body, x=(2, 4))
+    built = build_program(body, x=(2, 4))
     assert len(fires("fold_constant_gather", built)) == 3
-    consts = [op for _, op in all_ops(built) if op.op_type == "const" and op.outputs[0].dtype == types.fp16]
+    consts = [op for _, op in iterate_ops(built) if op.op_type == "const" and op.outputs[0].dtype == types.fp16]
     assert len(consts) == 2
 
 
 def test_the_rule_that_reports_them_names_both():
-    built = program(lambda x: mb.gather(x=x, indices=np.array([1, 0], np.int32), axis=0, name="y"), x=(2, 3))
+    built = build_program(lambda x: mb.gather(x=x, indices=np.array([1, 0], np.int32), axis=0, name="y"), x=(2, 3))
     assert refused(built, "m1") == ["gather"] and not refused(built, "m4")
-    assert [fix.name for fix in fixes_for(all_rules()["constant_gather"])] == ["fold_constant_gather", "gather_as_slices"]
+    assert [fix.name for fix in fixes_for(get_all_rules()["constant_gather"])] == [
+        "fold_constant_gather",
+        "gather_as_slices",
+    ]

@@ -12,26 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
 
 
 def rule(name, **options):
-    return by_name(name).configured(**options)
+    return find_rewrite(name).configured(**options)
 
 
 def refused(built, target="m4"):
-    rows = predict(built, [each.configured() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each.configured() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
 def misses(name, built, **options):
-    return [near.note for near in find(rule(name, **options), built).near_misses]
+    return [near.note for near in find_matches(rule(name, **options), built).near_misses]
 
 
 def flexible(function, passes, shape=(4, 4), low=1, high=64, target=ct.target.iOS17):
@@ -65,10 +65,10 @@ class TestRange:
             np.testing.assert_allclose(outputs(built, x, "float64"), truth(function, x), rtol=0, atol=1e-12)
 
     def test_the_seeds_complaint_torch_arange_at_fixed_shapes(self):
-        built = program(lambda x: mb.add(x=x, y=mb.range_1d(start=np.float16(0), end=np.float16(7),
-                                                            step=np.float16(1)), name="y"), x=(2, 7))
+        built = build_program(lambda x: mb.add(x=x, y=mb.range_1d(start=np.float16(0), end=np.float16(7),
+                                                                  step=np.float16(1)), name="y"), x=(2, 7))
         assert refused(built) == ["range_1d"]
-        assert run(rule("constant_range"), built).fired and not refused(built)
+        assert apply_rewrite(rule("constant_range"), built).fired and not refused(built)
         x = drawn((2, 7)).astype(np.float16)
         right = (torch.from_numpy(x) + torch.arange(7).half()).numpy()
         np.testing.assert_array_equal(only_output(built, x, "float16"), right)
@@ -78,9 +78,9 @@ class TestRange:
     def test_law_known_ranges_are_those_of_torch(self, start, end, step, whole):
         count = len(range(start, end, step))
         kind = np.int32 if whole else np.float16
-        built = program(lambda x: [mb.relu(x=x), mb.identity(
+        built = build_program(lambda x: [mb.relu(x=x), mb.identity(
             x=mb.range_1d(start=kind(start), end=kind(end), step=kind(step)), name="y")], x=(2,))
-        trace = run(rule("constant_range"), built)
+        trace = apply_rewrite(rule("constant_range"), built)
         assert bool(trace.fired) is (count > 0)
         if count:
             found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
@@ -95,8 +95,11 @@ class TestRange:
             ones = mb.fill(shape=mb.concat(values=[np.array([2], np.int32), length], axis=0), value=np.float16(3))
             return [mb.cast(x=counted, dtype="fp16", name="places"), mb.identity(x=ones, name="ones")]
 
-        built = program(body, dtype=types.int32, ids=(1, None))
-        assert run(rule("constant_range", longest=32), built).fired and run(rule("constant_fill"), built).fired
+        built = build_program(body, dtype=types.int32, ids=(1, None))
+        assert (
+            apply_rewrite(rule("constant_range", longest=32), built).fired
+            and apply_rewrite(rule("constant_fill"), built).fired
+        )
         assert set(refused(built)) == {"cast"}
         found = Runtime(built, precision="float16")({"ids": np.full((1, 7), -5, np.int32)})
         np.testing.assert_array_equal(found["places"], torch.arange(7).numpy())
@@ -108,7 +111,7 @@ class TestRange:
                 size = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
                 return [mb.relu(x=x), mb.identity(x=function(size), name="y")]
 
-            return program(body, x=(2, None))
+            return build_program(body, x=(2, None))
 
         one = {"start": np.int32(0), "step": np.int32(1)}
         assert misses("constant_range", after(lambda n: mb.range_1d(end=n, **one)), longest=9) == [
@@ -142,10 +145,10 @@ class TestOneHot:
         """Those outside the vector, too: none of its places is hot."""
         axis = data.draw(st.integers(-len(shape) - 1, len(shape)))
         on, off = data.draw(st.tuples(st.integers(-9, 9), st.integers(-9, 9)).filter(lambda pair: pair[0] != pair[1]))
-        built = program(lambda ids: mb.one_hot(
+        built = build_program(lambda ids: mb.one_hot(
             indices=ids if shape else mb.squeeze(x=ids), one_hot_vector_size=size, axis=axis, name="y",
             on_value=np.float16(on), off_value=np.float16(off)), dtype=types.int32, ids=tuple(shape) or (1,))
-        assert run(rule("one_hot_compare"), built).fired and not kinds(built)["one_hot"]
+        assert apply_rewrite(rule("one_hot_compare"), built).fired and not kinds(built)["one_hot"]
         ids = np.random.default_rng(size).integers(-size, 2 * size, tuple(shape) or (1,)).astype(np.int32)
         places = torch.from_numpy(ids.reshape(shape).astype(np.int64))
         inside = (places >= 0) & (places < size)
@@ -156,9 +159,9 @@ class TestOneHot:
 
     @pytest.mark.parametrize("index", [-2**31, -1, 0, 2047, 2048, 2049, 70000, 2**31 - 1])
     def test_fp16_confuses_no_index_with_one_of_2048_places(self, index):
-        built = program(lambda ids: mb.cast(x=mb.one_hot(indices=ids, one_hot_vector_size=2048), dtype="fp16",
-                                            name="y"), dtype=types.int32, ids=(1,))
-        run(rule("one_hot_compare"), built)
+        built = build_program(lambda ids: mb.cast(x=mb.one_hot(indices=ids, one_hot_vector_size=2048), dtype="fp16",
+                                                  name="y"), dtype=types.int32, ids=(1,))
+        apply_rewrite(rule("one_hot_compare"), built)
         found = only_output(built, np.array([index], np.int32), "float16")
         np.testing.assert_array_equal(np.flatnonzero(found), [index] if 0 <= index < 2048 else [])
 
@@ -182,8 +185,8 @@ class TestBand:
     @given(st.lists(st.integers(1, 6), min_size=2, max_size=5), st.integers(-1, 6), st.integers(-1, 6))
     def test_law_any_band_of_anything(self, shape, lower, upper):
         """An infinity or NaN outside the band is 0."""
-        built = program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=tuple(shape))
-        assert run(rule("constant_band_part"), built).fired and not refused(built)
+        built = build_program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=tuple(shape))
+        assert apply_rewrite(rule("constant_band_part"), built).fired and not refused(built)
         x = np.random.default_rng(0).choice(np.array([1, -0.0, np.inf, np.nan, -7], np.float16), shape)
         right = torch.from_numpy(x)
         right = right.triu(-lower) if lower >= 0 else right
@@ -197,8 +200,8 @@ class TestBand:
            st.integers(-1, 6))
     def test_law_any_band_of_any_size(self, rows, columns, free, lower, upper):
         shape = [None if axis in free else extent for axis, extent in enumerate((rows, columns))]
-        built = program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=(2, *shape))
-        assert run(rule("constant_band_part", longest=9), built).fired and not refused(built)
+        built = build_program(lambda x: mb.band_part(x=x, lower=lower, upper=upper, name="y"), x=(2, *shape))
+        assert apply_rewrite(rule("constant_band_part", longest=9), built).fired and not refused(built)
         x = np.random.default_rng(0).choice(np.array([1, -0.0, np.inf, np.nan], np.float16), (2, rows, columns))
         right = torch.from_numpy(x)
         right = right.triu(-lower) if lower >= 0 else right
@@ -221,9 +224,9 @@ class TestBand:
             np.testing.assert_allclose(outputs(built, x, "float64"), truth(function, x), rtol=0, atol=1e-12)
 
     def test_masks_are_shared(self):
-        built = program(lambda x, z: [mb.band_part(x=x, lower=-1, upper=0), mb.band_part(x=z, lower=-1, upper=0)],
-                        x=(2, 64, 64), z=(64, 64))
-        run(rule("constant_band_part"), built)
+        built = build_program(lambda x, z: [mb.band_part(x=x, lower=-1, upper=0), mb.band_part(x=z, lower=-1, upper=0)],
+                              x=(2, 64, 64), z=(64, 64))
+        apply_rewrite(rule("constant_band_part"), built)
         selects = [op for op in built.functions["main"].operations if op.op_type == "select"]
         assert len(selects) == 2 and len({op.cond for op in selects}) == 1
 
@@ -231,8 +234,8 @@ class TestBand:
 class TestNonZero:
     def test_what_is_known_is_folded(self):
         known = np.array([[0, -1, np.nan], [2, 0, 0]], np.float16)
-        built = program(lambda x: [mb.relu(x=x), mb.identity(x=mb.non_zero(x=known), name="y")], x=(2,))
-        assert run(rule("static_non_zero"), built).fired and not kinds(built)["non_zero"]
+        built = build_program(lambda x: [mb.relu(x=x), mb.identity(x=mb.non_zero(x=known), name="y")], x=(2,))
+        assert apply_rewrite(rule("static_non_zero"), built).fired and not kinds(built)["non_zero"]
         found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
         np.testing.assert_array_equal(found, torch.nonzero(torch.from_numpy(known)).numpy())
 

@@ -9,11 +9,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.spellings import converted, outputs
 
@@ -21,11 +21,11 @@ NAME = "group_norm_rank_4"
 
 
 def rule():
-    return by_name(NAME).configured()
+    return find_rewrite(NAME).configured()
 
 
 def highest(held):
-    return max(var.rank for _, op in all_ops(held) for var in op.outputs)
+    return max(var.rank for _, op in iterate_ops(held) for var in op.outputs)
 
 
 def norm(x, groups, eps=1e-5):
@@ -45,11 +45,11 @@ def norm(x, groups, eps=1e-5):
        st.integers(0, 2**31))
 def test_is_pytorchs_group_norm(batch, groups, each, height, width, open_batch, seed):
     shape = (batch, groups * each, height, width)
-    held = program(lambda x: norm(x, groups), x=(None, *shape[1:]) if open_batch else shape)
+    held = build_program(lambda x: norm(x, groups), x=(None, *shape[1:]) if open_batch else shape)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
     feeds = {"x": x.astype(np.float32)}
     before = Runtime(held, precision="float16")(feeds)["y"]
-    assert run(rule(), held).fired and highest(held) <= 4
+    assert apply_rewrite(rule(), held).fired and highest(held) <= 4
     eps = float(np.float16(1e-5))
     true = torch.nn.functional.group_norm(torch.from_numpy(x.astype(np.float64)), groups, eps=eps).numpy()
     np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-10)
@@ -74,10 +74,10 @@ def test_as_torch_converts(way, shape, tmp_path):
         before = converted(layer, way, tmp_path / "before", shape=shape)
         after = converted(layer, way, tmp_path / "after", passes=NAME, shape=shape)
     assert highest(before) == 5 and highest(after) == 4
-    rules = [each() for each in all_rules().values()]
-    found = {item.rule.name for item in predict(after, rules, target="m4")[1] if hasattr(item.answer, "covers")}
+    rules = [each() for each in get_all_rules().values()]
+    found = {item.rule.name for item in predict_plan(after, rules, target="m4")[1] if hasattr(item.answer, "covers")}
     assert "group_norm_rank_5" not in found
-    assert not [row for row in predict(after, rules, target="m4")[0].rows if row.ane == "no"]
+    assert not [row for row in predict_plan(after, rules, target="m4")[0].rows if row.ane == "no"]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
     with torch.no_grad():
         true = function(torch.from_numpy(x.astype(np.float64))).numpy()
@@ -87,9 +87,9 @@ def test_as_torch_converts(way, shape, tmp_path):
 
 def test_a_volume_is_left_alone():
     """Rank 6 is another pass's, and a norm that leaves rank 5 for nobody stays as it is."""
-    held = program(lambda x: norm(x, 2), x=(1, 4, 2, 2, 2))
-    assert not find(rule(), held).fired and not find(rule(), held).near_misses
-    assert run(by_name("lower_rank").configured(), held).fired and highest(held) <= 5
+    held = build_program(lambda x: norm(x, 2), x=(1, 4, 2, 2, 2))
+    assert not find_matches(rule(), held).fired and not find_matches(rule(), held).near_misses
+    assert apply_rewrite(find_rewrite("lower_rank").configured(), held).fired and highest(held) <= 5
 
 
 def test_a_value_that_is_an_output_holds_the_region():
@@ -97,5 +97,5 @@ def test_a_value_that_is_an_output_holds_the_region():
         cut = mb.reshape(x=x, shape=[1, 2, 2, 4, 4])
         return mb.sub(x=cut, y=mb.reduce_mean(x=cut, axes=[2, 3, 4], keep_dims=True), name="y")
 
-    found = find(rule(), program(body, x=(1, 4, 4, 4)))
+    found = find_matches(rule(), build_program(body, x=(1, 4, 4, 4)))
     assert [miss.note for miss in found.near_misses] == ["'y' of rank 5 is an output"]

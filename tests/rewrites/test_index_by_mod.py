@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -31,7 +31,7 @@ class Lookup(torch.nn.Module):
 
 
 def rewritten(built):
-    return run(by_name("index_by_mod").configured(), built)
+    return apply_rewrite(find_rewrite("index_by_mod").configured(), built)
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
@@ -80,7 +80,7 @@ def built_of(kind, shape, axis, times, narrow):
         given = {"x": x, "indices": i, "name": "y"}
         return getattr(mb, kind)(**given, **({} if kind == "gather_nd" else {"axis": axis}))
 
-    return program(body, x=shape, i=index_shape), extents, index_shape
+    return build_program(body, x=shape, i=index_shape), extents, index_shape
 
 
 @pytest.mark.law
@@ -111,7 +111,7 @@ def test_lookups_that_share_indices_share_their_preparation():
         tables = [np.ones((4, 2), np.float16), np.zeros((4, 3), np.float16)]
         return [mb.gather(x=table, indices=i, axis=0, name=f"y{number}") for number, table in enumerate(tables)]
 
-    built = program(body, dtype=types.int32, i=(3,))
+    built = build_program(body, dtype=types.int32, i=(3,))
     assert len(rewritten(built).fired) == 2 and kinds(built)["mod"] == 1 and kinds(built)["add"] == 1
 
 
@@ -120,7 +120,7 @@ def test_indices_of_two_extents_stay_as_they_are():
         i = mb.select(cond=mb.greater_equal(x=i, y=np.int32(0)), a=i, b=mb.add(x=i, y=np.int32(4)))
         return [mb.gather(x=np.ones((rows, 2), np.float16), indices=i, axis=0, name=f"y{rows}") for rows in (4, 5)]
 
-    trace = rewritten(program(body, dtype=types.int32, i=(3,)))
+    trace = rewritten(build_program(body, dtype=types.int32, i=(3,)))
     assert not trace.fired
     assert [miss.note for miss in trace.near_misses] == [
         "the indices in range are read by more than lookups in the same extent"]
@@ -133,7 +133,7 @@ def test_sixteen_bits_that_do_not_hold_every_index_are_left_alone():
         wide = mb.select(cond=mb.greater_equal(x=wide, y=np.int32(0)), a=wide, b=mb.add(x=wide, y=np.int32(40000)))
         return mb.gather(x=np.zeros((40000, 1), np.float16), indices=wide, axis=0, name="y")
 
-    built = program(body, dtype=types.int32, i=(3,))
+    built = build_program(body, dtype=types.int32, i=(3,))
     assert rewritten(built).fired and kinds(built)["cast"] == 2  # the casts in front wrap: they stay
 
 
@@ -142,7 +142,7 @@ def test_a_flexible_number_of_indices():
         i = mb.select(cond=mb.greater_equal(x=i, y=np.int32(0)), a=i, b=mb.add(x=i, y=np.int32(5)))
         return mb.gather(x=np.arange(10, dtype=np.float16).reshape(5, 2), indices=i, axis=0, name="y")
 
-    built = program(body, dtype=types.int32, i=(None,))
+    built = build_program(body, dtype=types.int32, i=(None,))
     assert rewritten(built).fired
     found = Runtime(built, precision="float16")({"i": np.array([-1, -5, 4, 0], np.int32)})["y"]
     np.testing.assert_array_equal(found[:, 0], [8, 0, 8, 0])

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 
 STEPS = {
@@ -39,7 +39,7 @@ STEPS = {
 
 
 def integers(built):
-    return [op.op_type for _, op in all_ops(built)
+    return [op.op_type for _, op in iterate_ops(built)
             if op.op_type != "const" and any(var.dtype == types.int32 for var in op.outputs)]
 
 
@@ -53,10 +53,10 @@ def test_any_counting_gives_the_same_bits(steps, seed, end):
             value = STEPS[kind](value, first, number)
         return mb.cast(x=value, dtype=end, name="y")
 
-    built = program(body, x=(2, 3))
+    built = build_program(body, x=(2, 3))
     x = np.random.default_rng(seed).standard_normal((2, 3)).astype(np.float16)
     before = {precision: Runtime(built, precision=precision)({"x": x})["y"] for precision in ("float64", "float16")}
-    trace = run(by_name("int_casts").configured(), built)
+    trace = apply_rewrite(find_rewrite("int_casts").configured(), built)
     for precision, old in before.items():
         new = Runtime(built, precision=precision)({"x": x})["y"]
         np.testing.assert_array_equal(old, new)
@@ -89,8 +89,8 @@ def test_a_masked_mean_is_left_without_integers(tmp_path, target, exported):
     model.save(str(tmp_path / "m.mlpackage"))
     built = ane.load(tmp_path / "m.mlpackage").program
     assert not integers(built)
-    rules = [rule.configured() for rule in all_rules().values()]
-    assert not [row.reason for row in predict(built, rules, target="m4")[0].rows if row.ane == "no"]
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    assert not [row.reason for row in predict_plan(built, rules, target="m4")[0].rows if row.ane == "no"]
     (found,) = Runtime(built, precision="float64")({"x": x.numpy()}).values()
     np.testing.assert_allclose(found, Counted()(x.double()).numpy(), rtol=0, atol=1e-12)
 
@@ -100,13 +100,13 @@ def test_two_outputs_of_one_count_keep_their_names():
         whole = mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="int32")
         return [mb.cast(x=whole, dtype="fp16", name="a"), mb.cast(x=whole, dtype="fp16", name="b")]
 
-    built = program(body, x=(2, 3))
-    assert run(by_name("int_casts").configured(), built).fired and not integers(built)
+    built = build_program(body, x=(2, 3))
+    assert apply_rewrite(find_rewrite("int_casts").configured(), built).fired and not integers(built)
     assert [var.name for var in built.functions["main"].outputs] == ["a", "b"]
 
 
 def test_a_sum_of_flexible_length_is_left():
-    built = program(lambda x: mb.cast(x=mb.reduce_sum(x=mb.cast(
+    built = build_program(lambda x: mb.cast(x=mb.reduce_sum(x=mb.cast(
         x=mb.greater(x=x, y=np.float16(0)), dtype="int32"), axes=[0]), dtype="fp16"), x=(None, 3))
-    (miss,) = run(by_name("int_casts").configured(), built).near_misses
+    (miss,) = apply_rewrite(find_rewrite("int_casts").configured(), built).near_misses
     assert miss.note == "it sums as many as the input is long"

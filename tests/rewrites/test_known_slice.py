@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
 from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops, is_const
-from mil_ane_passes.core.registry import all_rules, by_name, fixes_for
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import is_const, iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, fixes_for, get_all_rules
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import spelt
@@ -46,7 +46,7 @@ def flexible(function, exported, target, tmp_path, **settings):
 
 
 def computed(built):
-    return [op for _, op in all_ops(built) if op.op_type.startswith("slice_by")
+    return [op for _, op in iterate_ops(built) if op.op_type.startswith("slice_by")
             and not all(is_const(op.inputs[name]) for name in ("begin", "end", "size") if name in op.inputs)]
 
 
@@ -57,7 +57,7 @@ def computed(built):
 def test_flexible_slices_as_torch_spells_them(spelling, exported, target, tmp_path):
     function = SPELLINGS[spelling]
     built = flexible(function, exported, target, tmp_path)
-    run(by_name("known_slice").configured(), built)
+    apply_rewrite(find_rewrite("known_slice").configured(), built)
     assert not computed(built) and not kinds(built)["shape"]
     (name,) = built.functions["main"].inputs
     for length in (4, 8, 33):
@@ -94,8 +94,8 @@ def test_any_place_counted_from_the_size(data):
                                  end=places[1], stride=[step if number == axis else 1 for number in range(rank)],
                                  begin_mask=free, end_mask=free, name="y")
 
-    built = program(body, x=tuple(None if number == axis else 2 for number in range(rank)))
-    trace = run(by_name("known_slice").configured(shortest=8), built)
+    built = build_program(body, x=tuple(None if number == axis else 2 for number in range(rank)))
+    trace = apply_rewrite(find_rewrite("known_slice").configured(shortest=8), built)
     if not trace.fired:
         assert begin < 0 and "what it gives would be of known size" in trace.near_misses[0].note
         return
@@ -119,7 +119,7 @@ def placed(kind, first, second, squeezed=False):
         end = mb.concat(values=[rows, other], axis=0)
         return mb.slice_by_index(x=x, end=end, squeeze_mask=[False, squeezed], **given, name="y")
 
-    return program(body, x=(None, None))
+    return build_program(body, x=(None, None))
 
 
 @pytest.mark.parametrize("shortest", [1, 3])
@@ -130,7 +130,7 @@ def test_short_axes_give_the_same_as_before(kind, shortest):
     fired = 0
     for first, second in itertools.product(places, [*places, 4]):
         before, built = placed(kind, first, second), placed(kind, first, second)
-        if not run(by_name("known_slice").configured(shortest=shortest), built).fired:
+        if not apply_rewrite(find_rewrite("known_slice").configured(shortest=shortest), built).fired:
             continue
         fired += 1
         for size in range(shortest, 8):
@@ -150,7 +150,7 @@ def test_what_would_become_known_is_left():
         begin = mb.concat(values=[np.int32(0), mb.sub(x=size, y=np.int32(2))], axis=0)
         return mb.slice_by_index(x=x, begin=begin, end=[2, 0], end_mask=[True, True], name="y")
 
-    trace = find(by_name("known_slice").configured(), program(body, x=(2, None)))
+    trace = find_matches(find_rewrite("known_slice").configured(), build_program(body, x=(2, None)))
     assert [miss.note for miss in trace.near_misses] == [
         "what it gives would be of known size, where its readers do not know it"]
-    assert [fix.name for fix in fixes_for(all_rules()["runtime_slice"])] == ["known_slice"]
+    assert [fix.name for fix in fixes_for(get_all_rules()["runtime_slice"])] == ["known_slice"]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.rewrites._slices import offset, parameters
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.rewrites._constant_slices import has_offset, read_slice_start
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import spelt
@@ -47,8 +47,8 @@ def converted(function, x, exported, target=ct.target.iOS17, pipeline=None):
 
 def struck(built):
     """The ops that begin inside the last axis of what they read."""
-    found = [op for _, op in all_ops(built) if op.op_type in ("slice_by_index", "slice_by_size", "split")]
-    return [op for op in found if offset(parameters(op), op.x.rank - 1)]
+    found = [op for _, op in iterate_ops(built) if op.op_type in ("slice_by_index", "slice_by_size", "split")]
+    return [op for op in found if has_offset(read_slice_start(op), op.x.rank - 1)]
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
@@ -57,7 +57,7 @@ def test_it_is_found_as_torch_spells_it(spelling, exported):
     function, kind = SPELLINGS[spelling]
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float16)).float()
     built = converted(function, x, exported)
-    fired = run(by_name("last_axis_slice").configured(), built).fired
+    fired = apply_rewrite(find_rewrite("last_axis_slice").configured(), built).fired
     assert {finding.op_type for finding in fired} == {kind} and not struck(built)
     found = only_output(built, x.numpy(), "float64")
     np.testing.assert_allclose(found, function(x.double()).numpy(), rtol=0, atol=1e-12)
@@ -73,11 +73,11 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_pa
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
     assert kinds(loaded)["transpose"] == 2 and not struck(loaded)
-    assert not find(by_name("last_axis_slice").configured(), loaded).fired
+    assert not find_matches(find_rewrite("last_axis_slice").configured(), loaded).fired
 
 
 def test_the_hosts_reduce_transposes_undoes_a_split_as_the_page_says():
-    built = program(lambda x: list(mb.split(x=x, split_sizes=[3, 5], axis=-1)), x=(2, 4, 8))
+    built = build_program(lambda x: list(mb.split(x=x, split_sizes=[3, 5], axis=-1)), x=(2, 4, 8))
     PassPipelineManager.apply_pipeline(built, ane.pipeline(passes="last_axis_slice"))
     assert not struck(built)
     PassPipelineManager.apply_pipeline(built, ct.PassPipeline.DEFAULT)
@@ -85,17 +85,20 @@ def test_the_hosts_reduce_transposes_undoes_a_split_as_the_page_says():
 
 
 def test_it_is_gated_to_the_measured_generations():
-    built = program(lambda x: mb.slice_by_index(x=x, begin=[0, 2], end=[4, 5], name="y"), x=(4, 8))
-    rule = by_name("last_axis_slice").configured()
-    fires = {target: bool(find(rule, built, target=target).fired) for target in ("a13", "m1", "m2", "m3", "m4", "all")}
+    built = build_program(lambda x: mb.slice_by_index(x=x, begin=[0, 2], end=[4, 5], name="y"), x=(4, 8))
+    rule = find_rewrite("last_axis_slice").configured()
+    fires = {
+        target: bool(find_matches(rule, built, target=target).fired)
+        for target in ("a13", "m1", "m2", "m3", "m4", "all")
+    }
     assert fires == {"a13": False, "m1": True, "m2": True, "m3": False, "m4": False, "all": True}
 
 
 def test_the_published_fault_no_longer_reaches_it():
     x = np.full((1, 4, 8), 5000.0, np.float16)
-    built = program(lambda x: mb.slice_by_index(x=x, begin=[0, 0, 2], end=[1, 4, 5], name="y"), x=x.shape)
+    built = build_program(lambda x: mb.slice_by_index(x=x, begin=[0, 0, 2], end=[1, 4, 5], name="y"), x=x.shape)
     assert np.isinf(only_output(built, x, "float16", ["last_axis_slice_4094"])).all()
-    run(by_name("last_axis_slice").configured(), built)
+    apply_rewrite(find_rewrite("last_axis_slice").configured(), built)
     right = torch.from_numpy(x)[..., 2:5].numpy()
     np.testing.assert_array_equal(only_output(built, x, "float16", ["last_axis_slice_4094"]), right)
 
@@ -119,10 +122,10 @@ def test_any_slice_keeps_its_elements(drawn):
     shape, parameters_ = drawn
     x = np.arange(np.prod(shape), dtype=np.float16).reshape(shape)
     try:
-        built = program(lambda x: mb.slice_by_index(x=x, name="y", **parameters_), x=tuple(shape))
+        built = build_program(lambda x: mb.slice_by_index(x=x, name="y", **parameters_), x=tuple(shape))
     except (ValueError, AssertionError):
         return
     before = Runtime(built, precision="float16")({"x": x})["y"]
-    if run(by_name("last_axis_slice").configured(), built).fired:
+    if apply_rewrite(find_rewrite("last_axis_slice").configured(), built).fired:
         assert not struck(built)
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], before)

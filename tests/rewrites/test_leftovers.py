@@ -10,10 +10,10 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import BlockRewrite, Hit, Rewrite
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops, used
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.query import is_used, iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -34,17 +34,17 @@ def scanned(kind="fp32", narrow="fp16"):
 
         def step(i, state, seen):
             now = mb.cast(x=state, dtype=narrow)
-            further = mb.tanh(x=mb.add(x=mb.linear(x=now, weight=weight(4, 4, dtype=held.type)), y=x))
+            further = mb.tanh(x=mb.add(x=mb.linear(x=now, weight=make_weight(4, 4, dtype=held.type)), y=x))
             return mb.add(x=i, y=np.int32(1)), mb.cast(x=further, dtype=kind), mb.cast(x=mb.exp(x=now), dtype=kind)
 
         _, state, _ = mb.while_loop(_cond=going, _body=step, loop_vars=(np.int32(0), start, start))
         return mb.cast(x=state, dtype="fp32", name="y")
 
-    return program(body, dtype=types.fp32, x=(2, 4))
+    return build_program(body, dtype=types.fp32, x=(2, 4))
 
 
 def unread(prog):
-    return [op.op_type for _, op in all_ops(prog) if op.op_type != "const" and not any(map(used, op.outputs))]
+    return [op.op_type for _, op in iterate_ops(prog) if op.op_type != "const" and not any(map(is_used, op.outputs))]
 
 
 def computing(prog):
@@ -55,7 +55,7 @@ def test_a_loop_written_out_has_no_casts_between_its_steps_and_nothing_unread():
     built = scanned()
     x = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
     before = {precision: Runtime(built, precision=precision)(x).values() for precision in ("float16", "float64")}
-    assert len(run(by_name("unroll_while_loop")(), built).fired) == 1
+    assert len(apply_rewrite(find_rewrite("unroll_while_loop")(), built).fired) == 1
     for precision, values in before.items():
         for old, new in zip(values, Runtime(built, precision=precision)(x).values(), strict=True):
             np.testing.assert_array_equal(old, new)
@@ -68,7 +68,7 @@ def test_a_narrow_state_keeps_its_rounding():
     """A cast to fewer bits and back is no way to leave out both."""
     built = scanned(kind="fp16", narrow="fp32")
     casts = kinds(built)["cast"]
-    run(by_name("unroll_while_loop")(), built)
+    apply_rewrite(find_rewrite("unroll_while_loop")(), built)
     assert kinds(built)["cast"] > casts
 
 
@@ -79,17 +79,17 @@ def looked_up():
         places = mb.cast(x=mb.reverse(x=narrow, axes=[1]), dtype="int32")
         wrapped = mb.select(cond=mb.greater_equal(x=places, y=np.int32(0)), a=places,
                             b=mb.add(x=places, y=np.int32(8)))
-        rows = mb.gather(x=weight(8, 3, dtype=np.float32), indices=mb.cast(x=wrapped, dtype="uint16"), axis=0)
+        rows = mb.gather(x=make_weight(8, 3, dtype=np.float32), indices=mb.cast(x=wrapped, dtype="uint16"), axis=0)
         return mb.relu(x=rows, name="y")
 
-    return program(body, dtype=types.fp32, opset=ct.target.iOS17, x=(4, 8))
+    return build_program(body, dtype=types.fp32, opset=ct.target.iOS17, x=(4, 8))
 
 
 def test_a_chain_of_casts_that_a_rewrite_leaves_is_one_cast():
     built = looked_up()
     x = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
     before = Runtime(built)(x)["y"]
-    run(by_name("plain_indices").configured(), built)
+    apply_rewrite(find_rewrite("plain_indices").configured(), built)
     cast = built.functions["main"].find_ops(op_type="gather")[0].indices.op
     assert cast.x.dtype == types.int16 and cast.outputs[0].dtype == types.uint16
     np.testing.assert_array_equal(Runtime(built)(x)["y"], before)
@@ -106,9 +106,9 @@ def test_one_cast_for_two_gives_the_same_numbers(kind, result):
         narrow = mb.cast(x=i, dtype=types.builtin_to_string(kind))
         return mb.cast(x=mb.cast(x=mb.cast(x=narrow, dtype="int32"), dtype=result), dtype="int32", name="y")
 
-    built = program(body, dtype=types.int32, opset=ct.target.iOS17, i=values.shape)
+    built = build_program(body, dtype=types.int32, opset=ct.target.iOS17, i=values.shape)
     before = Runtime(built)({"i": values})["y"]
-    assert run(by_name("plain_indices").configured(), built).fired and kinds(built)["cast"] < 4
+    assert apply_rewrite(find_rewrite("plain_indices").configured(), built).fired and kinds(built)["cast"] < 4
     np.testing.assert_array_equal(Runtime(built)({"i": values})["y"], before)
 
 
@@ -154,6 +154,6 @@ def test_what_was_unread_before_stays(rule):
         mb.sin(x=x)
         return mb.relu(x=x, name="y")
 
-    built = program(body, x=(2, 4))
-    run(rule(), built)
+    built = build_program(body, x=(2, 4))
+    apply_rewrite(rule(), built)
     assert unread(built) == ["sin"] and sorted(kinds(built)) == ["sin", "sqrt"]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, layout_ops
 
@@ -26,12 +26,12 @@ from tests.rewrites.helpers import kinds, layout_ops
 def test_is_pytorchs_conv_1d(kernel, stride, dilation, padding, groups, axis, flexible):
     torch.manual_seed(0)
     layer = torch.nn.Conv1d(2 * groups, 3 * groups, kernel, stride, padding, dilation, groups)
-    built = program(
+    built = build_program(
         lambda x: mb.conv(x=x, weight=layer.weight.detach().numpy(), bias=layer.bias.detach().numpy(),
                           strides=[stride], pad_type="custom", pad=[padding, padding], dilations=[dilation],
                           groups=groups, name="y"),
         dtype=types.fp32, x=(None, 2 * groups, None) if flexible else (2, 2 * groups, 16))
-    assert run(by_name("lift_conv_1d").configured(axis=axis, always=True), built).fired
+    assert apply_rewrite(find_rewrite("lift_conv_1d").configured(axis=axis, always=True), built).fired
     x = np.random.default_rng(0).standard_normal((2, 2 * groups, 16)).astype(np.float32)
     with torch.no_grad():
         expected = layer.double()(torch.from_numpy(x).double()).numpy()
@@ -42,7 +42,7 @@ def test_is_pytorchs_conv_1d(kernel, stride, dilation, padding, groups, axis, fl
 @pytest.mark.parametrize("axis, undone", [(-1, False), (2, True)])
 def test_compose_conv1d_undoes_only_the_other_axis(axis, undone):
     """What the page says of a second run of the host's default pipeline."""
-    built = program(lambda x: mb.relu(x=mb.conv(x=x, weight=weight(4, 4, 3)), name="y"), x=(1, 4, 8))
+    built = build_program(lambda x: mb.relu(x=mb.conv(x=x, weight=make_weight(4, 4, 3)), name="y"), x=(1, 4, 8))
     pipeline = ane.pipeline(passes="lift_conv_1d", options={"lift_conv_1d": {"axis": axis, "always": True}})
     PassPipelineManager.apply_pipeline(built, pipeline)
     assert [op.x.rank for op in built.functions["main"].find_ops(op_type="conv")] == [4]
@@ -53,11 +53,11 @@ def test_compose_conv1d_undoes_only_the_other_axis(axis, undone):
 def test_direct_neighbours_share_one_lift():
     def body(x):
         for _ in range(3):
-            x = mb.conv(x=x, weight=weight(4, 4, 3))
+            x = mb.conv(x=x, weight=make_weight(4, 4, 3))
         return mb.identity(x=x, name="y")
 
-    built = program(body, x=(1, 4, 16))
-    run(by_name("lift_conv_1d").configured(always=True), built)
+    built = build_program(body, x=(1, 4, 16))
+    apply_rewrite(find_rewrite("lift_conv_1d").configured(always=True), built)
     assert layout_ops(built) == 2
 
 
@@ -66,8 +66,8 @@ def test_a_computed_weight_is_expanded_once_where_it_is_made():
         made = mb.relu(x=w)
         return [mb.conv(x=x, weight=made, name="a"), mb.conv(x=mb.relu(x=x), weight=made, name="b")]
 
-    built = program(body, x=(1, 4, 8), w=(4, 4, 3))
-    run(by_name("lift_conv_1d").configured(always=True), built)
+    built = build_program(body, x=(1, 4, 8), w=(4, 4, 3))
+    apply_rewrite(find_rewrite("lift_conv_1d").configured(always=True), built)
     first, second = built.functions["main"].find_ops(op_type="conv")
     assert first.weight is second.weight and first.weight.op.op_type == "expand_dims"
 
@@ -76,8 +76,10 @@ def test_a_computed_weight_is_expanded_once_where_it_is_made():
     (3, "m4", 0), (13, "m1", 0), (14, "m1", 1), (15, "m4", 0), (16, "m4", 1), (14, "all", 1)])
 def test_only_what_the_target_does_not_support_is_lifted(kernel, target, lifted):
     """A lifted conv has rows of one element: 32 times the bytes of its buffers at fp16."""
-    built = program(lambda x: mb.conv(x=x, weight=weight(4, 4, kernel), pad_type="same", name="y"), x=(1, 4, 3000))
-    assert len(run(by_name("lift_conv_1d").configured(), built, target=target).fired) == lifted
+    built = build_program(
+        lambda x: mb.conv(x=x, weight=make_weight(4, 4, kernel), pad_type="same", name="y"), x=(1, 4, 3000)
+    )
+    assert len(apply_rewrite(find_rewrite("lift_conv_1d").configured(), built, target=target).fired) == lifted
     assert kinds(built)["expand_dims"] == lifted
 
 
@@ -90,10 +92,10 @@ def test_a_guard_counts_the_bytes_of_lifted_buffers():
     the gelu into such rows: an expand_dims and a conv each make four of those, beside the four as before.
     """
     def body(x):
-        x = mb.gelu(x=mb.conv(x=x, weight=weight(80, 80, 3), pad_type="same"))
-        return mb.conv(x=x, weight=weight(80, 80, 3), pad_type="same", name="y")
+        x = mb.gelu(x=mb.conv(x=x, weight=make_weight(80, 80, 3), pad_type="same"))
+        return mb.conv(x=x, weight=make_weight(80, 80, 3), pad_type="same", name="y")
 
-    built = program(body, x=(1, 80, 3000))
+    built = build_program(body, x=(1, 80, 3000))
     assert ane.rewrite(built, preset="full", target="m4", verify=False).status == "unchanged"
     report = ane.rewrite(built, preset="full", target="m4", verify=False, options={"lift_conv_1d": {"always": True}})
     assert report.status == "unchanged"

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -56,8 +56,8 @@ def converted(settings, tmp_path, target, passes=None, steps=STEPS):
 
 
 def refused(built, target):
-    rules = [rule.configured() for rule in all_rules().values()]
-    return {row.op.op_type for row in predict(built, rules, target=target)[0].rows if row.ane == "no"}
+    rules = [rule.configured() for rule in get_all_rules().values()]
+    return {row.op.op_type for row in predict_plan(built, rules, target=target)[0].rows if row.ane == "no"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -145,8 +145,8 @@ def test_any_chain_of_writes_and_reads_gives_what_was_written(drawn):
         else:
             now = held.take([place], axis)
             truth.append(now)
-    built = program(body, dtype=ct.converters.mil.mil.types.fp32, x=(count, count))
-    trace = run(by_name("lists_as_stack").configured(), built)
+    built = build_program(body, dtype=ct.converters.mil.mil.types.fp32, x=(count, count))
+    trace = apply_rewrite(find_rewrite("lists_as_stack").configured(), built)
     assert bool(trace.fired) == (as_list or any(kind == "write" for kind, _ in steps))
     if trace.fired:
         assert not any(kind.startswith(("list", "make", "scatter")) for kind in kinds(built))
@@ -161,7 +161,7 @@ def test_a_list_whose_length_is_asked_for_is_left():
         rows = mb.list_scatter(ls=rows, indices=np.array([0, 1], np.int32), value=x)
         return [mb.list_gather(ls=rows, indices=np.array([1, 0], np.int32)), mb.list_length(ls=rows)]
 
-    (miss,) = run(by_name("lists_as_stack").configured(), program(body, x=(2, 3))).near_misses
+    (miss,) = apply_rewrite(find_rewrite("lists_as_stack").configured(), build_program(body, x=(2, 3))).near_misses
     assert miss.note == "it is read at places that are not known, or were not written to"
 
 
@@ -172,15 +172,15 @@ def test_the_number_of_rows_has_a_bound():
                            mode="update")
         return mb.gather(x=x, indices=np.array([1], np.int32), axis=0)
 
-    trace = run(by_name("lists_as_stack").configured(max_parts=3), program(body, x=(4, 3)))
+    trace = apply_rewrite(find_rewrite("lists_as_stack").configured(max_parts=3), build_program(body, x=(4, 3)))
     assert not trace.fired and trace.near_misses[0].note.endswith("or more than 3 (max_parts)")
-    assert run(by_name("lists_as_stack").configured(max_parts=4), program(body, x=(4, 3))).fired
+    assert apply_rewrite(find_rewrite("lists_as_stack").configured(max_parts=4), build_program(body, x=(4, 3))).fired
 
 
 def test_single_elements_of_a_flat_tensor_are_left_to_a_mask():
     """As coremltools spells an assignment to a slice up to iOS17."""
-    built = program(lambda x, u: mb.scatter(data=x, indices=np.array([1, 3, 5], np.int32), updates=u, axis=0,
-                                            mode="update", name="y"), x=(8,), u=(3,))
-    trace = run(by_name("lists_as_stack").configured(), built)
+    built = build_program(lambda x, u: mb.scatter(data=x, indices=np.array([1, 3, 5], np.int32), updates=u, axis=0,
+                                                  mode="update", name="y"), x=(8,), u=(3,))
+    trace = apply_rewrite(find_rewrite("lists_as_stack").configured(), built)
     assert not trace.fired and all("single elements of a flat tensor" in miss.note for miss in trace.near_misses)
-    assert run(by_name("scatter_as_slices").configured(), built).fired
+    assert apply_rewrite(find_rewrite("scatter_as_slices").configured(), built).fired

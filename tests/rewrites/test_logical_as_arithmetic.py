@@ -10,10 +10,10 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -25,11 +25,11 @@ def masks(kind, one=(2, 3), other=(2, 3)):
         return mb.cast(x=getattr(mb, kind)(x=mb.cast(x=x, dtype="bool"), y=mb.cast(x=z, dtype="bool")), dtype="fp16",
                        name="y")
 
-    return program(body, dtype=types.fp16, x=one, z=other)
+    return build_program(body, dtype=types.fp16, x=one, z=other)
 
 
 def rewritten(built, target="m1"):
-    return run(by_name("logical_as_arithmetic").configured(), built, target=target)
+    return apply_rewrite(find_rewrite("logical_as_arithmetic").configured(), built, target=target)
 
 
 @st.composite
@@ -57,28 +57,28 @@ def test_the_truth_is_pytorchs(drawn):
 def test_a_constant_mask_is_a_constant_of_numbers(kind):
     """Nothing is left that fold_constants would have to work out in a second run."""
     known = np.tril(np.ones((8, 8), bool))
-    built = program(lambda x: mb.cast(x=getattr(mb, kind)(x=mb.cast(x=x, dtype="bool"), y=known), dtype="fp16",
-                                      name="y"), x=(1, 8))
+    built = build_program(lambda x: mb.cast(x=getattr(mb, kind)(x=mb.cast(x=x, dtype="bool"), y=known), dtype="fp16",
+                                            name="y"), x=(1, 8))
     assert rewritten(built).fired and kinds(built)["cast"] == 3
-    assert not run(by_name("fold_constants").configured(), built).fired
+    assert not apply_rewrite(find_rewrite("fold_constants").configured(), built).fired
     x = np.array([[0, 1, 1, 0, 1, 0, 0, 1]], np.float16)
     expected = getattr(np, kind)(x != 0, known)
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], expected)
 
 
 def test_it_is_gated_by_what_is_known():
-    rule = by_name("logical_as_arithmetic").configured()
-    fires = {(kind, target): bool(find(rule, masks(kind), target=target).fired) for kind in KINDS
+    rule = find_rewrite("logical_as_arithmetic").configured()
+    fires = {(kind, target): bool(find_matches(rule, masks(kind), target=target).fired) for kind in KINDS
              for target in ("m1", "m4", "all")}
     assert {key for key, fired in fires.items() if not fired} == {("logical_and", "m4"), ("logical_and", "all")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_made_is_predicted_on_the_ane(kind):
-    rules = [rule() for rule in all_rules().values()]
+    rules = [rule() for rule in get_all_rules().values()]
     before, after = masks(kind), masks(kind)
     rewritten(after)
-    off = [sum(not row.takes and row.op.op_type != "cast" for row in predict(each, rules, target="m1")[0].rows)
+    off = [sum(not row.takes and row.op.op_type != "cast" for row in predict_plan(each, rules, target="m1")[0].rows)
            for each in (before, after)]
     assert off == [1, 0]
 
@@ -89,5 +89,5 @@ def test_a_mask_that_is_read_twice_becomes_a_number_once():
         found = [mb.logical_or(x=x, y=z), mb.logical_xor(x=x, y=z)]
         return [mb.cast(x=each, dtype="fp16", name=f"y{place}") for place, each in enumerate(found)]
 
-    built = program(body, x=(2, 3), z=(2, 3))
+    built = build_program(body, x=(2, 3), z=(2, 3))
     assert len(rewritten(built).fired) == 2 and kinds(built)["cast"] == 4

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites._merge import turns
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.rewrites._axis_merging import decompose_permutation
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt
@@ -27,23 +27,26 @@ NAME = "lower_rank"
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def highest(held):
-    return max(var.rank for _, op in all_ops(held) for var in op.outputs)
+    return max(var.rank for _, op in iterate_ops(held) for var in op.outputs)
 
 
 def refused(held, target="m4"):
-    return [row.op.op_type for row in predict(held, [each() for each in all_rules().values()], target=target)[0].rows
-            if row.ane == "no"]
+    return [
+        row.op.op_type
+        for row in predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
+        if row.ane == "no"
+    ]
 
 
 @pytest.mark.parametrize("count", [6, 7])
 def test_two_transposes_make_any_order_of_six_axes(count):
     """And of seven at most four do; each step merges to five axes, and together they are the order asked for."""
     for order in list(permutations(range(count)))[::1 if count == 6 else 97]:
-        steps, now = turns(order, 5), tuple(range(count))
+        steps, now = decompose_permutation(order, 5), tuple(range(count))
         for step in steps:
             assert 1 + sum(b != a + 1 for a, b in pairwise(step)) <= 5
             now = tuple(now[axis] for axis in step)
@@ -133,13 +136,13 @@ def test_any_region_is_pytorchs(data):
         made["y"] = t.reshape(-1).numpy()
         return mb.reshape(x=v, shape=[-1], name="y")
 
-    held = program(body, x=start.shape)
+    held = build_program(body, x=start.shape)
     if highest(held) < 6:
         return
     feeds = {"x": start.astype(np.float32)}
     before = Runtime(held, precision="float16")(feeds)["y"]
     scale = np.abs(made["y"]).max(initial=1)
-    found = run(rule(max_transposes=9), held)
+    found = apply_rewrite(rule(max_transposes=9), held)
     if found.fired:
         assert highest(held) <= 5 and not {"matmul"} & set(refused(held))
         exact = Runtime(held, precision="float64")(feeds)["y"]
@@ -194,8 +197,8 @@ def test_an_open_batch_stays_open():
         cut = mb.relu(x=mb.reshape(x=x, shape=[-1, 2, 4, 2, 4, 3]))
         return mb.reshape(x=mb.transpose(x=cut, perm=[0, 1, 3, 2, 4, 5]), shape=[-1, 16, 3], name="y")
 
-    held = program(body, x=(None, 8, 8, 3))
-    assert run(rule(), held).fired and highest(held) == 5
+    held = build_program(body, x=(None, 8, 8, 3))
+    assert apply_rewrite(rule(), held).fired and highest(held) == 5
     for batch in (1, 3):
         x = np.random.default_rng(0).standard_normal((batch, 8, 8, 3)).astype(np.float32)
         true = torch.from_numpy(x).relu().view(batch, 2, 4, 2, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 3)
@@ -218,12 +221,12 @@ REASONS = {
 def test_left_alone(reason):
     build = REASONS[reason]
     if build is None:
-        held = program(lambda x: mb.reshape(x=x, shape=[-1], name="y"), x=(2, 2, 2, 2, 2, 2))
+        held = build_program(lambda x: mb.reshape(x=x, shape=[-1], name="y"), x=(2, 2, 2, 2, 2, 2))
     elif reason.endswith("output"):
-        held = program(lambda x: mb.reshape(x=x, shape=[2] * 6, name="y"), x=(8, 8))
+        held = build_program(lambda x: mb.reshape(x=x, shape=[2] * 6, name="y"), x=(8, 8))
     else:
-        held = program(lambda x: build(mb.reshape(x=x, shape=[2] * 6)), x=(8, 8))
-    found = find(rule(max_transposes=1), held)
+        held = build_program(lambda x: build(mb.reshape(x=x, shape=[2] * 6)), x=(8, 8))
+    found = find_matches(rule(max_transposes=1), held)
     assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
 
 
@@ -233,8 +236,8 @@ def test_what_nobody_reads_is_left_to_the_host():
         mb.relu(x=cut, name="idle")
         return mb.reshape(x=mb.tanh(x=cut), shape=[-1], name="y")
 
-    held = program(body, x=(8, 8))
-    assert [miss.note for miss in run(rule(), held).near_misses] == ["nothing reads 'idle'"]
+    held = build_program(body, x=(8, 8))
+    assert [miss.note for miss in apply_rewrite(rule(), held).near_misses] == ["nothing reads 'idle'"]
 
 
 def test_an_axis_that_would_be_too_long_is_not_made():
@@ -242,9 +245,9 @@ def test_an_axis_that_would_be_too_long_is_not_made():
         cut = mb.reshape(x=x, shape=[3, 100, 2, 3, 100, 2])
         return mb.reshape(x=mb.softmax(x=cut, axis=3), shape=[-1, 2], name="y")
 
-    held = program(body, x=(300, 1200))
-    assert find(rule(), held, target="m4").fired and kinds(held)["softmax"] == 1
-    assert not find(rule(), program(lambda x: mb.reshape(x=mb.add(x=mb.reshape(
+    held = build_program(body, x=(300, 1200))
+    assert find_matches(rule(), held, target="m4").fired and kinds(held)["softmax"] == 1
+    assert not find_matches(rule(), build_program(lambda x: mb.reshape(x=mb.add(x=mb.reshape(
         x=x, shape=[300, 2, 1, 300, 1, 2]), y=np.ones((300, 1, 2, 1, 2, 1), np.float16)), shape=[-1]),
         x=(300, 1200)), target="m1").fired
 
@@ -255,8 +258,8 @@ def test_a_shared_view_is_made_once(tmp_path):
         return [mb.reshape(x=mb.transpose(x=cut, perm=[0, 2, 1, 3, 4, 5][::order]), shape=[8, 8], name=f"y{order + 1}")
                 for order in (1, -1)]
 
-    held = program(body, x=(8, 8))
-    run(rule(), held)
+    held = build_program(body, x=(8, 8))
+    apply_rewrite(rule(), held)
     model = ct.convert(held, skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
                        minimum_deployment_target=ct.target.iOS17)
     model.save(str(tmp_path / "m.mlpackage"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import find_matches
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import half
 from tests.rewrites.masked_models import MODELS, example, model
@@ -55,7 +55,7 @@ def torchs(name):
 
 def infinite(program):
     """Ops with a float constant beyond fp16."""
-    return [op.op_type for _, op in all_ops(program) if op.op_type != "const" for var in op.get_flattened_inputs()
+    return [op.op_type for _, op in iterate_ops(program) if op.op_type != "const" for var in op.get_flattened_inputs()
             if var.val is not None and np.asarray(var.val).dtype.kind == "f"
             and np.any(np.abs(np.asarray(var.val, dtype=np.float64)) > 65504)]
 
@@ -97,9 +97,9 @@ def test_our_frontend_and_the_rewrite_live_together(name, tmp_path):
     made = converted(name, frontend=ane.convert, skip_model_load=True)
     made.save(str(tmp_path / "ours.mlpackage"))
     program = ane.load(tmp_path / "ours.mlpackage").program
-    assert not find(by_name("finite_mask").configured(), program).fired
+    assert not find_matches(find_rewrite("finite_mask").configured(), program).fired
     close(outputs(program, example(name), precision="float16", quirks=["infinite_mask"]), torchs(name), 0.05)
 
 
 def test_the_pass_is_one_of_the_safe_ones():
-    assert by_name("finite_mask").preset == "safe" and "ane::finite_mask" in ane.pipeline().passes
+    assert find_rewrite("finite_mask").preset == "safe" and "ane::finite_mask" in ane.pipeline().passes

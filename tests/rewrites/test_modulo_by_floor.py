@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from tests.rewrites.helpers import kinds, only_output
 
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
@@ -22,16 +22,16 @@ EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
 
 def rule(**options):
-    return by_name("modulo_by_floor").configured(**options)
+    return find_rewrite("modulo_by_floor").configured(**options)
 
 
 def refused(built, target="m4"):
-    rows = predict(built, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
 def by(divisor, *shape, **settings):
-    return program(lambda x: mb.mod(x=x, y=np.float16(divisor), name="y"), x=shape or (EVERY.size,), **settings)
+    return build_program(lambda x: mb.mod(x=x, y=np.float16(divisor), name="y"), x=shape or (EVERY.size,), **settings)
 
 
 def exact(x, divisor):
@@ -50,7 +50,7 @@ def same_bits(found, wanted):
                                      np.pi, 0.1, 1 / 3, -1, -2, -0.25, -7, 16383, 6.11e-5])
 def test_every_fp16_number_to_the_bit(divisor):
     built = by(divisor)
-    assert run(rule(), built).fired and not kinds(built)["mod"] and not refused(built)
+    assert apply_rewrite(rule(), built).fired and not kinds(built)["mod"] and not refused(built)
     same_bits(only_output(built, EVERY, "float16"), exact(EVERY, divisor))
 
 
@@ -58,7 +58,7 @@ def test_every_fp16_number_to_the_bit(divisor):
 @given(st.floats(2.0**-14, 2.0**14, width=16), st.sampled_from([1, -1]), st.sampled_from([0, 1, 3, 17, 200]))
 def test_any_divisor_and_number_of_periods(divisor, sign, periods):
     built = by(sign * divisor)
-    (found,) = run(rule(periods=periods, max_steps=99), built).fired
+    (found,) = apply_rewrite(rule(periods=periods, max_steps=99), built).fired
     assert found.op_type == "mod" and sum(kinds(built).values()) - kinds(built)["const"] <= 42
     x = np.where(np.abs(EVERY.astype(np.float64)) <= (periods or 1e9) * divisor, EVERY, np.float16(0))
     same_bits(only_output(built, x, "float16"), exact(x, sign * divisor))
@@ -69,7 +69,7 @@ def test_any_divisor_and_number_of_periods(divisor, sign, periods):
        st.sampled_from([ct.target.iOS15, ct.target.iOS18]))
 def test_any_shape_and_opset_at_full_precision(shape, divisor, opset):
     built = by(divisor, *shape, opset=opset)
-    assert run(rule(), built).fired and not refused(built) and not refused(built, "m1")
+    assert apply_rewrite(rule(), built).fired and not refused(built) and not refused(built, "m1")
     x = (np.random.default_rng(0).standard_normal(shape) * 40).astype(np.float16)
     wanted = np.mod(x.astype(np.float64), float(np.float16(divisor)))
     np.testing.assert_allclose(only_output(built, x, "float64"), wanted, rtol=0, atol=1e-11)
@@ -79,10 +79,11 @@ def test_the_quotient_written_out_is_off_by_the_divisor_and_this_is_not():
     divisor = np.float16(2 * np.pi)
     below = [np.nextafter(np.float16(times * float(divisor)), np.float16(0)) for times in range(2, 60)]
     x = np.array([*below, -2.0**-20], np.float16)
-    naive = program(lambda x: mb.sub(x=x, y=mb.mul(x=mb.floor(x=mb.real_div(x=x, y=divisor)), y=divisor), name="y"),
-                    x=x.shape)
+    naive = build_program(
+        lambda x: mb.sub(x=x, y=mb.mul(x=mb.floor(x=mb.real_div(x=x, y=divisor)), y=divisor), name="y"), x=x.shape
+    )
     built = by(divisor, *x.shape)
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     off = np.abs(only_output(naive, x, "float16").astype(np.float64) - exact(x, divisor))
     assert off.max() > 6
     same_bits(only_output(built, x, "float16"), exact(x, divisor))
@@ -91,17 +92,17 @@ def test_the_quotient_written_out_is_off_by_the_divisor_and_this_is_not():
 def test_fewer_periods_are_fewer_ops_and_the_options_refuse():
     def ops(**options):
         built = by(2 * np.pi, 4)
-        run(rule(**options), built)
+        apply_rewrite(rule(**options), built)
         return sum(count for kind, count in kinds(built).items() if kind != "const")
 
     assert (ops(), ops(periods=30), ops(periods=3)) == (26, 13, 11)
-    (miss,) = find(rule(max_steps=25), by(2 * np.pi, 4)).near_misses
+    (miss,) = find_matches(rule(max_steps=25), by(2 * np.pi, 4)).near_misses
     assert miss.note == "a remainder by 6.28125 takes 26 ops, max_steps=25"
 
 
 def test_a_divisor_that_widens_x_is_left_alone():
-    built = program(lambda x: mb.mod(x=x, y=np.full((3, 4), 2, np.float16), name="y"), x=(1, 4))
-    (miss,) = find(rule(), built).near_misses
+    built = build_program(lambda x: mb.mod(x=x, y=np.full((3, 4), 2, np.float16), name="y"), x=(1, 4))
+    (miss,) = find_matches(rule(), built).near_misses
     assert miss.note == "the divisor is not one number for all of x"
 
 

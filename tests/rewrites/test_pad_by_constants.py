@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth
@@ -28,12 +28,12 @@ SPELLINGS = {
 
 
 def rule(**options):
-    return by_name("pad_by_constants").configured(**options)
+    return find_rewrite("pad_by_constants").configured(**options)
 
 
 def left(built, target="m4"):
     """Ops that are refused, or may be."""
-    found = predict(built, [each() for each in all_rules().values()], target=target)[1]
+    found = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[1]
     return [item for item in found if item.rule.code == "ANE226" and getattr(item.answer, "sure", None) is not None]
 
 
@@ -42,9 +42,9 @@ def left(built, target="m4"):
 def test_is_pytorchs_pad_in_every_spelling(name, way, tmp_path):
     function, kind = SPELLINGS[name]
     before = converted(function, way, tmp_path / "before")
-    assert left(before) and find(rule(), before).fired
+    assert left(before) and find_matches(rule(), before).fired
     after = converted(function, way, tmp_path / "after", passes="pad_by_constants")
-    assert not left(after) and not find(rule(), after).fired and kinds(after)[kind]
+    assert not left(after) and not find_matches(rule(), after).fired and kinds(after)[kind]
     x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(np.float16)
     np.testing.assert_array_equal(outputs(after, x, "float64"), truth(function, x))
 
@@ -74,9 +74,9 @@ def pads(draw):
 @given(pads())
 def test_any_pad_is_torchs_to_the_bit(drawn):
     shape, amounts, fill, most = drawn
-    built = program(lambda x: mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float16(fill), name="y"),
-                    x=shape)
-    found = run(rule(max_bytes=most), built)
+    built = build_program(lambda x: mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float16(fill), name="y"),
+                          x=shape)
+    found = apply_rewrite(rule(max_bytes=most), built)
     if not found.fired:
         (miss,) = found.near_misses
         assert miss.note.endswith(f"max_bytes={most}") and any(amounts)
@@ -102,8 +102,8 @@ def test_any_max_pool_behind_a_pad_is_torchs(size, stride, amounts, own):
         kind = {"pad_type": "custom", "pad": pads} if any(pads) else {"pad_type": "valid"}
         return mb.max_pool(x=padded, kernel_sizes=[size, size], strides=[stride, stride], name="y", **kind)
 
-    built = program(body, x=(2, 2, 5, 6))
-    assert run(rule(), built).fired
+    built = build_program(body, x=(2, 2, 5, 6))
+    assert apply_rewrite(rule(), built).fired
     folds = all(one + other < size for one, other in zip(amounts, pads))
     assert (kinds(built)["add"] + kinds(built)["concat"] == 0) == (folds or not any(amounts))
     x = np.random.default_rng(0).standard_normal((2, 2, 5, 6)).astype(np.float16)
@@ -118,10 +118,10 @@ def test_a_pad_with_another_reader_is_joined_and_the_pool_reads_that():
         padded = mb.pad(x=x, pad=[1, 1], mode="constant", constant_val=np.float16(-np.inf))
         return [mb.max_pool(x=padded, kernel_sizes=[2, 2], strides=[1, 1], pad_type="valid", name="y"), padded]
 
-    built = program(body, x=(1, 2, 4, 4))
-    assert {finding.op_type for finding in find(rule(), built).fired} == {"pad"}
+    built = build_program(body, x=(1, 2, 4, 4))
+    assert {finding.op_type for finding in find_matches(rule(), built).fired} == {"pad"}
     before = Runtime(built, precision="float16")({"x": (x := np.ones((1, 2, 4, 4), np.float16))})
-    assert {finding.op_type for finding in run(rule(), built).fired} == {"pad"}
+    assert {finding.op_type for finding in apply_rewrite(rule(), built).fired} == {"pad"}
     after = Runtime(built, precision="float16")({"x": x})
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -134,8 +134,8 @@ def test_equal_borders_and_equal_blocks_are_one_constant(shape, held):
         sides = [mb.pad(x=x, pad=[0, 0, 2, 2], constant_val=np.float16(3)) for _ in range(3)]
         return [mb.relu(x=each) for each in many + sides]
 
-    built = program(body, x=shape)
-    run(rule(), built)
+    built = build_program(body, x=shape)
+    apply_rewrite(rule(), built)
     found = [np.asarray(op.val.val) for op in built.functions["main"].operations if op.op_type == "const"]
     assert sorted(each.shape for each in found if each.dtype == np.float16 and each.size > 1) == sorted(held)
 
@@ -146,7 +146,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
         padded = mb.pad(x=x, pad=[1, 2, 3, 0], mode="constant", constant_val=np.float16(-1))
         return mb.conv(x=padded, weight=np.ones((2, 3, 2, 2), np.float16), name="y")
 
-    built = program(body, opset=opset, x=(1, 3, 4, 4))
+    built = build_program(body, opset=opset, x=(1, 3, 4, 4))
     model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="pad_by_constants"))
     model.save(str(tmp_path / "m.mlpackage"))

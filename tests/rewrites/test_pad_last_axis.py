@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.proof.compare import Strictness, differences
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.proof.comparison import Strictness, compare_outputs
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import half, kinds, torch_outputs
 from tests.rules.helpers import converted
 
 
 def padded(built, target="all", **options):
-    return run(by_name("pad_last_axis").configured(**options), built, target=target)
+    return apply_rewrite(find_rewrite("pad_last_axis").configured(**options), built, target=target)
 
 
 def refused(built, target):
-    plan, _ = predict(built, [rule.configured() for rule in all_rules().values()], target=target)
+    plan, _ = predict_plan(built, [rule.configured() for rule in get_all_rules().values()], target=target)
     return [row.op.op_type for row in plan.rows if row.ane == "no"]
 
 
@@ -117,7 +117,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_pa
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
     assert kinds(loaded)["pad"] == kinds(loaded)["slice_by_size"] == 1
-    assert not find(by_name("pad_last_axis").configured(), loaded).fired
+    assert not find_matches(find_rewrite("pad_last_axis").configured(), loaded).fired
     (out,) = loaded.functions["main"].outputs
     assert tuple(out.shape) == (1, 4, 1, 50)
 
@@ -126,7 +126,7 @@ def chain(width, x=None):
     def body(x):
         return mb.tanh(x=mb.sin(x=mb.tanh(x=mb.sin(x=x))), name="y")
 
-    return program(body, x=(2, width))
+    return build_program(body, x=(2, width))
 
 
 @pytest.mark.parametrize("width, options, wide", [
@@ -137,18 +137,18 @@ def chain(width, x=None):
 def test_a_row_is_padded_where_it_takes_no_more_bytes(width, options, wide):
     built = chain(width)
     padded(built, **options)
-    widths = {int(op.outputs[0].shape[-1]) for _, op in all_ops(built) if op.op_type in ("sin", "tanh")}
+    widths = {int(op.outputs[0].shape[-1]) for _, op in iterate_ops(built) if op.op_type in ("sin", "tanh")}
     assert widths == {wide or width}
 
 
 def test_no_extent_takes_less_memory_for_being_padded():
     """The page says so: rows are padded to 64 bytes by the ANE itself."""
-    rule = by_name("pad_last_axis").configured(min_gain=1e-9)
-    assert not any(find(rule, chain(width)).fired for width in range(2, 130))
+    rule = find_rewrite("pad_last_axis").configured(min_gain=1e-9)
+    assert not any(find_matches(rule, chain(width)).fired for width in range(2, 130))
 
 
 def test_what_is_returned_on_the_way_is_cut_as_well():
-    built = program(lambda x: [mb.sin(x=x, name="a"), mb.tanh(x=mb.sin(x=x), name="b")], x=(2, 50))
+    built = build_program(lambda x: [mb.sin(x=x, name="a"), mb.tanh(x=mb.sin(x=x), name="b")], x=(2, 50))
     assert padded(built, min_ops=1).fired
     assert kinds(built)["pad"] == 1 and kinds(built)["slice_by_size"] == 2
     assert [var.name for var in built.functions["main"].outputs] == ["a", "b"]
@@ -157,19 +157,19 @@ def test_what_is_returned_on_the_way_is_cut_as_well():
 def test_infinity_in_the_data_stays_where_it_is():
     """Columns of zeros in a factor make NaN of an infinite input: never in what is read."""
     def body(x):
-        hidden = mb.relu(x=mb.linear(x=x, weight=-np.abs(weight(50, 4)) - np.float16(1)))
-        return mb.linear(x=mb.relu(x=hidden), weight=weight(3, 50), bias=weight(3), name="y")
+        hidden = mb.relu(x=mb.linear(x=x, weight=-np.abs(make_weight(50, 4)) - np.float16(1)))
+        return mb.linear(x=mb.relu(x=hidden), weight=make_weight(3, 50), bias=make_weight(3), name="y")
 
-    built = program(body, x=(2, 4))
+    built = build_program(body, x=(2, 4))
     assert padded(built, min_ops=1).fired
     x = np.array([[np.inf, 1, 1, 1], [1, 1, 1, 1]], np.float16)
-    np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], np.tile(weight(3), (2, 1)))
+    np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], np.tile(make_weight(3), (2, 1)))
 
 
 def test_weights_are_replaced_not_doubled_and_compressed_ones_left():
-    built = program(lambda x: mb.relu(x=mb.relu(x=mb.linear(x=x, weight=weight(50, 8)))), x=(2, 8))
+    built = build_program(lambda x: mb.relu(x=mb.relu(x=mb.linear(x=x, weight=make_weight(50, 8)))), x=(2, 8))
     padded(built)
-    consts = [np.asarray(op.outputs[0].val) for _, op in all_ops(built) if op.op_type == "const"]
+    consts = [np.asarray(op.outputs[0].val) for _, op in iterate_ops(built) if op.op_type == "const"]
     held_bytes = [each.nbytes for each in consts if each.ndim == 2]
     assert held_bytes == [64 * 8 * 2]
 
@@ -181,22 +181,22 @@ def test_several_functions_and_a_shared_input_are_padded_each():
 
 
 @pytest.mark.parametrize("name, body, shape", [
-    ("batch_norm", lambda x: mb.batch_norm(x=mb.sin(x=x), mean=weight(4), variance=np.square(weight(4)),
+    ("batch_norm", lambda x: mb.batch_norm(x=mb.sin(x=x), mean=make_weight(4), variance=np.square(make_weight(4)),
                                            epsilon=np.float16(0.25)), (2, 4, 50)),
-    ("factor from the left", lambda x: mb.matmul(x=weight(3, 50), y=mb.sin(x=x)), (50, 50)),
+    ("factor from the left", lambda x: mb.matmul(x=make_weight(3, 50), y=mb.sin(x=x)), (50, 50)),
     ("its own transpose", lambda x: (lambda v: mb.matmul(x=v, y=v, transpose_x=True))(mb.sin(x=x)), (6, 50)),
     ("backwards", lambda x: mb.slice_by_index(
         x=mb.sin(x=x), begin=[5, 0], end=[0, 50], stride=[-2, 1]), (6, 50)),
-    ("column by row", lambda x: mb.mul(x=mb.reduce_max(x=x, axes=[-1], keep_dims=True), y=weight(50)), (6, 50)),
+    ("column by row", lambda x: mb.mul(x=mb.reduce_max(x=x, axes=[-1], keep_dims=True), y=make_weight(50)), (6, 50)),
     ("five axes", lambda x: mb.transpose(x=mb.sin(x=x), perm=[0, 2, 1, 3, 4]), (1, 2, 3, 3, 50)),
-    ("one axis", lambda x: mb.sub(x=weight(50), y=x), (50,)),
+    ("one axis", lambda x: mb.sub(x=make_weight(50), y=x), (50,)),
     ("a norm", lambda x: mb.reduce_l2_norm(x=mb.sin(x=x), axes=[0, -1]), (3, 50)),
     ("a joined axis", lambda x: mb.stack(values=[mb.sin(x=x), x], axis=1), (3, 50)),
 ])
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
 def test_it_is_built_in_every_opset(name, body, shape, opset):
-    built = program(lambda x: mb.tanh(x=body(x), name="y"), x=shape, opset=opset)
-    before = clone(built)
+    built = build_program(lambda x: mb.tanh(x=body(x), name="y"), x=shape, opset=opset)
+    before = clone_program(built)
     assert padded(built, min_ops=0).fired
     x = numbers(*shape).numpy().astype(np.float16)
     old, new = (Runtime(each, precision="float64")({"x": x})["y"] for each in (before, built))
@@ -220,15 +220,15 @@ def linked(values, link, width):
         more = {"epsilon": np.float16(0.0)} if link[1] in ("log", "inverse") else {}
         return getattr(mb, link[1])(x=x, **more)
     if kind == "binary":
-        return getattr(mb, link[1])(x=x, y=weight(4, width) if link[2] else weight(4, 1))
+        return getattr(mb, link[1])(x=x, y=make_weight(4, width) if link[2] else make_weight(4, 1))
     if kind == "earlier":
         return getattr(mb, link[1])(x=values[link[2] % len(values)], y=x)
     if kind == "matmul":
         narrow = {"inner": 64, "columns": width}.get(link[1], width)
         if link[1] == "square":
             return mb.matmul(x=mb.tanh(x=mb.matmul(x=x, y=mb.relu(x=x), transpose_y=True)), y=x)
-        found = mb.matmul(x=x, y=weight(width, narrow))
-        return mb.matmul(x=found, y=weight(narrow, width)) if link[1] != "columns" else found
+        found = mb.matmul(x=x, y=make_weight(width, narrow))
+        return mb.matmul(x=found, y=make_weight(narrow, width)) if link[1] != "columns" else found
     if kind == "turn":
         return mb.transpose(x=mb.reshape(x=mb.transpose(x=x, perm=[1, 0, 2]), shape=[4, 3, width]), perm=[1, 0, 2])
     if kind == "halves":
@@ -249,8 +249,8 @@ def test_any_chain_keeps_its_values(width, links, seed, special, unit, returned)
             values.append(linked(values, link, width))
         return [mb.identity(x=values[-1], name="y"), *([mb.identity(x=values[1], name="z")] if returned else [])]
 
-    built = program(body, x=(3, 4, width))
-    before = clone(built)
+    built = build_program(body, x=(3, 4, width))
+    before = clone_program(built)
     trace = padded(built, unit=unit, min_gain=-64.0, min_ops=0)
     step = 64 if unit == "elements" else 32
     assert bool(trace.fired) or width % step == 0
@@ -265,5 +265,5 @@ def test_any_chain_keeps_its_values(width, links, seed, special, unit, returned)
     exact = Runtime(before, precision="float64")({"x": x})
     for precision in ("float64", "float16"):
         old, new = (Runtime(each, precision=precision)({"x": x}) for each in (before, built))
-        found = differences(old, new, promised, None if precision == "float64" else exact)
+        found = compare_outputs(old, new, promised, None if precision == "float64" else exact)
         assert not [str(each) for each in found if not each.passed]

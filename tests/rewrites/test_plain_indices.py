@@ -10,10 +10,10 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.rewrites._whole_ranges import bounds
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.rewrites._integer_ranges import find_integer_bounds
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth
@@ -32,7 +32,7 @@ def largest(x):
 def test_indices_of_torch_are_used_as_they_are(way, target, tmp_path):
     built, x = converted(largest, way, tmp_path, target=target), grid()
     assert kinds(built)["gather"] and kinds(built)["greater_equal"]
-    assert run(by_name("plain_indices").configured(), built).fired
+    assert apply_rewrite(find_rewrite("plain_indices").configured(), built).fired
     assert not kinds(built).keys() & {"greater_equal", "select", "add"}
     np.testing.assert_array_equal(outputs(built, x, "float64"), truth(largest, x))
 
@@ -51,19 +51,21 @@ def test_positions_that_a_model_counts_are_never_negative():
     def body(x):
         ones = mb.cast(x=mb.not_equal(x=x, y=np.float16(0)), dtype="int32")
         places = mb.add(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=ones), y=np.int32(1))
-        return mb.gather(x=weight(16, 3), indices=wrapped(places, 16), axis=0, name="y")
+        return mb.gather(x=make_weight(16, 3), indices=wrapped(places, 16), axis=0, name="y")
 
-    built = program(body, x=(2, 8))
-    assert bounds(built.functions["main"].outputs[0].op.indices.op.a) == (1, 9)
-    assert run(by_name("plain_indices").configured(), built).fired and not kinds(built)["select"]
+    built = build_program(body, x=(2, 8))
+    assert find_integer_bounds(built.functions["main"].outputs[0].op.indices.op.a) == (1, 9)
+    assert apply_rewrite(find_rewrite("plain_indices").configured(), built).fired and not kinds(built)["select"]
 
 
 @pytest.mark.parametrize("made", [lambda i: i, lambda i: mb.sub(x=mb.maximum(x=i, y=np.int32(0)), y=np.int32(1)),
                                   lambda i: mb.mul(x=mb.maximum(x=i, y=np.int32(0)), y=np.int32(3))],
                          ids=["an input", "one less", "an overflow"])
 def test_what_may_be_negative_is_wrapped(made):
-    built = program(lambda i: mb.gather(x=weight(8, 3), indices=wrapped(made(i), 8), axis=0), dtype=types.int32, i=(4,))
-    trace = find(by_name("plain_indices").configured(), built)
+    built = build_program(
+        lambda i: mb.gather(x=make_weight(8, 3), indices=wrapped(made(i), 8), axis=0), dtype=types.int32, i=(4,)
+    )
+    trace = find_matches(find_rewrite("plain_indices").configured(), built)
     assert [miss.note for miss in trace.near_misses] == ["its indices may be negative"]
 
 
@@ -97,11 +99,11 @@ def test_the_bounds_hold_what_is_computed(make, seed):
         return [places, mb.select(cond=mb.greater_equal(x=places, y=np.int32(0)), a=places,
                                   b=mb.add(x=places, y=np.int32(1)))]
 
-    built = program(body, dtype=types.int32, i=(6,))
+    built = build_program(body, dtype=types.int32, i=(6,))
     given_, wrapped_ = (var.name for var in built.functions["main"].outputs)
-    low, high = bounds(built.functions["main"].outputs[0])
+    low, high = find_integer_bounds(built.functions["main"].outputs[0])
     x = np.random.default_rng(seed).integers(-100, 100, 6).astype(np.int32)
     before = Runtime(built, precision="float16")({"i": x})
     assert low <= before[given_].min() and before[given_].max() <= high
-    run(by_name("plain_indices").configured(), built)
+    apply_rewrite(find_rewrite("plain_indices").configured(), built)
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"i": x})[wrapped_], before[wrapped_])

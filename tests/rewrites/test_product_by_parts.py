@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 
 
 def rule(**options):
-    return by_name("product_by_parts").configured(**options)
+    return find_rewrite("product_by_parts").configured(**options)
 
 
 def refused(built, target="m4"):
-    rows = predict(built, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
@@ -40,8 +40,8 @@ def numbers(shape, seed=0):
 def test_it_is_pytorchs_prod_which_the_host_s_frontend_does_not_convert(dim):
     x = numbers((3, 5, 4))
     options = {} if dim is None else {"axes": [dim]}
-    built = program(lambda x: mb.reduce_prod(x=x, name="y", **options), x=x.shape)
-    assert run(rule(max_parts=64), built).fired and not refused(built)
+    built = build_program(lambda x: mb.reduce_prod(x=x, name="y", **options), x=x.shape)
+    assert apply_rewrite(rule(max_parts=64), built).fired and not refused(built)
     wide = torch.from_numpy(x).double()
     truth = wide.prod() if dim is None else wide.prod(dim)
     np.testing.assert_allclose(only_output(built, x, "float64"), truth.numpy(), rtol=1e-12)
@@ -61,8 +61,8 @@ def test_any_product_is_numpys_and_within_the_bound_in_fp16(drawn, seed):
     axes = sorted({axis % len(shape) for axis in options.get("axes", range(len(shape)))})
     options |= {"axes": axes} if "axes" in options else {}
     count = math.prod(shape[axis] for axis in axes)
-    built = program(lambda x: mb.reduce_prod(x=x, name="y", **options), x=shape)
-    found = run(rule(max_parts=16), built)
+    built = build_program(lambda x: mb.reduce_prod(x=x, name="y", **options), x=shape)
+    found = apply_rewrite(rule(max_parts=16), built)
     assert bool(found.fired) == (count <= 16)
     x = numbers(shape, seed)
     truth = np.prod(x.astype(np.float64), axis=tuple(axes), keepdims=options["keep_dims"])
@@ -77,8 +77,8 @@ def test_any_product_is_numpys_and_within_the_bound_in_fp16(drawn, seed):
 def test_zeros_infinities_and_nan_come_out_as_numpy_has_them(extent):
     x = np.ones((6, extent), np.float16)
     x[0, -1], x[1, 0], x[2, 1], x[3, 0], x[3, 1], x[4, -1] = 0.0, -np.inf, np.nan, np.inf, 0.0, -0.0
-    built = program(lambda x: mb.reduce_prod(x=x, axes=[1], name="y"), x=x.shape)
-    run(rule(), built)
+    built = build_program(lambda x: mb.reduce_prod(x=x, axes=[1], name="y"), x=x.shape)
+    apply_rewrite(rule(), built)
     with np.errstate(invalid="ignore"):
         truth = np.prod(x, axis=1)
     found = only_output(built, x, "float16")
@@ -87,10 +87,10 @@ def test_zeros_infinities_and_nan_come_out_as_numpy_has_them(extent):
 
 
 def test_the_number_of_levels_is_logarithmic():
-    built = program(lambda x: mb.reduce_prod(x=x, axes=[1], name="y"), x=(2, 1000))
-    (miss,) = find(rule(), built).near_misses
+    built = build_program(lambda x: mb.reduce_prod(x=x, axes=[1], name="y"), x=(2, 1000))
+    (miss,) = find_matches(rule(), built).near_misses
     assert miss.note == "a product of 1000 elements, rounded 999 times; max_parts=8"
-    run(rule(max_parts=1000), built)
+    apply_rewrite(rule(max_parts=1000), built)
     assert kinds(built)["split"] == 9 and kinds(built)["mul"] <= 18
 
 
@@ -99,8 +99,8 @@ def test_what_is_reduced_may_be_the_function_s_input_and_output_twice():
         one = mb.reduce_prod(x=x, axes=[0], name="one")
         return [one, mb.reduce_prod(x=x, axes=[1], name="two"), mb.mul(x=one, y=one, name="three")]
 
-    built = program(body, x=(4, 4))
-    assert len(run(rule(), built).fired) == 2
+    built = build_program(body, x=(4, 4))
+    assert len(apply_rewrite(rule(), built).fired) == 2
     x = numbers((4, 4))
     found = Runtime(built, precision="float64")({"x": x})
     truth = x.astype(np.float64)
@@ -111,7 +111,7 @@ def test_what_is_reduced_may_be_the_function_s_input_and_output_twice():
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset, tmp_path):
-    built = program(lambda x: mb.reduce_prod(x=x, axes=[1], keep_dims=True, name="y"), opset=opset, x=(2, 6))
+    built = build_program(lambda x: mb.reduce_prod(x=x, axes=[1], keep_dims=True, name="y"), opset=opset, x=(2, 6))
     model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="product_by_parts"))
     model.save(str(tmp_path / "m.mlpackage"))

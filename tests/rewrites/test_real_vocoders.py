@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.proof.equivalence import compare_programs
 from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ def builder(request):
 @pytest.mark.parametrize("full", [False, True], ids=["small", "as shipped"])
 def test_one_lift_for_the_whole_vocoder(builder, full):
     before = builder.convert(full=full)._mil_program
-    after = clone(before)
-    run_all(selected("full", options={"carry_lift": {"most_padded": 1 << 40}}), after)
+    after = clone_program(before)
+    apply_rewrites(select_rewrites("full", options={"carry_lift": {"most_padded": 1 << 40}}), after)
     assert kinds(after)["expand_dims"] - kinds(before)["expand_dims"] == 1
     assert kinds(after)["squeeze"] - kinds(before)["squeeze"] == 1
     report = compare_programs(before, after, precisions=("float64", "float16"), seeds=1, exactness=Exactness.BITWISE)
@@ -37,8 +37,8 @@ def test_one_lift_for_the_whole_vocoder(builder, full):
 def test_is_still_what_pytorch_computes(builder, preset):
     module, example = builder.torch_model()
     before = builder.convert()._mil_program
-    after = clone(before)
-    run_all(selected(preset), after)
+    after = clone_program(before)
+    apply_rewrites(select_rewrites(preset), after)
     expected = torch_outputs(half(module), example).reshape(-1)
     old = only_output(before, example.numpy(), "float64")
     new = only_output(after, example.numpy(), "float64")

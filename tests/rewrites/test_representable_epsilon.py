@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.package import load
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import only_output, torch_outputs
@@ -26,11 +26,11 @@ FLUSHING = {"smallest": 2.0**-14}
 
 
 def rule(**options):
-    return by_name("representable_epsilon").configured(**options)
+    return find_rewrite("representable_epsilon").configured(**options)
 
 
 def layer_norm(epsilon, dtype=types.fp16):
-    return program(lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=epsilon, name="y"), dtype=dtype, x=(4, 32))
+    return build_program(lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=epsilon, name="y"), dtype=dtype, x=(4, 32))
 
 
 def converted(module, shape=(4, 32), target=ct.target.iOS17, precision=ct.precision.FLOAT16):
@@ -48,20 +48,20 @@ def test_a_row_without_variance_is_zeros_and_no_longer_nan():
     built = layer_norm(np.float16(1e-12))  # 0, as fp16 has it
     x = np.ones((4, 32), np.float16)
     assert np.isnan(Runtime(built, precision="float16")({"x": x})["y"]).all()
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     assert (Runtime(built, precision="float16")({"x": x})["y"] == 0).all()
 
 
 def test_it_is_pytorchs_layer_norm_within_the_stated_bound():
     built = layer_norm(np.float32(1e-12))
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     assert epsilons(built) == [np.float32(TINY)] and epsilons(built)[0].dtype == np.float32
     x = np.random.default_rng(0).standard_normal((4, 32)) * np.array([[100], [1], [0.1], [2.0**-6.5]])
     expected = torch_outputs(torch.nn.LayerNorm(32, eps=1e-12, elementwise_affine=False), torch.from_numpy(x))
     found = Runtime(built, precision="float64")({"x": x})["y"]
     variance = x.var(-1, keepdims=True)
     assert np.all(np.abs(found - expected) <= (2.0**-25 / variance + 1e-12) * np.abs(expected))
-    assert not run(rule(), built).fired
+    assert not apply_rewrite(rule(), built).fired
 
 
 @settings(max_examples=25, deadline=None)
@@ -71,7 +71,7 @@ def test_above_a_variance_of_two_to_the_minus_14_it_moves_by_half_a_unit_at_most
     x *= 2.0**power / x.std(-1, keepdims=True)
     built = layer_norm(np.float32(epsilon))
     expected = Runtime(built, precision="float64")({"x": x})["y"]
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     found = Runtime(built, precision="float64")({"x": x})["y"]
     assert np.all(np.abs(found - expected) <= 2.0**-11 * np.abs(expected) * (1 + 1e-6))
 
@@ -83,13 +83,13 @@ def test_above_a_variance_of_two_to_the_minus_14_it_moves_by_half_a_unit_at_most
     spelt(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1e-9)),
 ], ids=["LayerNorm", "GroupNorm", "normalize", "fraction"])
 def test_what_coremltools_casts_it_has_raised_itself(module, target):
-    assert not find(rule(), converted(module, target=target)).fired
+    assert not find_matches(rule(), converted(module, target=target)).fired
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17], ids=str)
 def test_a_flushing_machine_gets_a_normal_number_when_asked_for(target):
     built = converted(torch.nn.LayerNorm(32, eps=1e-12), target=target)
-    trace = run(rule(**FLUSHING), built)
+    trace = apply_rewrite(rule(**FLUSHING), built)
     assert trace.fired and trace.strength is Exactness.APPROXIMATE
     assert float(epsilons(built)[0]) == 2.0**-14
 
@@ -102,11 +102,11 @@ def test_a_flushing_machine_gets_a_normal_number_when_asked_for(target):
 ], ids=["rms", "length", "clamped", "normalize"])
 def test_constants_of_spelt_norms_for_a_flushing_machine(function):
     built = converted(spelt(function))
-    assert run(rule(**FLUSHING), built).fired
+    assert apply_rewrite(rule(**FLUSHING), built).fired
     x = np.random.default_rng(0).standard_normal((4, 32))
     expected = torch_outputs(spelt(function), torch.from_numpy(x))
     np.testing.assert_allclose(only_output(built, x, "float64"), expected, atol=2.0**-11 * np.abs(expected).max())
-    assert not run(rule(**FLUSHING), built).fired
+    assert not apply_rewrite(rule(**FLUSHING), built).fired
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17], ids=str)
@@ -116,16 +116,16 @@ def test_constants_of_spelt_norms_for_a_flushing_machine(function):
 ], ids=["log", "log as it is", "log of a bound", "rsqrt", "reciprocal"])
 def test_where_the_result_at_zero_is_the_epsilons_it_stays(function, target):
     built = converted(spelt(function), target=target)
-    assert not find(rule(), built).fired
-    assert not find(rule(**FLUSHING), built).fired
+    assert not find_matches(rule(), built).fired
+    assert not find_matches(rule(**FLUSHING), built).fired
 
 
 def test_beside_the_epsilon_that_is_added_rsqrts_own_does_not_count():
     built = converted(spelt(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)))
-    trace = find(rule(), built)
+    trace = find_matches(rule(), built)
     assert not trace.fired and not trace.near_misses
-    run(by_name("scaled_rms_norm").configured(), built)
-    trace = find(rule(), built)
+    apply_rewrite(find_rewrite("scaled_rms_norm").configured(), built)
+    trace = find_matches(rule(), built)
     assert not trace.fired and not trace.near_misses
 
 
@@ -135,7 +135,7 @@ def test_beside_the_epsilon_that_is_added_rsqrts_own_does_not_count():
     lambda x: torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) ** 2 * x,
 ], ids=["another value", "a constant", "the square of the root"])
 def test_what_is_not_zero_where_the_norm_is_keeps_its_epsilon(function):
-    assert not find(rule(**FLUSHING), converted(spelt(function))).fired
+    assert not find_matches(rule(**FLUSHING), converted(spelt(function))).fired
 
 
 @pytest.mark.parametrize("function", [
@@ -143,15 +143,15 @@ def test_what_is_not_zero_where_the_norm_is_keeps_its_epsilon(function):
     lambda x: torch.arange(32) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-7) * x,
 ], ids=["a multiple of x", "weights first"])
 def test_multiples_of_what_was_squared_may_be_divided(function):
-    assert find(rule(**FLUSHING), converted(spelt(function))).fired
+    assert find_matches(rule(**FLUSHING), converted(spelt(function))).fired
 
 
 def test_a_negative_epsilon_is_not_too_small():
-    assert not find(rule(), layer_norm(np.float32(-1e-3))).fired
+    assert not find_matches(rule(), layer_norm(np.float32(-1e-3))).fired
 
 
 def test_fp32_models_hold_their_epsilon():
-    trace = find(rule(), converted(torch.nn.LayerNorm(32, eps=1e-12), precision=ct.precision.FLOAT32))
+    trace = find_matches(rule(), converted(torch.nn.LayerNorm(32, eps=1e-12), precision=ct.precision.FLOAT32))
     assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which holds 1e-12"]
 
 
@@ -162,7 +162,7 @@ def test_a_saved_package_keeps_the_raised_epsilon(tmp_path):
     model.save(str(tmp_path / "norm.mlpackage"))
     built = load(tmp_path / "norm.mlpackage").program
     assert [float(epsilon) for epsilon in epsilons(built)] == [TINY]
-    assert not run(rule(), built).fired
+    assert not apply_rewrite(rule(), built).fired
 
 
 def test_nan_and_infinities_stay_what_they_were():
@@ -170,5 +170,5 @@ def test_nan_and_infinities_stay_what_they_were():
     x = np.ones((4, 32), np.float16)
     x[0, 0], x[1, 0], x[2, 0] = np.nan, np.inf, -np.inf
     expected = Runtime(built, precision="float64")({"x": x})["y"]
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     np.testing.assert_array_equal(Runtime(built, precision="float64")({"x": x})["y"], expected)

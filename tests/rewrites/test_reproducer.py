@@ -19,14 +19,14 @@ FAULT = ("conv_transpose_1d_bias",)
 @pytest.fixture(scope="module")
 def truth():
     """Input, and PyTorch's own output with the weights the package stores (fp16), in double precision."""
-    module, example = reproducer.torch_model()
+    module, example = reproducer.make_torch_model()
     return example.numpy(), torch_outputs(half(module), example)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     path = tmp_path_factory.mktemp("reproducer") / "before.mlpackage"
-    reproducer.convert().save(str(path))
+    reproducer.convert_model().save(str(path))
     return path
 
 
@@ -38,7 +38,7 @@ def agrees(found, expected) -> bool:
 def typed_bound(example) -> np.ndarray:
     """How far typed fp16 execution may be from exact: the input and the sum are rounded to fp16 once each, and the
     sum of 1792 products is taken in float32 (relative error at most n * 2**-24 of the sum of absolute products)."""
-    module, _ = reproducer.torch_model()
+    module, _ = reproducer.make_torch_model()
     with torch.no_grad():
         for parameter in half(module).parameters():
             parameter.abs_()
@@ -55,7 +55,7 @@ def test_the_fault_model_breaks_the_model_as_it_is(package, truth):
 
 def test_rewritten_through_ct_convert(truth):
     example, expected = truth
-    program = reproducer.convert(pass_pipeline=ane.pipeline())._mil_program
+    program = reproducer.convert_model(pass_pipeline=ane.pipeline())._mil_program
     assert kinds(program)["expand_dims"] == kinds(program)["squeeze"] == 1
     assert agrees(only_output(program, example, "float64", FAULT), expected)
     typed = only_output(program, example, "float16", FAULT)

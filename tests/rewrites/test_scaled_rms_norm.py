@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.package import load
 from mil_ane_passes.runtime import Runtime
 from tests.models.zoo import _complete_torchvision
@@ -74,7 +74,7 @@ HOST_SCALED = {
 
 
 def rule(**options):
-    return by_name("scaled_rms_norm").configured(**options)
+    return find_rewrite("scaled_rms_norm").configured(**options)
 
 
 def rule_for(name):
@@ -112,16 +112,16 @@ def test_norms_of_real_modules_are_right_where_they_overflowed(name, export):
     x, precise = large().astype(np.float32), torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     before = only_output(built, x, "float16")
     assert not error(before, precise) < 0.5, "the squares of this input overflow"
-    assert run(rule_for(name), built).fired
+    assert apply_rewrite(rule_for(name), built).fired
     assert error(only_output(built, x, "float16"), precise) < 3e-3
-    assert not run(rule_for(name), built).fired
+    assert not apply_rewrite(rule_for(name), built).fired
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS18], ids=str)
 def test_opsets_other_than_ios17(target):
     module = FIRES["Llama"]()
     built = converted(module, target=target)
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     assert error(only_output(built, large().astype(np.float32), "float16"), precise) < 3e-3
 
@@ -132,14 +132,14 @@ def test_the_published_fault_no_longer_reaches_it():
     x, precise = large().astype(np.float32), torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     faulty = only_output(built, x, "float64", quirks=["square_overflow"])
     assert np.all(faulty[0] == 0) and error(faulty, precise) > 0.5
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     assert error(only_output(built, x, "float64", quirks=["square_overflow"]), precise) < 1e-4  # eps is one of fp16
 
 
 @pytest.mark.parametrize("name", FIRES)
 def test_fp32_is_left_alone(name):
     built = converted(FIRES[name](), precision=ct.precision.FLOAT32)
-    trace = find(rule(), built)
+    trace = find_matches(rule(), built)
     assert not trace.fired
     assert {miss.note for miss in trace.near_misses} == {"squared in fp32, which overflows above 1.8e19 only"}
 
@@ -148,7 +148,7 @@ def test_squares_kept_in_fp32_amid_fp16_are_left_alone():
     kept = ("pow", "reduce_mean", "add", "rsqrt")
     built = converted(FIRES["Llama"](), precision=ct.transform.FP16ComputePrecision(lambda op: op.op_type not in kept))
     assert kinds(built)["cast"] >= 2
-    (miss,) = find(rule(), built).near_misses
+    (miss,) = find_matches(rule(), built).near_misses
     assert miss.note == "squared in fp32, which overflows above 1.8e19 only"
 
 
@@ -157,20 +157,20 @@ def test_what_the_frontend_divides_by_its_maximum_is_left_alone(name):
     for built in (converted(HOST_SCALED[name]()), ane.convert(
             torch.jit.trace(HOST_SCALED[name]().eval(), torch.zeros(2, WIDTH)), convert_to="milinternal",
             inputs=[ct.TensorType(shape=(2, WIDTH))], minimum_deployment_target=ct.target.iOS17)):
-        trace = find(rule(), built)
+        trace = find_matches(rule(), built)
         assert not trace.fired
         assert {miss.note for miss in trace.near_misses} <= {"x is divided by its largest magnitude already"}
 
 
 def test_normalize_keeps_its_stable_norm():
     built = converted(spelt(lambda x: x / x.norm(dim=-1, keepdim=True)))
-    (miss,) = find(rule(), built).near_misses
+    (miss,) = find_matches(rule(), built).near_misses
     assert miss.note == "reduce_l2_norm squares inside, which is reported to stay stable"
 
 
 def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
     built = converted(spelt(lambda x: functional.layer_norm(torch.cat([x, -x], -1), (2 * WIDTH,))[..., :WIDTH]))
-    trace = find(rule(), built)
+    trace = find_matches(rule(), built)
     assert not trace.fired and not trace.near_misses
 
 
@@ -182,7 +182,7 @@ def test_the_form_survives_the_backend_and_a_saved_package(name, tmp_path):
                                                  options={"scaled_rms_norm": {"always": name == "var"}}))
     model.save(str(tmp_path / "norm.mlpackage"))
     built = load(tmp_path / "norm.mlpackage").program
-    assert kinds(built)["reduce_max"] == 1 and not run(rule(), built).fired
+    assert kinds(built)["reduce_max"] == 1 and not apply_rewrite(rule(), built).fired
     precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     assert error(only_output(built, large().astype(np.float32), "float16"), precise) < 3e-3
 
@@ -202,9 +202,9 @@ def test_batch_and_length_may_be_symbolic_but_not_what_is_summed():
         mean = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True)
         return mb.mul(x=x, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-4)), name="y")
 
-    built = program(body, x=(None, None, WIDTH))
-    assert run(rule(), built).fired
-    (miss,) = find(rule(), program(body, x=(1, 3, None))).near_misses
+    built = build_program(body, x=(None, None, WIDTH))
+    assert apply_rewrite(rule(), built).fired
+    (miss,) = find_matches(rule(), build_program(body, x=(1, 3, None))).near_misses
     assert miss.note == "the sum is over a symbolic dimension"
 
 
@@ -215,7 +215,7 @@ def test_rows_without_the_fault_move_by_a_few_units_at_most():
     x[0, 3], x[1, 5] = 200.0, -90.0
     precise = torch_outputs(module, torch.from_numpy(x.astype(np.float64)))
     before = error(only_output(built, x.astype(np.float32), "float16"), precise)
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     assert error(only_output(built, x.astype(np.float32), "float16"), precise) <= 2 * before + 2.0**-11
 
 
@@ -238,11 +238,11 @@ def test_the_algebra_is_the_same_at_any_magnitude(spelling, kind, eps, power, se
                   else mb.inverse(x=mb.sqrt(x=total), epsilon=half(1e-4)))
         return mb.mul(x=factor, y=x, name="y")
 
-    built = program(body, x=(3, 7))
+    built = build_program(body, x=(3, 7))
     x = np.random.default_rng(seed).uniform(-1, 1, (3, 7)) * 2.0**power
     x = np.where(x == 0, 1.0, x)
     expected = Runtime(built, precision="float64")({"x": x})["y"]
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     np.testing.assert_allclose(Runtime(built, precision="float64")({"x": x})["y"], expected, rtol=2.0**-20)
 
 
@@ -254,8 +254,8 @@ def test_another_value_over_a_small_norm_overflows_no_earlier_than_its_result(ov
             return mb.real_div(x=k, y=mb.sqrt(x=total), name="y")
         return mb.mul(x=k, y=mb.rsqrt(x=total), name="y")
 
-    built = program(body, x=(2, 1024), k=(2, 1))
-    assert run(rule(), built).fired
+    built = build_program(body, x=(2, 1024), k=(2, 1))
+    assert apply_rewrite(rule(), built).fired
     small, large = np.full((1, 1024), 0.05), np.full((1, 1024), 300.0)
     feeds = {"x": np.concatenate([small, large]).astype(np.float16), "k": np.array([[30000], [3000]], np.float16)}
     x, k = (feeds[name].astype(np.float64) for name in ("x", "k"))
@@ -268,7 +268,7 @@ def test_a_power_that_adds_an_axis_is_another_spelling():
         squares = mb.pow(x=x, y=np.full((1, 1, 1), 2, np.float16))
         return mb.mul(x=x, y=mb.rsqrt(x=mb.reduce_mean(x=squares, axes=[1], keep_dims=True)), name="y")
 
-    assert not run(rule(), program(body, x=(3, 3))).fired
+    assert not apply_rewrite(rule(), build_program(body, x=(3, 3))).fired
 
 
 @pytest.mark.parametrize("shape", ["unsqueeze", "none", "view"])
@@ -302,7 +302,7 @@ class TestWhatIsKnownOfX:
             mean = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True, name="mean")
             return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5))), name="y")
 
-        return program(body, x=(4, 64))
+        return build_program(body, x=(4, 64))
 
     @pytest.mark.parametrize("of", [
         lambda x: mb.sigmoid(x=x), lambda x: mb.clip(x=x, alpha=np.float16(-15), beta=np.float16(15)),
@@ -312,22 +312,22 @@ class TestWhatIsKnownOfX:
     ], ids=["sigmoid", "clip", "layer norm", "concat", "product", "reshape"])
     @pytest.mark.parametrize("centred", [False, True])
     def test_what_the_program_keeps_small_is_left_alone(self, of, centred):
-        (miss,) = find(rule(), self.norm(of, centred)).near_misses
+        (miss,) = find_matches(rule(), self.norm(of, centred)).near_misses
         assert miss.note.startswith("the program keeps x within ")
-        assert find(rule(always=True), self.norm(of, centred)).fired
+        assert find_matches(rule(always=True), self.norm(of, centred)).fired
 
     @pytest.mark.parametrize("centred", [False, True])
     def test_a_bound_beyond_the_limit_does_not_help(self, centred):
-        assert find(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-300), beta=np.float16(300)),
-                                      centred)).fired
+        assert find_matches(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-300), beta=np.float16(300)),
+                                              centred)).fired
 
     def test_a_sum_overflows_where_no_square_does(self):
         """64 squares of 40: each is 1600, all of them 102400."""
-        assert find(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-40), beta=np.float16(40)))).fired
+        assert find_matches(rule(), self.norm(lambda x: mb.clip(x=x, alpha=np.float16(-40), beta=np.float16(40)))).fired
 
     def test_of_unknown_size_only_a_norm_of_x_itself_is_rewritten(self):
-        assert find(rule(), self.norm(lambda x: mb.relu(x=x))).fired
-        trace = find(rule(), self.norm(lambda x: mb.relu(x=x), centred=True))
+        assert find_matches(rule(), self.norm(lambda x: mb.relu(x=x))).fired
+        trace = find_matches(rule(), self.norm(lambda x: mb.relu(x=x), centred=True))
         assert not trace.fired and [miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses] == [True]
 
     @pytest.mark.parametrize("centred", [False, True])
@@ -351,9 +351,9 @@ class TestWhatIsKnownOfX:
 
         built = ct.convert(torch.jit.trace(Norm(), torch.zeros(1, 4, 8, 8)), convert_to="milinternal",
                            inputs=[ct.TensorType("x", (1, 4, 8, 8))], minimum_deployment_target=ct.target.iOS17)
-        trace = find(rule(), built)
+        trace = find_matches(rule(), built)
         assert not trace.fired and all(miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses)
-        assert find(rule(always=True), built).fired
+        assert find_matches(rule(always=True), built).fired
 
 
 class TestMeansOfOtherThings:
@@ -374,6 +374,6 @@ class TestMeansOfOtherThings:
             mean = mb.reduce_mean(x=self.BODIES[kind](x), axes=[-1], keep_dims=True)
             return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-3))), name="y")
 
-        built = program(body, x=(4, 8))
+        built = build_program(body, x=(4, 8))
         assert ane.rewrite(built).status == "unchanged"
         ane.lint(built)

@@ -12,10 +12,10 @@ from coremltools.converters.mil.mil import Function, Program, types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name, fixes_for
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, fixes_for, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth
@@ -64,12 +64,12 @@ ASSIGNED = [added, window, every_second, cleared, corner, chained]
 
 
 def fires(built, target="all", **options):
-    rule = by_name("scatter_as_slices").configured(**options)
-    return [finding.op_type for finding in run(rule, built, target=target).fired]
+    rule = find_rewrite("scatter_as_slices").configured(**options)
+    return [finding.op_type for finding in apply_rewrite(rule, built, target=target).fired]
 
 
 def refused(built, target):
-    plan, _ = predict(built, [rule() for rule in all_rules().values()], target=target)
+    plan, _ = predict_plan(built, [rule() for rule in get_all_rules().values()], target=target)
     return [(row.op.op_type, row.ane) for row in plan.rows if row.ane == "no" and row.op.op_type != "cast"]
 
 
@@ -152,8 +152,9 @@ def test_any_rows_of_an_axis(drawn, mode, constant):
     wanted[axis] = len(places)
     updates = special(wanted, 1)
     inputs = {"x": tuple(shape)} | ({} if constant else {"v": tuple(wanted)})
-    built = program(lambda x, v=updates: mb.scatter(data=x, indices=places, updates=v, axis=axis, mode=mode, name="y"),
-                    **inputs)
+    built = build_program(
+        lambda x, v=updates: mb.scatter(data=x, indices=places, updates=v, axis=axis, mode=mode, name="y"), **inputs
+    )
     at = (slice(None),) * (axis % len(shape)) + (places,)
     assert fires(built, max_parts=99) == ["scatter"] and not kinds(built)["scatter"]
     held(built, x, None if constant else updates, applied(x, at, updates, mode), mode)
@@ -186,7 +187,7 @@ def test_any_window(drawn, mode, form):
         return mb.scatter_nd(data=x, indices=where, updates=new, mode=mode, name="y")
 
     flat = form == "flat"
-    built = program(body, x=(x.size,) if flat else tuple(shape), v=(updates.size,) if flat else updates.shape)
+    built = build_program(body, x=(x.size,) if flat else tuple(shape), v=(updates.size,) if flat else updates.shape)
     if points.ndim > 5:
         return
     assert fires(built, max_parts=999) and not kinds(built).keys() & KINDS
@@ -205,8 +206,8 @@ def test_any_places_along_an_axis(data, axis, mode):
     order = np.random.default_rng(data.draw(st.integers(0, 99))).permuted(np.broadcast_to(line, shape), axis=axis)
     places = np.take(order, range(count), axis).astype(np.int32)
     x, updates = special(shape), special(places.shape, 1)
-    built = program(lambda x, v: mb.scatter_along_axis(data=x, indices=places, updates=v, axis=axis, mode=mode,
-                                                       name="y"), x=tuple(shape), v=places.shape)
+    built = build_program(lambda x, v: mb.scatter_along_axis(data=x, indices=places, updates=v, axis=axis, mode=mode,
+                                                             name="y"), x=tuple(shape), v=places.shape)
     grid = list(np.indices(places.shape))
     grid[axis] = places
     assert fires(built, max_parts=999) and not kinds(built).keys() & KINDS
@@ -219,7 +220,7 @@ def test_any_window_of_a_slice_update(drawn):
     shape, window = drawn
     x = special(shape)
     updates = special(x[window].shape, 1)
-    built = program(lambda x, v: mb.slice_update(
+    built = build_program(lambda x, v: mb.slice_update(
         x=x, update=v, begin=[each.start for each in window], end=shape, stride=[each.step for each in window],
         name="y"), opset=ct.target.iOS18, x=tuple(shape), v=updates.shape)
     assert not fires(built) and fires(built, windows=True) == ["slice_update"]
@@ -227,18 +228,18 @@ def test_any_window_of_a_slice_update(drawn):
 
 
 def test_the_rest_may_be_of_symbolic_size():
-    built = program(lambda x: mb.scatter(data=x, indices=np.array([1, 2], np.int32), axis=1, mode="add",
-                                         updates=mb.slice_by_index(x=x, begin=[0, 0, 0], end=[0, 2, 0],
-                                                                   begin_mask=[True, False, True],
-                                                                   end_mask=[True, False, True]), name="y"),
-                    x=(None, 4, None))
+    built = build_program(lambda x: mb.scatter(data=x, indices=np.array([1, 2], np.int32), axis=1, mode="add",
+                                               updates=mb.slice_by_index(x=x, begin=[0, 0, 0], end=[0, 2, 0],
+                                                                         begin_mask=[True, False, True],
+                                                                         end_mask=[True, False, True]), name="y"),
+                          x=(None, 4, None))
     assert fires(built)
     x = special((3, 4, 5))
     held(built, x, None, applied(x, (slice(None), slice(1, 3)), x[:, :2], "add"), "add")
 
 
 def test_a_constant_of_zeros_is_padded():
-    built = program(lambda v: mb.scatter_nd(
+    built = build_program(lambda v: mb.scatter_nd(
         data=np.zeros((4, 6), np.float16), indices=np.stack(np.meshgrid([1, 2], [3, 4], indexing="ij"), -1).astype(
             np.int32), updates=v, mode="update", name="y"), v=(2, 2))
     assert fires(built) and kinds(built) - kinds(built).__class__(["const"] * 9) == {"pad": 1}
@@ -246,8 +247,8 @@ def test_a_constant_of_zeros_is_padded():
 
 def test_integers_move_and_are_not_computed_with():
     def made(mode):
-        return program(lambda x, v: mb.scatter(data=x, indices=np.array([1, 2], np.int32), updates=v, mode=mode,
-                                               name="y"), dtype=types.int32, x=(4,), v=(2,))
+        return build_program(lambda x, v: mb.scatter(data=x, indices=np.array([1, 2], np.int32), updates=v, mode=mode,
+                                                     name="y"), dtype=types.int32, x=(4,), v=(2,))
 
     assert fires(made("update")) and not fires(made("add"))
 
@@ -269,8 +270,8 @@ def test_results_that_are_outputs_in_several_functions():
 
 
 def test_it_is_wanted_on_every_target():
-    built = program(lambda x, v: mb.scatter(data=x, indices=np.array([1], np.int32), updates=v, mode="update"),
-                    x=(4,), v=(1,))
-    rule = by_name("scatter_as_slices").configured()
-    assert all(find(rule, built, target=target).fired for target in ("a12", "m1", "m4", "m6", "all"))
-    assert [fix.name for fix in fixes_for(all_rules()["scatter"])] == ["scatter_as_slices"]
+    built = build_program(lambda x, v: mb.scatter(data=x, indices=np.array([1], np.int32), updates=v, mode="update"),
+                          x=(4,), v=(1,))
+    rule = find_rewrite("scatter_as_slices").configured()
+    assert all(find_matches(rule, built, target=target).fired for target in ("a12", "m1", "m4", "m6", "all"))
+    assert [fix.name for fix in fixes_for(get_all_rules()["scatter"])] == ["scatter_as_slices"]

@@ -11,11 +11,11 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.layout import padded_bytes
-from mil_ane_passes.core.query import itemsize, static_shape
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.layout import compute_padded_bytes
+from mil_ane_passes.core.query import get_itemsize, get_static_shape
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.models import hifigan
 from tests.rewrites.helpers import kinds
@@ -24,7 +24,7 @@ from tests.rewrites.helpers import kinds
 def layer_and_program():
     torch.manual_seed(0)
     layer = torch.nn.ConvTranspose1d(4, 6, 5, stride=3, padding=1)
-    built = program(
+    built = build_program(
         lambda x: mb.conv_transpose(x=x, weight=layer.weight.detach().numpy(), bias=layer.bias.detach().numpy(),
                                     strides=[3], pad_type="custom", pad=[1, 1], name="y"),
         dtype=types.fp32, x=(2, 4, 9))
@@ -33,7 +33,7 @@ def layer_and_program():
 
 def test_is_pytorchs_conv_transpose_1d():
     layer, built = layer_and_program()
-    assert run(by_name("split_conv_transpose_bias").configured(), built).fired
+    assert apply_rewrite(find_rewrite("split_conv_transpose_bias").configured(), built).fired
     x = np.random.default_rng(0).standard_normal((2, 4, 9)).astype(np.float32)
     with torch.no_grad():
         expected = layer.double()(torch.from_numpy(x).double()).numpy()
@@ -47,7 +47,7 @@ def test_the_published_fault_no_longer_reaches_it():
     right = Runtime(built, precision="float64")({"x": x})["y"]
     faulty = Runtime(built, precision="float64", quirks=["conv_transpose_1d_bias"])({"x": x})["y"]
     assert np.abs(right - faulty).max() > 0.1 * layer.bias.abs().max().item()
-    run(by_name("split_conv_transpose_bias").configured(), built)
+    apply_rewrite(find_rewrite("split_conv_transpose_bias").configured(), built)
     cured = Runtime(built, precision="float64", quirks=["conv_transpose_1d_bias"])({"x": x})["y"]
     np.testing.assert_allclose(cured, right, rtol=0, atol=1e-12)
 
@@ -70,8 +70,10 @@ def test_in_one_pipeline_with_the_lift_there_is_nothing_left_to_lift():
 
 
 def layer_of(kernel, bias=np.float16([0.5, -1.0, 0.25, 2.0])):
-    return program(lambda x: mb.conv_transpose(x=x, weight=weight(16, 4, kernel), bias=bias, strides=[2], name="y"),
-                   x=(1, 16, 96))
+    return build_program(
+        lambda x: mb.conv_transpose(x=x, weight=make_weight(16, 4, kernel), bias=bias, strides=[2], name="y"),
+        x=(1, 16, 96),
+    )
 
 
 @pytest.mark.parametrize(("kernel", "target", "preset", "made"), [
@@ -86,15 +88,15 @@ def test_full_splits_what_the_target_supports_without_a_lift(kernel, target, pre
 
 def test_a_wide_kernel_is_split_on_request_only():
     built = layer_of(16)
-    (miss,) = run(by_name("split_conv_transpose_bias").configured(), built).near_misses
+    (miss,) = apply_rewrite(find_rewrite("split_conv_transpose_bias").configured(), built).near_misses
     assert "ane::lift_conv_transpose_1d lays it on the height" in miss.note
-    assert run(by_name("split_conv_transpose_bias").configured(any_kernel=True), built).fired
+    assert apply_rewrite(find_rewrite("split_conv_transpose_bias").configured(any_kernel=True), built).fired
 
 
 def padded(built):
     """The bytes of all tensors of the main function with the rows that their last axes are padded to."""
     made = [var for op in built.functions["main"].operations if op.op_type != "const" for var in op.outputs]
-    return sum(padded_bytes(static_shape(var), itemsize(var)) for var in made)
+    return sum(compute_padded_bytes(get_static_shape(var), get_itemsize(var)) for var in made)
 
 
 def codes(package):
@@ -104,7 +106,7 @@ def codes(package):
 def test_full_leaves_a_vocoder_without_new_warnings_or_padded_rows(tmp_path):
     pytest.importorskip("transformers")
     source = tmp_path / "vocoder.mlpackage"
-    hifigan.convert(minimum_deployment_target=ct.target.iOS17).save(str(source))
+    hifigan.convert_model(minimum_deployment_target=ct.target.iOS17).save(str(source))
     before, outcome = ane.load(source), ane.rewrite(source, tmp_path / "out.mlpackage", preset="full")
     assert outcome.proved and kinds(ane.load(tmp_path / "out.mlpackage").program)["conv_transpose"] == 2
     after = ane.load(tmp_path / "out.mlpackage")

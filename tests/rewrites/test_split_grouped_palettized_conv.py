@@ -10,10 +10,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 
@@ -21,7 +21,7 @@ NAME = "split_grouped_palettized_conv"
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def blown_up(array, shape):
@@ -51,7 +51,7 @@ def convolution(shape, lut_blocks, scale_blocks, groups, bias=None, **parameters
         given = {} if bias is None else {"bias": bias}
         return mb.conv(x=x, weight=weight, groups=groups, name="y", **given, **parameters)
 
-    made = program(body, opset=ct.target.iOS18, x=(2, shape[1] * groups, *[7] * (len(shape) - 2)))
+    made = build_program(body, opset=ct.target.iOS18, x=(2, shape[1] * groups, *[7] * (len(shape) - 2)))
     return made, dense if scale.size > 1 else dense / scale.astype(np.float64)
 
 
@@ -83,11 +83,11 @@ def test_the_parts_are_the_whole(case, with_bias):
     strides = [2] * (len(shape) - 2)
     made, dense = convolution(shape, lut_blocks, scale_blocks, groups, bias, strides=strides)
     held(made, dense, groups, bias, strides)
-    assert run(rule(), made).fired
+    assert apply_rewrite(rule(), made).fired
     counted = kinds(made)
     assert (counted["conv"], counted["constexpr_lut_to_dense"]) == (parts, parts)
-    assert all(op.groups.val == 1 for _, op in all_ops(made) if op.op_type == "conv")
-    assert not find(rule(), made).fired
+    assert all(op.groups.val == 1 for _, op in iterate_ops(made) if op.op_type == "conv")
+    assert not find_matches(rule(), made).fired
     held(made, dense, groups, bias, strides)
 
 
@@ -117,18 +117,18 @@ def test_what_coremltools_palettizes_in_groups_of_input_channels(tmp_path):
     program_ = ane.load(tmp_path / "m.mlpackage").program
     x = {"x": np.random.default_rng(0).standard_normal((1, 32, 8, 8)).astype(np.float32)}
     (before,) = Runtime(program_, precision="float64")(x).values()
-    assert run(rule(), program_).fired
+    assert apply_rewrite(rule(), program_).fired
     assert kinds(program_)["conv"] == 2
     (after,) = Runtime(program_, precision="float64")(x).values()
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
 
 
 def test_the_form_of_ios16_is_no_candidate():
-    made = program(
+    made = build_program(
         lambda x: mb.conv(x=x, weight=mb.constexpr_lut_to_dense(
             indices=np.zeros(8, np.uint8), lut=np.zeros(16, np.float16), shape=np.array([4, 4, 1], np.uint32))),
         x=(1, 4, 5))
-    trace = find(rule(), made)
+    trace = find_matches(rule(), made)
     assert not trace.fired and not trace.near_misses
 
 
@@ -140,8 +140,8 @@ def test_a_weight_that_others_read_is_not_stored_twice(second, fires):
         weight = mb.constexpr_lut_to_dense(indices=indices.astype(types.np_uint4_dtype), lut=lut)
         return mb.conv(x=x, weight=weight, name="y"), mb.conv(x=z, weight=weight, name="w", **second)
 
-    made = program(body, opset=ct.target.iOS18, x=(1, 8, 3, 3), z=(1, 8 * second.get("groups", 1), 3, 3))
-    trace = run(rule(), made)
+    made = build_program(body, opset=ct.target.iOS18, x=(1, 8, 3, 3), z=(1, 8 * second.get("groups", 1), 3, 3))
+    trace = apply_rewrite(rule(), made)
     assert len(trace.fired) == fires
     assert {miss.note for miss in trace.near_misses} <= {
         "weight is read in another way as well, so its parts would be stored beside it"}

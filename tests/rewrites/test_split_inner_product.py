@@ -10,12 +10,12 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
-from mil_ane_passes.rewrites._cut import spans
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.rewrites._weight_slices import split_evenly
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import converted_as, kinds
 
@@ -23,18 +23,18 @@ NAME, LONG = "split_inner_product", 33000
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def refused(held, target="m4"):
-    rows = predict(held, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no" or not row.takes]
 
 
 @pytest.mark.law
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_spans_are_even_and_few(length, most):
-    found = spans(length, most)
+    found = split_evenly(length, most)
     assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), length]
     sizes = [stop - start for start, stop in found]
     assert max(sizes) <= most and max(sizes) - min(sizes) <= 1 and len(found) == -(-length // most)
@@ -51,19 +51,19 @@ def test_is_pytorchs_product(inner, rows, columns, flip_x, flip_y, kind, seed):
     if kind == "linear":
         feeds["x"] = x
         bias = np.arange(columns).astype(np.float16)
-        held, true = program(lambda x: mb.linear(x=x, weight=y, bias=bias, name="y"), x=x.shape), true + bias
+        held, true = build_program(lambda x: mb.linear(x=x, weight=y, bias=bias, name="y"), x=x.shape), true + bias
     else:
         feeds["x"], other = (x.T if flip_x else x), (y if flip_y else y.T)
         given = {"transpose_x": flip_x, "transpose_y": flip_y, "name": "y"}
         if kind == "constant":
-            held = program(lambda x: mb.matmul(x=x, y=np.ascontiguousarray(other), **given), x=feeds["x"].shape)
+            held = build_program(lambda x: mb.matmul(x=x, y=np.ascontiguousarray(other), **given), x=feeds["x"].shape)
         else:
             feeds["z"] = other
-            held = program(lambda x, z: mb.matmul(x=x, y=z, **given), x=feeds["x"].shape, z=other.shape)
+            held = build_program(lambda x, z: mb.matmul(x=x, y=z, **given), x=feeds["x"].shape, z=other.shape)
     feeds = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in feeds.items()}
-    assert run(rule(), held, target="m4").fired
+    assert apply_rewrite(rule(), held, target="m4").fired
     assert all(op.x.shape[-2 if op.op_type == "matmul" and op.transpose_x.val else -1] <= 32768
-               for _, op in all_ops(held) if op.op_type in ("matmul", "linear"))
+               for _, op in iterate_ops(held) if op.op_type in ("matmul", "linear"))
     assert not refused(held)
     np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-9)
     scale = np.abs(true).max()
@@ -97,7 +97,7 @@ def test_as_torch_converts(way, tmp_path):
 
 
 def bytes_of(held):
-    return sum(op.val.val.nbytes for _, op in all_ops(held) if op.op_type == "const" and op.outputs[0].rank > 1)
+    return sum(op.val.val.nbytes for _, op in iterate_ops(held) if op.op_type == "const" and op.outputs[0].rank > 1)
 
 
 def test_readers_of_one_weight_share_its_parts():
@@ -107,8 +107,8 @@ def test_readers_of_one_weight_share_its_parts():
         held = mb.const(val=weight, name="w")
         return [mb.linear(x=each, weight=held, name=name) for each, name in ((x, "y"), (mb.relu(x=x), "z"))]
 
-    held = program(body, x=(1, LONG))
-    assert len(run(rule(), held, target="m4").fired) == 2 and bytes_of(held) == weight.nbytes
+    held = build_program(body, x=(1, LONG))
+    assert len(apply_rewrite(rule(), held, target="m4").fired) == 2 and bytes_of(held) == weight.nbytes
 
 
 def test_a_weight_read_whole_grows_within_bounds():
@@ -116,8 +116,8 @@ def test_a_weight_read_whole_grows_within_bounds():
         held = mb.const(val=np.ones((2, LONG), np.float16), name="w")
         return [mb.linear(x=x, weight=held, name="y"), mb.mul(x=x, y=held, name="z")]
 
-    assert not find(rule(max_bytes=131999), program(body, x=(2, LONG)), target="m4").fired
-    assert find(rule(max_bytes=132000), program(body, x=(2, LONG)), target="m4").fired
+    assert not find_matches(rule(max_bytes=131999), build_program(body, x=(2, LONG)), target="m4").fired
+    assert find_matches(rule(max_bytes=132000), build_program(body, x=(2, LONG)), target="m4").fired
 
 
 def compressed(x):
@@ -127,15 +127,15 @@ def compressed(x):
 
 
 @pytest.mark.parametrize(("held", "target", "reason"), [
-    (lambda: program(compressed, x=(1, LONG)), "m4",
+    (lambda: build_program(compressed, x=(1, LONG)), "m4",
      "operand weight is compressed: its parts would have to be unpacked"),
-    (lambda: program(lambda x, z: mb.matmul(x=x, y=z), dtype=types.fp32, x=(1, LONG), z=(LONG, 1)), "m4",
+    (lambda: build_program(lambda x, z: mb.matmul(x=x, y=z), dtype=types.fp32, x=(1, LONG), z=(LONG, 1)), "m4",
      "computed in fp32, which the ANE does not take"),
-    (lambda: program(lambda x, z: mb.matmul(x=x, y=z), x=(1, 20000), z=(20000, 1)), "m1",
+    (lambda: build_program(lambda x, z: mb.matmul(x=x, y=z), x=(1, 20000), z=(20000, 1)), "m1",
      "an operand that is 20000 long is refused on M1, and so are slices of it"),
-    (lambda: program(lambda x, z: mb.matmul(x=x, y=z), x=(1, 70000), z=(70000, 1)), "m4",
+    (lambda: build_program(lambda x, z: mb.matmul(x=x, y=z), x=(1, 70000), z=(70000, 1)), "m4",
      "an operand that is 70000 long is refused on M4, and so are slices of it"),
 ])
 def test_left_alone(held, target, reason):
-    found = find(rule(), held(), target=target)
+    found = find_matches(rule(), held(), target=target)
     assert not found.fired and [miss.note for miss in found.near_misses] == [reason]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import kinds
@@ -27,12 +27,16 @@ NAME = "split_wide_conv"
 def conv(kernel, shape, groups=1, outputs=4, opset=ct.target.iOS17, dtype=np.float16, **parameters):
     random = np.random.default_rng(1)
     weight = (random.standard_normal((outputs, shape[1] // groups, *kernel)) / 8).astype(dtype)
-    return program(lambda x: mb.conv(x=x, weight=weight, groups=groups, name="y", **parameters), x=shape, opset=opset,
-                   dtype=types.fp16 if dtype is np.float16 else types.fp32)
+    return build_program(
+        lambda x: mb.conv(x=x, weight=weight, groups=groups, name="y", **parameters),
+        x=shape,
+        opset=opset,
+        dtype=types.fp16 if dtype is np.float16 else types.fp32,
+    )
 
 
 def notes(program_, target="all", **options):
-    found = find(configured(NAME, **options), program_, target=target)
+    found = find_matches(configured(NAME, **options), program_, target=target)
     return [hit.note for hit in found.fired] + [f"- {miss.note}" for miss in found.near_misses]
 
 
@@ -65,7 +69,7 @@ def test_every_sum_is_the_same(drawn, target):
     trace = holds(made, NAME, target=target)
     if trace.fired:
         assert before and not refused(made, target)
-        assert not find(configured(NAME), made, target=target).fired
+        assert not find_matches(configured(NAME), made, target=target).fired
     else:
         assert not before or all("parts, max_parts is 16" in miss.note for miss in trace.near_misses)
 
@@ -118,9 +122,9 @@ def test_windows_and_folds_show_the_very_weight():
         held = mb.const(val=weight, name="w")
         return [mb.conv(x=x, weight=held, strides=[step], name=f"y{step}") for step in (1, 32)]
 
-    made = program(body, x=(1, 1, 200))
+    made = build_program(body, x=(1, 1, 200))
     assert len(holds(made, NAME).fired) == 2
-    bases = {op.val.val.__array_interface__["data"][0] for _, op in all_ops(made)
+    bases = {op.val.val.__array_interface__["data"][0] for _, op in iterate_ops(made)
              if op.op_type == "const" and np.size(op.val.val) == weight.size}
     assert len(bases) == 1
 
@@ -133,19 +137,19 @@ def test_a_weight_in_parts_is_not_stored_twice():
         return [mb.conv(x=x, weight=held, name="y"),
                 mb.conv(x=x, weight=held, dilations=[1, second], name="z")]
 
-    alike = program(lambda x: body(x, 1), x=(1, 2, 3, 90))
+    alike = build_program(lambda x: body(x, 1), x=(1, 2, 3, 90))
     assert len(holds(alike, NAME).fired) == 2
-    assert sum(np.size(op.val.val) for _, op in all_ops(alike) if op.op_type == "const"
+    assert sum(np.size(op.val.val) for _, op in iterate_ops(alike) if op.op_type == "const"
                and op.val.val is not None and np.ndim(op.val.val) == 4) == weight.size
-    other = program(lambda x: body(x, 2), x=(1, 2, 3, 90))
-    text = program_text(other)
-    assert {miss.note for miss in run(configured(NAME), other).near_misses} == {
+    other = build_program(lambda x: body(x, 2), x=(1, 2, 3, 90))
+    text = format_program(other)
+    assert {miss.note for miss in apply_rewrite(configured(NAME), other).near_misses} == {
         "weight is read in another way as well, so it would be stored twice"}
-    assert program_text(other) == text
+    assert format_program(other) == text
 
 
 def test_weights_that_are_no_constants_are_left():
-    made = program(lambda x, w: mb.conv(x=x, weight=w, name="y"), x=(1, 2, 3, 40), w=(4, 2, 1, 20))
+    made = build_program(lambda x, w: mb.conv(x=x, weight=w, name="y"), x=(1, 2, 3, 40), w=(4, 2, 1, 20))
     assert notes(made) == ["- weight is computed, not a const"]
     assert notes(conv([1, 20], (1, 2, 3, 40), dtype=np.float32)) == ["- computed in fp32, which the ANE does not take"]
 
@@ -156,7 +160,7 @@ def test_an_infinite_input_reaches_no_output_it_did_not():
         x = draw((1, 1, 200))
         x[0, 0, 90] = np.inf
         before = Runtime(made, precision="float64")({"x": x})["y"]
-        assert run(configured(NAME), made).fired
+        assert apply_rewrite(configured(NAME), made).fired
         after = Runtime(made, precision="float64")({"x": x})["y"]
         np.testing.assert_array_equal(np.isfinite(before), np.isfinite(after))
 
@@ -218,15 +222,17 @@ def test_a_compressed_weight_has_no_parts():
                                          shape=np.uint32([1, 2, 1, 40]))
         return mb.conv(x=x, weight=held, name="y")
 
-    assert notes(program(body, x=(1, 2, 3, 90))) == ["- weight is compressed, and parts would have to be packed anew"]
+    assert notes(build_program(body, x=(1, 2, 3, 90))) == [
+        "- weight is compressed, and parts would have to be packed anew"
+    ]
 
 
 def test_parts_of_values_of_other_lengths_have_ends_of_their_own():
     """The host writes an end counted from the back as one from the front, into the const that it reads."""
     def body(x):
-        kernel = weight(2, 2, 2, 20)
+        kernel = make_weight(2, 2, 2, 20)
         return [mb.conv(x=each, weight=kernel, pad_type="valid", name=f"y{number}")
                 for number, each in enumerate([x, mb.slice_by_index(x=x, begin=[0] * 4, end=[1, 2, 3, 33])])]
 
-    made = program(body, x=(1, 2, 3, 50))
+    made = build_program(body, x=(1, 2, 3, 50))
     assert len(holds(made, NAME, target="m1").fired) == 2 and kinds(made)["conv"] == 4

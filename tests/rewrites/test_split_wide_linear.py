@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import converted_as, kinds
 
@@ -24,16 +24,16 @@ NAME = "split_wide_linear"
 
 
 def rule(**options):
-    return by_name(NAME).configured(**options)
+    return find_rewrite(NAME).configured(**options)
 
 
 def refused(held, target):
-    rows = predict(held, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
 def weights(held):
-    return sum(op.val.val.nbytes for _, op in all_ops(held) if op.op_type == "const" and op.outputs[0].rank > 1)
+    return sum(op.val.val.nbytes for _, op in iterate_ops(held) if op.op_type == "const" and op.outputs[0].rank > 1)
 
 
 @pytest.mark.law
@@ -49,13 +49,13 @@ def test_is_pytorchs_linear(wide, width, rows, kind, open_rows, seed):
         held = weight if kind == "turned" else np.ascontiguousarray(weight.T)
         return mb.matmul(x=x, y=held, transpose_y=kind == "turned", name="y")
 
-    held = program(body, x=(1, None if open_rows else rows, width))
+    held = build_program(body, x=(1, None if open_rows else rows, width))
     before = weights(held)
     x = random.uniform(-1, 1, (1, rows, width)).astype(np.float16)
     true = torch.nn.functional.linear(*(torch.from_numpy(each.astype(np.float64)) for each in (x, weight)))
     true = true.numpy() + (bias.astype(np.float64) if kind == "linear" else 0)
     count = len(refused(held, "m1"))
-    assert run(rule(), held, target="m1").fired
+    assert apply_rewrite(rule(), held, target="m1").fired
     assert len(refused(held, "m1")) <= count and set(refused(held, "m1")) == {"concat"} and weights(held) == before
     feeds = {"x": x.astype(np.float32)}
     np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-12)
@@ -82,7 +82,7 @@ def test_as_torch_converts(way, tmp_path):
     module.head.requires_grad_(False).half().float()
     held = converted_as(module, x, way, tmp_path / "m.mlpackage", passes=NAME, chip="m2")
     assert kinds(held)["linear"] == 2 and refused(held, "m2").count("linear") == 0
-    assert not run(rule(), held, target="m2").fired
+    assert not apply_rewrite(rule(), held, target="m2").fired
     (name,) = held.functions["main"].inputs
     (found,) = Runtime(held, precision="float64")({name: x.numpy()}).values()
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_a_tied_head_is_not_stored_twice(tmp_path):
     made = ct.convert(torch.jit.trace(module, tokens), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
                       inputs=[ct.TensorType(name="x", shape=(1, 2), dtype=np.int32)])
     made.save(str(tmp_path / "m.mlpackage"))
-    found = find(rule(max_bytes=1000), ane.load(tmp_path / "m.mlpackage").program, target="m1")
+    found = find_matches(rule(max_bytes=1000), ane.load(tmp_path / "m.mlpackage").program, target="m1")
     assert [miss.note.split("is read")[1] for miss in found.near_misses] == [
         " whole as well: its pieces would add 160.0 kB, above max_bytes=1000"]
 
@@ -107,10 +107,10 @@ def test_the_package_does_not_grow(tmp_path):
                       skip_model_load=True, inputs=[ct.TensorType(name="x", shape=(1, 64))])
     made.save(str(tmp_path / "a.mlpackage"))
     package = ane.load(tmp_path / "a.mlpackage")
-    (before,) = (op.val.val for _, op in all_ops(package.program) if op.op_type == "const" and
+    (before,) = (op.val.val for _, op in iterate_ops(package.program) if op.op_type == "const" and
                  op.outputs[0].shape == (20000, 64))
-    run(rule(), package.program, target="m1")
-    parts = [op.val.val for _, op in all_ops(package.program) if op.op_type == "const" and op.outputs[0].rank == 2]
+    apply_rewrite(rule(), package.program, target="m1")
+    parts = [op.val.val for _, op in iterate_ops(package.program) if op.op_type == "const" and op.outputs[0].rank == 2]
     assert len(parts) == 2 and all(np.shares_memory(before, part) for part in parts)
     ane.save(package, tmp_path / "b.mlpackage")
     sizes = [sum(path.stat().st_size for path in (tmp_path / name).rglob("weight.bin")) for name in
@@ -120,8 +120,8 @@ def test_the_package_does_not_grow(tmp_path):
 
 def test_a_conv_at_single_places():
     weight = np.random.default_rng(0).uniform(-1, 1, (70000, 2, 1, 1)).astype(np.float16)
-    held = program(lambda x: mb.conv(x=x, weight=weight, name="y"), x=(1, 2, 2, 2))
-    assert run(rule(), held, target="m4").fired and kinds(held)["conv"] == 2
+    held = build_program(lambda x: mb.conv(x=x, weight=weight, name="y"), x=(1, 2, 2, 2))
+    assert apply_rewrite(rule(), held, target="m4").fired and kinds(held)["conv"] == 2
     x = np.random.default_rng(1).uniform(-1, 1, (1, 2, 2, 2)).astype(np.float32)
     true = torch.nn.functional.conv2d(*(torch.from_numpy(each.astype(np.float64)) for each in (x, weight)))
     np.testing.assert_allclose(Runtime(held, precision="float64")({"x": x})["y"], true.numpy(), atol=1e-12)
@@ -131,14 +131,14 @@ def test_a_conv_at_single_places():
     ("m1", 16385, True), ("m1", 16384, False), ("m4", 50257, False), ("m4", 65537, True), ("all", 50257, False),
     ("all", 151936, True)])
 def test_only_where_every_chip_refuses_it(target, wide, fires):
-    held = program(lambda x: mb.linear(x=x, weight=np.zeros((wide, 1), np.float16)), x=(1, 1))
-    assert bool(find(rule(), held, target=target).fired) == fires
-    assert bool(find(rule(always=True), held, target=target).fired) == (fires or target == "all")
+    held = build_program(lambda x: mb.linear(x=x, weight=np.zeros((wide, 1), np.float16)), x=(1, 1))
+    assert bool(find_matches(rule(), held, target=target).fired) == fires
+    assert bool(find_matches(rule(always=True), held, target=target).fired) == (fires or target == "all")
 
 
 def test_too_many_parts():
-    held = program(lambda x: mb.linear(x=x, weight=np.zeros((70000, 1), np.float16)), x=(1, 1))
-    found = find(rule(max_parts=4), held)
+    held = build_program(lambda x: mb.linear(x=x, weight=np.zeros((70000, 1), np.float16)), x=(1, 1))
+    found = find_matches(rule(max_parts=4), held)
     assert [miss.note for miss in found.near_misses] == ["5 parts, above max_parts=4"]
 
 
@@ -150,5 +150,5 @@ def test_too_many_parts():
      "the weight is compressed by constexpr_affine_dequantize: its parts would have to be unpacked"),
 ])
 def test_left_alone(build, reason):
-    found = find(rule(), program(build, dtype=types.fp16, x=(1, 1)))
+    found = find_matches(rule(), build_program(build, dtype=types.fp16, x=(1, 1)))
     assert not found.fired and [miss.note for miss in found.near_misses] == [reason]

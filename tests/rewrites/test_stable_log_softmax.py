@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof.compare import Strictness
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof.comparison import Strictness
+from mil_ane_passes.proof.equivalence import compare_programs
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
@@ -30,12 +30,12 @@ SPELLINGS = {
 
 
 def rule():
-    return by_name("stable_log_softmax").configured()
+    return find_rewrite("stable_log_softmax").configured()
 
 
 def built_for(shape):
     """As converted: the epsilon of a log stays fp32."""
-    return program(lambda x: mb.log(x=mb.softmax(x=x), epsilon=np.float32(1e-45), name="y"), x=shape)
+    return build_program(lambda x: mb.log(x=mb.softmax(x=x), epsilon=np.float32(1e-45), name="y"), x=shape)
 
 
 def log_softmax(x, axis=-1):
@@ -48,10 +48,10 @@ def log_softmax(x, axis=-1):
 def test_is_pytorchs_log_softmax_in_every_spelling(name, way, tmp_path):
     function = SPELLINGS[name]
     stable = way == "decomposed" and name == "less its log-sum-exp"  # torch's decomposition takes the maximum off
-    assert bool(find(rule(), converted(function, way, tmp_path / "before")).fired) != stable
+    assert bool(find_matches(rule(), converted(function, way, tmp_path / "before")).fired) != stable
     after = converted(function, way, tmp_path / "after", passes="stable_log_softmax")
     assert kinds(after)["softmax"] == 0
-    assert not find(rule(), after).fired
+    assert not find_matches(rule(), after).fired
     x = grid()
     expected = truth(lambda x: F.log_softmax(x, 1)[:, 3] * -1, x) if name == "loss" else truth(function, x) \
         if name != "log of softmax" else log_softmax(x.astype(np.float64), 1)
@@ -65,7 +65,7 @@ def test_older_and_newer_targets(target, tmp_path):
 
 
 def test_in_fp32_there_is_nothing_to_cure(tmp_path):
-    found = find(rule(), converted(SPELLINGS["log_softmax"], "traced", tmp_path, precision="FLOAT32"))
+    found = find_matches(rule(), converted(SPELLINGS["log_softmax"], "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
     assert [miss.note for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
 
@@ -98,7 +98,7 @@ def test_far_behind_it_has_the_floor_of_the_logarithm_where_that_is_not_lost():
     x = np.array([[0, -200, -1e4]], np.float16)
     built = built_for((1, 3))
     before = Runtime(built, precision="float64")({"x": x})["y"]
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     found = Runtime(built, precision="float64")({"x": x})["y"]
     np.testing.assert_allclose(found, before, rtol=1e-12)
     assert -104 < found.min() < -103
@@ -111,8 +111,8 @@ def test_what_is_masked_is_proved_too(mask, target, tmp_path):
     row = torch.zeros(8)
     row[::3] = mask
     before = converted(lambda x: F.log_softmax(x + row, -1), "traced", tmp_path, target=target, shape=(2, 8))
-    after = clone(before)
-    fired = run(rule(), after)
+    after = clone_program(before)
+    fired = apply_rewrite(rule(), after)
     assert fired.fired
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, within=fired.within)
     assert compare_programs(before, after, precisions=("float64", "float16"), exactness=promised).equal
@@ -122,7 +122,7 @@ def test_a_row_without_a_finite_logit_stays_no_number():
     x = np.full((2, 3), -np.inf, np.float16)
     x[1, 0] = 1
     built = built_for((2, 3))
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     found = Runtime(built, precision="float16", quirks=QUIRKS)({"x": x})["y"]
     assert np.isnan(found[0]).all() and found[1].tolist() == [0, -np.inf, -np.inf]
 
@@ -138,12 +138,12 @@ def test_a_softmax_that_others_read_stays_for_them(tmp_path):
 
 def test_a_bound_below_the_probabilities_is_kept(tmp_path):
     before = converted(lambda x: torch.log(torch.softmax(x, 1) + 1e-4), "traced", tmp_path)
-    assert not find(rule(), before).fired
+    assert not find_matches(rule(), before).fired
 
 
 def test_holds_for_every_row_of_numbers():
-    built = program(lambda x: mb.log(x=mb.softmax(x=x), name="y"), x=(1, 8))  # without a floor
-    run(rule(), built)
+    built = build_program(lambda x: mb.log(x=mb.softmax(x=x), name="y"), x=(1, 8))  # without a floor
+    apply_rewrite(rule(), built)
     cured = Runtime(built, precision="float64")
 
     def holds(numbers):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.pipeline import ordered
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.pipeline import sort_passes
+from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
@@ -27,7 +27,7 @@ SPELLINGS = {
 
 
 def rule():
-    return by_name("stable_mish").configured()
+    return find_rewrite("stable_mish").configured()
 
 
 def mish(x):
@@ -38,7 +38,7 @@ def mish(x):
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_pytorchs_mish_in_every_spelling(name, way, tmp_path):
     function = SPELLINGS[name]
-    assert find(rule(), converted(function, way, tmp_path / "before")).fired
+    assert find_matches(rule(), converted(function, way, tmp_path / "before")).fired
     after = converted(function, way, tmp_path / "after", passes="stable_mish")
     assert not {"softplus", "tanh", "log", "select"} & set(kinds(after))
     x = grid()
@@ -52,7 +52,7 @@ def test_older_and_newer_targets(target, tmp_path):
 
 
 def test_in_fp32_there_is_nothing_to_cure(tmp_path):
-    found = find(rule(), converted(F.mish, "traced", tmp_path, precision="FLOAT32"))
+    found = find_matches(rule(), converted(F.mish, "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
     assert [miss.note for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
 
@@ -77,8 +77,8 @@ def test_the_safe_preset_leaves_no_cliff(way, tmp_path):
         return x * torch.tanh(soft) + soft
 
     after = converted(function, way, tmp_path, passes="safe")
-    assert not find(rule(), after).fired
-    assert not find(by_name("stable_softplus").configured(), after).fired
+    assert not find_matches(rule(), after).fired
+    assert not find_matches(find_rewrite("stable_softplus").configured(), after).fired
     assert kinds(after)["tanh"] == 0
     x = grid()
     found = outputs(after, x, "float16", ["softplus_cliff", "exp_overflow"])
@@ -86,28 +86,28 @@ def test_the_safe_preset_leaves_no_cliff(way, tmp_path):
 
 
 def test_it_runs_before_the_rewrite_of_softplus():
-    assert ordered(["stable_softplus", "stable_mish"]) == ["stable_mish", "stable_softplus"]
+    assert sort_passes(["stable_softplus", "stable_mish"]) == ["stable_mish", "stable_softplus"]
     passes = ane.pipeline(passes="stable_softplus,stable_mish").passes
     assert passes.index("ane::stable_mish") < passes.index("ane::stable_softplus")
 
 
 def test_after_softplus_was_cured_there_is_no_mish_left_to_cure():
-    built = program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=(2, 8))
-    run(by_name("stable_softplus").configured(), built)
-    assert not run(rule(), built).fired
+    built = build_program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=(2, 8))
+    apply_rewrite(find_rewrite("stable_softplus").configured(), built)
+    assert not apply_rewrite(rule(), built).fired
 
 
 def test_a_small_result_keeps_its_digits():
     x = np.array([-9, -7, -5, -3, -1, -0.5, -0.01, 0.01, 0.5, 3, 9, 30, 1000, 65504], np.float16)
-    built = program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=x.shape)
-    run(rule(), built)
+    built = build_program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=x.shape)
+    apply_rewrite(rule(), built)
     found = Runtime(built, precision="float16")({"x": x})["y"].astype(np.float64)
     np.testing.assert_allclose(found, mish(x.astype(np.float64)), rtol=3e-3)
 
 
 def test_the_identity_holds_for_every_number():
-    built = program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=(8,))
-    run(rule(), built)
+    built = build_program(lambda x: mb.mul(x=x, y=mb.tanh(x=mb.softplus(x=x)), name="y"), x=(8,))
+    apply_rewrite(rule(), built)
     cured = Runtime(built, precision="float64")
 
     def holds(x):

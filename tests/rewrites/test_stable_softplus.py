@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.rewrites._log_exp import highest
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.rewrites._log_exp_patterns import find_upper_bound
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
@@ -29,7 +29,7 @@ SPELLINGS = {
 
 
 def rule():
-    return by_name("stable_softplus").configured()
+    return find_rewrite("stable_softplus").configured()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -37,9 +37,9 @@ def rule():
 def test_is_pytorchs_softplus_in_every_spelling(name, way, tmp_path):
     function = SPELLINGS[name]
     before = converted(function, way, tmp_path / "before")
-    assert find(rule(), before).fired
+    assert find_matches(rule(), before).fired
     after = converted(function, way, tmp_path / "after", passes="stable_softplus")
-    assert not find(rule(), after).fired, "what the backend makes of it is still the stable form"
+    assert not find_matches(rule(), after).fired, "what the backend makes of it is still the stable form"
     x = grid()
     np.testing.assert_allclose(outputs(after, x, "float64"), truth(function, x), rtol=0, atol=5e-9)  # threshold 20
 
@@ -48,13 +48,13 @@ def test_is_pytorchs_softplus_in_every_spelling(name, way, tmp_path):
 @pytest.mark.parametrize("name", ["softplus", "log of 1 + exp"])
 def test_older_and_newer_targets(name, target, tmp_path):
     after = converted(SPELLINGS[name], "traced", tmp_path, passes="stable_softplus", target=target)
-    assert not find(rule(), after).fired
+    assert not find_matches(rule(), after).fired
     assert (kinds(after)["softplus"], kinds(after)["exp"], kinds(after)["log"]) == (1, 0, 0)
 
 
 def test_in_fp32_there_is_nothing_to_cure(tmp_path):
     before = converted(F.softplus, "traced", tmp_path, precision="FLOAT32")
-    found = find(rule(), before)
+    found = find_matches(rule(), before)
     assert not found.fired
     assert [miss.note for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
 
@@ -83,15 +83,15 @@ def test_a_threshold_of_our_frontend_keeps_its_select(tmp_path):
     x = grid(reach=16.0)
     wrong = outputs(built, x, "float16", ["softplus_cliff"])
     assert np.abs(wrong - truth(function, x)).max() > 10
-    run(rule(), built)
-    assert kinds(built)["select"] == 1 and not find(rule(), built).fired
+    apply_rewrite(rule(), built)
+    assert kinds(built)["select"] == 1 and not find_matches(rule(), built).fired
     found = outputs(built, x, "float16", ["softplus_cliff"])
     np.testing.assert_allclose(found, truth(function, x), rtol=2e-3, atol=1e-7)
 
 
 def test_the_hosts_pipeline_afterwards_leaves_it_as_it_is():
-    built = program(lambda x: mb.softplus(x=x, name="y"), x=(2, 8))
-    run(rule(), built)
+    built = build_program(lambda x: mb.softplus(x=x, name="y"), x=(2, 8))
+    apply_rewrite(rule(), built)
     text = kinds(built)
     PassPipelineManager.apply_pipeline(built, ct.PassPipeline.DEFAULT)
     assert {kind: count for kind, count in kinds(built).items() if kind not in ("const", "cast")} \
@@ -100,7 +100,7 @@ def test_the_hosts_pipeline_afterwards_leaves_it_as_it_is():
 
 def test_softplus_parametric_is_left_alone(tmp_path):
     before = converted(lambda x: F.softplus(x, 2.0), "traced", tmp_path, shape=(1, 2, 3, 4))
-    found = find(rule(), before)
+    found = find_matches(rule(), before)
     assert kinds(before)["softplus_parametric"] == 1
     assert not found.fired and not found.near_misses
 
@@ -110,14 +110,14 @@ def test_one_op_that_is_read_twice_is_computed_once():
         soft = mb.softplus(x=x)
         return [mb.relu(x=soft, name="one"), mb.tanh(x=soft, name="two")]
 
-    built = program(body, x=(2, 8))
-    assert len(run(rule(), built).fired) == 1
+    built = build_program(body, x=(2, 8))
+    assert len(apply_rewrite(rule(), built).fired) == 1
     assert kinds(built)["softplus"] == 1
 
 
 def test_the_identity_holds_for_every_number():
-    built = program(lambda x: mb.softplus(x=x, name="y"), x=(8,))
-    run(rule(), built)
+    built = build_program(lambda x: mb.softplus(x=x, name="y"), x=(8,))
+    apply_rewrite(rule(), built)
     cured = Runtime(built, precision="float64")
 
     def holds(x):
@@ -142,8 +142,8 @@ BOUNDED = {
 @pytest.mark.parametrize("name", BOUNDED)
 def test_what_bounds_a_value_from_above(name):
     make, bound = BOUNDED[name]
-    built = program(lambda x: make(x), x=(2, 8))
+    built = build_program(lambda x: make(x), x=(2, 8))
     (y,) = built.functions["main"].outputs
-    assert highest(y) == bound
+    assert find_upper_bound(y) == bound
     x = np.random.default_rng(0).standard_normal((2, 8)) * 20
     assert Runtime(built, precision="float64")({"x": x.astype(np.float16)})[y.name].max() <= bound

@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.pipeline import ordered
-from mil_ane_passes.core.printer import program_text
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.pipeline import sort_passes
+from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
 from tests.rewrites.convolutions import WAYS, built, converted, distance
 from tests.rewrites.helpers import kinds
 
@@ -27,11 +27,11 @@ LAYERS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.
 
 
 def rule():
-    return by_name(NAME).configured()
+    return find_rewrite(NAME).configured()
 
 
 def pads(program):
-    return [op.pad.val.reshape(-1, 2).tolist() for _, op in all_ops(program) if op.op_type == "conv_transpose"]
+    return [op.pad.val.reshape(-1, 2).tolist() for _, op in iterate_ops(program) if op.op_type == "conv_transpose"]
 
 
 def with_pads(layer, shape, flexible=False):
@@ -51,7 +51,7 @@ def test_the_published_program_is_right_again():
     assert distance(program, layer, shape) < 1e-12
     assert distance(program, layer, shape, quirks=FAULT) > 0.1
     assert distance(program, layer, shape, "float16", FAULT) > 0.1
-    assert run(rule(), program).fired
+    assert apply_rewrite(rule(), program).fired
     assert pads(program) == [[[0, 0]]]
     assert distance(program, layer, shape, quirks=FAULT) < 1e-12
     assert distance(program, layer, shape, "float16", FAULT) < 2e-3
@@ -73,7 +73,7 @@ def test_is_pytorchs_layer(rank, data):
                in zip(shape[2:], stride, kernel, dilation, padding, more)]
     assume(min(lengths) > 0)
     program = with_pads(layer, shape, flexible)
-    assert bool(run(rule(), program).fired) == any(more)
+    assert bool(apply_rewrite(rule(), program).fired) == any(more)
     assert all(before == after for layer_pads in pads(program) for before, after in layer_pads)
     assert distance(program, layer, shape, quirks=FAULT) < 1e-12
 
@@ -87,16 +87,16 @@ def test_the_hosts_own_unequal_pads_are_found_and_cured(way, target, tmp_path):
     shape = (1, 3, 5, 6)
     (tmp_path / "before").mkdir()
     before = converted(layer, shape, way, tmp_path / "before", target=target)
-    assert find(rule(), before).fired
+    assert find_matches(rule(), before).fired
     assert distance(before, layer, shape, quirks=FAULT) > 0.05
     after = converted(layer, shape, way, tmp_path, passes=NAME, target=target)
-    assert not find(rule(), after).fired
+    assert not find_matches(rule(), after).fired
     assert distance(after, layer, shape, quirks=FAULT) < 1e-12
 
 
 def test_in_fp32_it_is_left_alone(tmp_path):
     layer = torch.nn.ConvTranspose2d(3, 4, (3, 2), stride=2, padding=(1, 0), output_padding=1)
-    found = find(rule(), converted(layer, (1, 3, 5, 6), "traced", tmp_path, precision="FLOAT32"))
+    found = find_matches(rule(), converted(layer, (1, 3, 5, 6), "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
     assert [miss.note for miss in found.near_misses] == ["computed in fp32, where the report found it right"]
 
@@ -123,13 +123,13 @@ def test_together_with_the_lift():
     counted = kinds(program)
     assert (counted["expand_dims"], counted["squeeze"], counted["slice_by_index"]) == (1, 1, 1)
     assert distance(program, layer, shape, quirks=faults) < 1e-12
-    once = program_text(program)
+    once = format_program(program)
     PassPipelineManager.apply_pipeline(program, ane.pipeline())
-    assert program_text(program) == once
+    assert format_program(program) == once
 
 
 def test_it_stands_behind_what_makes_unequal_pads_or_moves_them():
-    order = ordered([NAME, "explicit_conv_transpose_shape", "lift_conv_transpose_1d"])
+    order = sort_passes([NAME, "explicit_conv_transpose_shape", "lift_conv_transpose_1d"])
     assert order == ["lift_conv_transpose_1d", "explicit_conv_transpose_shape", NAME]
 
 
@@ -137,8 +137,8 @@ def test_the_hosts_default_pipeline_does_not_undo_it():
     torch.manual_seed(0)
     layer, shape = torch.nn.ConvTranspose2d(3, 4, 3, 2, 1, 1), (1, 3, 5, 6)
     program = with_pads(layer, shape)
-    run(rule(), program)
+    apply_rewrite(rule(), program)
     PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
     assert pads(program) == [[[0, 0], [0, 0]]]
-    assert not find(rule(), program).fired
+    assert not find_matches(rule(), program).fired
     assert distance(program, layer, shape, quirks=FAULT) < 1e-12

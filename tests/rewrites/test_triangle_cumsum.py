@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
@@ -32,11 +32,11 @@ SPELLINGS = {
 
 
 def rule(**options):
-    return by_name("triangle_cumsum").configured(**options)
+    return find_rewrite("triangle_cumsum").configured(**options)
 
 
 def cumsum(shape, dtype=types.fp16, **asked):
-    return program(lambda x: mb.cumsum(x=x, name="y", **asked), dtype=dtype, x=tuple(shape))
+    return build_program(lambda x: mb.cumsum(x=x, name="y", **asked), dtype=dtype, x=tuple(shape))
 
 
 def torch_cumsum(x, axis, exclusive=False, reverse=False):
@@ -50,7 +50,7 @@ def torch_cumsum(x, axis, exclusive=False, reverse=False):
 
 
 def refused(built, target="m4"):
-    rows = predict(built, [each.configured() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each.configured() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
@@ -89,7 +89,7 @@ def test_it_is_built_in_every_opset_and_stands_in_the_package(tmp_path, target):
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
     assert kinds(loaded)["conv"] == 3 and not refused(loaded)
-    assert not find(rule(), loaded).fired
+    assert not find_matches(rule(), loaded).fired
 
 
 @st.composite
@@ -108,7 +108,7 @@ def test_law_any_cumsum_is_that_of_torch(drawn, form, widest, seed):
     """At float64 to rounding; in fp16 within 2^-11 of the sum of magnitudes, for each of up to four roundings."""
     shape, options = drawn
     built = cumsum(shape, **options)
-    assert run(rule(form=form), built, target="m4" if widest == 15 else "all").fired
+    assert apply_rewrite(rule(form=form), built, target="m4" if widest == 15 else "all").fired
     assert not kinds(built)["cumsum"] and not refused(built)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
     right = torch_cumsum(x, **options)
@@ -126,7 +126,7 @@ def test_law_what_is_not_finite_reaches_the_sums_that_hold_it_only(drawn, seed):
     drawn_from = np.array([1, -2, 0.5, np.inf, -np.inf, np.nan], np.float16)
     x = random.choice(drawn_from, shape, p=[0.4, 0.3, 0.24, 0.02, 0.02, 0.02])
     built = cumsum(shape, **options)
-    assert run(rule(), built).fired
+    assert apply_rewrite(rule(), built).fired
     for precision in ("float64", "float16"):
         np.testing.assert_array_equal(only_output(built, x, precision), torch_cumsum(x, **options))
 
@@ -138,7 +138,7 @@ def test_law_any_length_up_to_the_longest(count, longest, axis, exclusive, rever
     shape, options = [2, 3, 2], {"axis": axis, "exclusive": exclusive, "reverse": reverse}
     shape[axis] = None
     built = cumsum(shape, **options)
-    assert run(rule(longest=longest), built).fired and not kinds(built)["cumsum"]
+    assert apply_rewrite(rule(longest=longest), built).fired and not kinds(built)["cumsum"]
     shape[axis] = count
     x = np.random.default_rng(count).standard_normal(shape).astype(np.float16)
     np.testing.assert_allclose(only_output(built, x, "float64"), torch_cumsum(x, **options), rtol=0, atol=1e-11)
@@ -148,23 +148,23 @@ def test_several_symbolic_axes_beside():
     x = np.random.default_rng(0).standard_normal((2, 6, 3)).astype(np.float16)
     for axis, shape in ((1, (None, 6, None)), (2, (None, None, 3)), (0, (2, None, 3))):
         built = cumsum(shape, axis=axis)
-        assert run(rule(), built).fired
+        assert apply_rewrite(rule(), built).fired
         np.testing.assert_allclose(only_output(built, x, "float64"), torch_cumsum(x, axis), rtol=0, atol=1e-12)
     for shape, axis in (((None, 60, None), 1), ((None, 2, None, 60, 3), 3)):
-        assert [near.note for near in find(rule(), cumsum(shape, axis=axis)).near_misses] == [
+        assert [near.note for near in find_matches(rule(), cumsum(shape, axis=axis)).near_misses] == [
             "2 axes are of symbolic size: no reshape can say which is which"]
 
 
 def test_what_cannot_be_laid_out_is_refused_with_the_numbers():
-    assert [near.note for near in find(rule(), cumsum((20000,), axis=0)).near_misses] == [
+    assert [near.note for near in find_matches(rule(), cumsum((20000,), axis=0)).near_misses] == [
         "20000 elements, 1 apart, cannot be laid on two axes of up to 16384"]
-    assert find(rule(), cumsum((20000,), axis=0), target="m4").fired
-    assert [near.note for near in find(rule(), cumsum((20, 9000), axis=0)).near_misses] == [
+    assert find_matches(rule(), cumsum((20000,), axis=0), target="m4").fired
+    assert [near.note for near in find_matches(rule(), cumsum((20, 9000), axis=0)).near_misses] == [
         "20 elements, 9000 apart, cannot be laid on two axes of up to 16384"]
 
 
 def test_a_batch_of_more_than_the_ane_takes_is_refused():
-    assert [near.note for near in find(rule(), cumsum((300, 300, 2, 5), axis=3)).near_misses] == [
+    assert [near.note for near in find_matches(rule(), cumsum((300, 300, 2, 5), axis=3)).near_misses] == [
         "laid out as 90000x2x1x5, above 65536x65536x16384x16384"]
 
 
@@ -177,12 +177,12 @@ def test_a_mask_takes_the_triangle_where_that_is_no_larger():
         mask = mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="fp16")
         return mb.cumsum(x=mb.transpose(x=mb.expand_dims(x=mask, axes=[0]), perm=[2, 0, 1]), axis=2, name="y")
 
-    built = program(laid_out, x=(8, 8))
-    run(rule(), built)
+    built = build_program(laid_out, x=(8, 8))
+    apply_rewrite(rule(), built)
     assert kinds(built)["matmul"] == 1
     for shape, product in (((8, 8), True), ((4, 8), False), ((None, 8), False)):
-        built = program(counted, x=shape)
-        run(rule(), built)
+        built = build_program(counted, x=shape)
+        apply_rewrite(rule(), built)
         assert bool(kinds(built)["matmul"]) is product and not kinds(built)["cumsum"]
 
 
@@ -190,13 +190,13 @@ def test_ones_are_shared_and_bounded():
     def body(x):
         return [mb.cumsum(x=x, axis=2, name="a"), mb.cumsum(x=x, axis=2, reverse=True, name="b")]
 
-    built = program(body, x=(2, 64, 100))
-    run(rule(), built)
-    ones = [op for _, op in all_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
+    built = build_program(body, x=(2, 64, 100))
+    apply_rewrite(rule(), built)
+    ones = [op for _, op in iterate_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
     assert kinds(built)["conv"] == 4 and len(ones) == 2
-    built = program(body, x=(2, 64, 100))
-    run(rule(max_bytes=100), built)
-    ones = [op for _, op in all_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
+    built = build_program(body, x=(2, 64, 100))
+    apply_rewrite(rule(max_bytes=100), built)
+    ones = [op for _, op in iterate_ops(built) if op.op_type == "const" and np.ndim(op.outputs[0].val) == 4]
     assert sum(op.outputs[0].val.nbytes for op in ones) == 40
 
 
@@ -205,6 +205,6 @@ def test_integers_stay_whole():
     x = np.ones((1, 2048), np.float16)
     for longest, shape in ((0, x.shape), (2048, (1, None))):
         built = cumsum(shape, axis=1)
-        run(rule(longest=longest), built)
+        apply_rewrite(rule(longest=longest), built)
         found = Runtime(built, precision="float16")({"x": x})["y"]
         np.testing.assert_array_equal(found, np.arange(1, 2049)[None])

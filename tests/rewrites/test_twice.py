@@ -9,29 +9,29 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import program, weight
+from mil_ane_passes.core.examples import build_program, make_weight
 from mil_ane_passes.core.forecast import Forecast
 from mil_ane_passes.core.guard import Guard
-from mil_ane_passes.core.pipeline import run_all, selected
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import all_rules, rewrites
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import get_all_rewrites, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 
 
 def guard(target):
-    rules = [rule() for rule in all_rules().values() if rule.refuses]
-    return Guard(lambda each: Forecast.of(predict(each, rules, target=target)[0]))
+    rules = [rule() for rule in get_all_rules().values() if rule.refuses]
+    return Guard(lambda each: Forecast.of(predict_plan(each, rules, target=target)[0]))
 
 
 def fired_again(built, target):
-    run_all(selected("full"), built, target=target, guard=guard(target))
-    again = run_all(selected("full"), built, target=target, guard=guard(target))
+    apply_rewrites(select_rewrites("full"), built, target=target, guard=guard(target))
+    again = apply_rewrites(select_rewrites("full"), built, target=target, guard=guard(target))
     return [trace.rule for trace in again if trace.fired]
 
 
-@pytest.mark.parametrize("name", [name for name, rule in rewrites().items() if rule.preset != "named"])
+@pytest.mark.parametrize("name", [name for name, rule in get_all_rewrites().items() if rule.preset != "named"])
 def test_examples(name):
-    again = {example.name: fired_again(example.build(), "all") for example in rewrites()[name]().examples()}
+    again = {example.name: fired_again(example.build(), "all") for example in get_all_rewrites()[name]().examples()}
     assert not any(again.values()), again
 
 
@@ -44,8 +44,8 @@ def pooled(x):
 
 def upsampled(x):
     x = mb.tan(x=mb.max_pool(x=x, kernel_sizes=[13], strides=[3], pad_type="same"))
-    x = mb.conv(x=x, weight=weight(8, 1, 80), groups=4, pad_type="same")
-    return mb.conv_transpose(x=x, weight=weight(8, 8, 16), bias=weight(8), strides=[2], name="y")
+    x = mb.conv(x=x, weight=make_weight(8, 1, 80), groups=4, pad_type="same")
+    return mb.conv_transpose(x=x, weight=make_weight(8, 8, 16), bias=make_weight(8), strides=[2], name="y")
 
 
 PLACES = {
@@ -68,21 +68,30 @@ def test_constant_updates_in_several_pieces(kind, rows):
         return PLACES[kind](mb.mul(x=x, y=np.float16(2)), new if rows == "constant" else mb.concat(
             values=[new[:1], new[1:]], axis=0))
 
-    assert not fired_again(program(body, x=(5, 6)), "all")
+    assert not fired_again(build_program(body, x=(5, 6)), "all")
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_gru_from_a_constant_state(batch):
     def body(x):
-        return mb.gru(x=x, initial_h=np.full((batch, 8), 0.5, np.float16), weight_ih=weight(24, 8),
-                      weight_hh=weight(24, 8), output_sequence=True, name="y")[0]
+        return mb.gru(x=x, initial_h=np.full((batch, 8), 0.5, np.float16), weight_ih=make_weight(24, 8),
+                      weight_hh=make_weight(24, 8), output_sequence=True, name="y")[0]
 
-    assert not fired_again(program(body, x=(3, batch, 8)), "all")
+    assert not fired_again(build_program(body, x=(3, batch, 8)), "all")
 
 
 def test_a_gru_whose_first_products_round_is_unrolled():
-    built = program(lambda x: mb.gru(x=x, initial_h=np.full((2, 8), 0.3, np.float16), weight_ih=weight(24, 8),
-                                     weight_hh=weight(24, 8), output_sequence=True, name="y")[0], x=(3, 2, 8))
+    built = build_program(
+        lambda x: mb.gru(
+            x=x,
+            initial_h=np.full((2, 8), 0.3, np.float16),
+            weight_ih=make_weight(24, 8),
+            weight_hh=make_weight(24, 8),
+            output_sequence=True,
+            name="y",
+        )[0],
+        x=(3, 2, 8),
+    )
     report = ane.rewrite(built, preset="full", target="m4", max_growth=None)
     assert "unroll_gru" in [trace.rule for trace in report.traces if trace.fired], report
     assert not fired_again(built, "m4")
@@ -91,15 +100,15 @@ def test_a_gru_whose_first_products_round_is_unrolled():
 def test_integers_beside_a_lifted_convolution():
     with Function({"z": mb.placeholder(shape=(1, 4, 40), dtype=types.fp16),
                    "x": mb.placeholder(shape=(1, 2, 2), dtype=types.int32)}, opset_version=ct.target.iOS17) as function:
-        lifted = mb.relu(x=mb.conv(x=function.inputs["z"], weight=weight(6, 4, 16), pad_type="same"), name="a")
+        lifted = mb.relu(x=mb.conv(x=function.inputs["z"], weight=make_weight(6, 4, 16), pad_type="same"), name="a")
         fives = mb.cast(x=mb.mul(x=function.inputs["x"], y=np.int32(5)), dtype="fp16")
         function.set_outputs([lifted, mb.mul(x=fives, y=np.float16(0.5), name="b")])
     built = Program()
     built.add_function("main", function)
     assert not fired_again(built, "m4")
-    assert [op.op_type for _, op in all_ops(built) if op.op_type != "const"][:2] == ["mul", "cast"]
+    assert [op.op_type for _, op in iterate_ops(built) if op.op_type != "const"][:2] == ["mul", "cast"]
 
 
 @pytest.mark.parametrize(("body", "target"), [(pooled, "all"), (upsampled, "m4")])
 def test_what_a_guard_weighs_against_each_other(body, target):
-    assert not fired_again(program(body, x=(1, 4, 300)), target)
+    assert not fired_again(build_program(body, x=(1, 4, 300)), target)

@@ -11,9 +11,9 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops, value
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import get_const_value, iterate_ops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import kinds
@@ -24,11 +24,13 @@ NAME = "undilate_conv"
 
 def conv(kernel, shape, groups=1, **parameters):
     weight = (np.random.default_rng(1).standard_normal((4, shape[1] // groups, *kernel)) / 4).astype(np.float16)
-    return program(lambda x: mb.conv(x=x, weight=weight, groups=groups, name="y", **parameters), x=shape)
+    return build_program(lambda x: mb.conv(x=x, weight=weight, groups=groups, name="y", **parameters), x=shape)
 
 
 def dilated(program_):
-    return [op for _, op in all_ops(program_) if op.op_type == "conv" and max(value(op.dilations, [1])) > 1]
+    return [
+        op for _, op in iterate_ops(program_) if op.op_type == "conv" and max(get_const_value(op.dilations, [1])) > 1
+    ]
 
 
 @st.composite
@@ -69,7 +71,7 @@ def test_every_sum_is_the_same(drawn):
 ], ids=["vocoder", "atrous", "one axis"])
 def test_as_torch_converts(layer, shape, way, tmp_path):
     after = converted(layer, shape, way, tmp_path)
-    assert dilated(after) and run(configured(NAME), after, target="a13").fired
+    assert dilated(after) and apply_rewrite(configured(NAME), after, target="a13").fired
     assert not dilated(after) and distance(after, layer, shape) < 1e-12
     assert distance(after, layer, shape, "float16") < 3e-3
     PassPipelineManager.apply_pipeline(after, ct.PassPipeline.DEFAULT)
@@ -79,7 +81,7 @@ def test_as_torch_converts(layer, shape, way, tmp_path):
 def test_it_is_for_old_chips_unless_asked(tmp_path):
     made = conv([3, 3], (1, 4, 9, 9), dilations=[2, 2])
     for target in ("all", "m1", "m4"):
-        assert [miss.note for miss in find(configured(NAME), made, target=target).near_misses] == [
+        assert [miss.note for miss in find_matches(configured(NAME), made, target=target).near_misses] == [
             "taken by an M4; name A13 or older as the target, or always=true"]
     asked = converted(torch.nn.Conv2d(4, 4, 3, dilation=2), (1, 4, 9, 9), "traced", tmp_path,
                       passes="undilate_conv{always=true}")
@@ -91,7 +93,7 @@ def test_an_infinite_input_reaches_no_output_it_did_not():
     x = draw((1, 4, 40))
     x[0, 0, 20] = np.inf
     before = Runtime(made, precision="float64")({"x": x})["y"]
-    assert run(configured(NAME, always=True), made).fired
+    assert apply_rewrite(configured(NAME, always=True), made).fired
     np.testing.assert_array_equal(np.isfinite(before), np.isfinite(Runtime(made, precision="float64")({"x": x})["y"]))
 
 

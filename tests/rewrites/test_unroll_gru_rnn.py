@@ -11,11 +11,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.recurrent_layers import WAYS, converted, draw, held, initial, refused, torch_states, unrolled
@@ -34,8 +34,8 @@ def held_against(kind, step, sizes, given_, options, half, opset=ct.target.iOS17
     steps, batch, features, hidden = (sizes[name] for name in ("steps", "batch", "features", "hidden"))
     options |= {name: sizes[name] for name in ("direction",)} | {"output_sequence": sizes["sequence"]}
     first = np.zeros((batch, hidden), np.float16) if sizes["zeros"] else draw(sizes["seed"] + 9, batch, hidden)
-    built = program(lambda x, **h: getattr(mb, kind)(x=x, initial_h=h.get("h", first), **given_, **options),
-                    opset=opset, x=(steps, batch, features), **({} if sizes["zeros"] else {"h": first.shape}))
+    built = build_program(lambda x, **h: getattr(mb, kind)(x=x, initial_h=h.get("h", first), **given_, **options),
+                          opset=opset, x=(steps, batch, features), **({} if sizes["zeros"] else {"h": first.shape}))
     x = draw(sizes["seed"], steps, batch, features)
     found = unrolled(f"unroll_{kind}", built, {"x": x} | ({} if sizes["zeros"] else {"h": first}), half)
     states = [first.astype(np.float64)]
@@ -99,8 +99,8 @@ def test_pytorchs_gru_is_the_one_of_ios18():
 
     given_ = {"weight_ih": ordered(layer.weight_ih_l0), "weight_hh": ordered(layer.weight_hh_l0),
               "input_bias": ordered(layer.bias_ih_l0), "bias": ordered(layer.bias_hh_l0), "reset_after": True}
-    built = program(lambda x, h: mb.gru(x=x, initial_h=h, output_sequence=True, **given_), opset=ct.target.iOS18,
-                    x=(9, 2, 5), h=(2, 8))
+    built = build_program(lambda x, h: mb.gru(x=x, initial_h=h, output_sequence=True, **given_), opset=ct.target.iOS18,
+                          x=(9, 2, 5), h=(2, 8))
     x, h = draw(1, 9, 2, 5), draw(2, 2, 8)
     with torch.no_grad():
         out, last = layer.double()(torch.from_numpy(x).double(), torch_states(h, 1))
@@ -134,8 +134,8 @@ def test_the_state_s_weights_are_cut_once_for_all_layers_that_share_them():
             x = mb.gru(x=x, initial_h=h, output_sequence=True, **shared)[0]
         return mb.identity(x=x, name="y")
 
-    built = program(body, x=(5, 1, 8), h=(1, 8))
-    run(by_name("unroll_gru").configured(), built)
+    built = build_program(body, x=(5, 1, 8), h=(1, 8))
+    apply_rewrite(find_rewrite("unroll_gru").configured(), built)
     weights = Counter(op.weight for op in built.functions["main"].find_ops(op_type="linear"))
     assert sorted(weights.values()) == [2, 10, 10]
     assert sum(np.size(weight.val) for weight in weights) == 2 * 24 * 8
@@ -149,8 +149,8 @@ def test_a_compressed_weight_stays_whole():
         packed = mb.constexpr_affine_dequantize(quantized_data=data, zero_point=zero, scale=scale, axis=0)
         return mb.gru(x=x, initial_h=h, weight_ih=packed, weight_hh=packed, output_sequence=True)
 
-    built = program(body, x=(4, 1, 8), h=(1, 8))
-    old, feeds = clone(built), {"x": draw(1, 4, 1, 8), "h": draw(2, 1, 8)}
+    built = build_program(body, x=(4, 1, 8), h=(1, 8))
+    old, feeds = clone_program(built), {"x": draw(1, 4, 1, 8), "h": draw(2, 1, 8)}
     for value, truth in zip(unrolled("unroll_gru", built, feeds), Runtime(old, precision="float64")(feeds).values()):
         np.testing.assert_allclose(value, truth, rtol=0, atol=1e-12)
     assert kinds(built)["constexpr_affine_dequantize"] == 1 and kinds(built)["linear"] == 1 + 4 * 2
@@ -165,9 +165,9 @@ def test_the_whole_is_predicted_to_take_less_time(kind, gates, hidden, steps):
                               weight_hh=draw(1, gates * hidden, hidden), output_sequence=True)[0]
         return mb.linear(x=x, weight=draw(2, hidden, hidden), name="y")
 
-    built = program(body, x=(steps, 1, hidden), h=(1, hidden))
-    rules = [rule() for rule in all_rules().values()]
-    before = sum(segment.milliseconds for segment in predict(built, rules, target="m4")[0].segments)
-    run(by_name(f"unroll_{kind}").configured(), built, target="m4")
-    assert sum(segment.milliseconds for segment in predict(built, rules, target="m4")[0].segments) < before
+    built = build_program(body, x=(steps, 1, hidden), h=(1, hidden))
+    rules = [rule() for rule in get_all_rules().values()]
+    before = sum(segment.milliseconds for segment in predict_plan(built, rules, target="m4")[0].segments)
+    apply_rewrite(find_rewrite(f"unroll_{kind}").configured(), built, target="m4")
+    assert sum(segment.milliseconds for segment in predict_plan(built, rules, target="m4")[0].segments) < before
     assert refused(built) == set()

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.recurrent_layers import (
@@ -63,7 +63,7 @@ def test_is_pytorchs_lstm(seed, steps, batch, features, hidden, bias, both, zero
         return mb.lstm(x=x, initial_h=h, initial_c=c, **given_, **options)
 
     shapes = {} if zeros else {"h": first[0].shape, "c": first[1].shape}
-    built = program(body, x=(steps, batch, features), **shapes)
+    built = build_program(body, x=(steps, batch, features), **shapes)
     feeds = {"x": draw(seed, steps, batch, features)} | ({} if zeros else {"h": first[0], "c": first[1]})
     found = unrolled("unroll_lstm", built, feeds)
     with torch.no_grad():
@@ -98,10 +98,10 @@ def test_every_attribute_is_kept(seed, steps, batch, direction, peephole, clip, 
         made = mb.lstm(x=x, initial_h=h, initial_c=c, direction=direction, output_sequence=sequence, **given_)
         return [made[number] for number in sorted(read)]
 
-    built = program(body, x=(steps, batch, features), h=(batch, ways * hidden), c=(batch, ways * hidden))
+    built = build_program(body, x=(steps, batch, features), h=(batch, ways * hidden), c=(batch, ways * hidden))
     feeds = {"x": draw(seed, steps, batch, features), "h": draw(seed + 1, batch, ways * hidden),
              "c": draw(seed + 2, batch, ways * hidden)}
-    old = clone(built)
+    old = clone_program(built)
     expected = Runtime(old, precision="float64")(feeds).values()
     for value, truth in zip(unrolled("unroll_lstm", built, feeds, names == _DEFAULT, exact_cell=exact), expected):
         np.testing.assert_allclose(value, truth, rtol=0, atol=1e-12 * max(1.0, np.abs(truth).max()))
@@ -131,8 +131,10 @@ def test_as_pytorch_spells_it(way, both, tmp_path):
 
 def test_a_step_with_its_states_outside_is_a_handful_of_ops():
     weights = {"weight_ih": draw(0, 32, 4), "weight_hh": draw(1, 32, 8), "bias": draw(2, 32)}
-    built = program(lambda x, h, c: mb.lstm(x=x, initial_h=h, initial_c=c, **weights), x=(1, 1, 4), h=(1, 8), c=(1, 8))
-    run(by_name("unroll_lstm").configured(), built)
+    built = build_program(
+        lambda x, h, c: mb.lstm(x=x, initial_h=h, initial_c=c, **weights), x=(1, 1, 4), h=(1, 8), c=(1, 8)
+    )
+    apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
     assert kinds(built) - Counter(const=99) == Counter(
         expand_dims=2, squeeze=2, linear=2, split=2, sigmoid=1, tanh=2, mul=4, add=2, sub=1)
 
@@ -150,8 +152,8 @@ def test_weights_stay_one_const_and_compressed_ones_stay_compressed():
                         output_sequence=True)[0]
         return mb.identity(x=x, name="y")
 
-    built = program(body, x=(16, 1, 8))
-    run(by_name("unroll_lstm").configured(), built)
+    built = build_program(body, x=(16, 1, 8))
+    apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
     function = built.functions["main"]
     assert kinds(built)["constexpr_affine_dequantize"] == 1 and kinds(built)["linear"] == 34
     assert {op.weight.op.op_type for op in function.find_ops(op_type="linear")} == {"constexpr_affine_dequantize"}
@@ -161,9 +163,9 @@ def test_weights_stay_one_const_and_compressed_ones_stay_compressed():
 def test_a_first_state_of_zeros_spares_its_product_unless_a_weight_is_infinite():
     def products(weight):
         zeros = np.zeros((1, 8), np.float16)
-        built = program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 32, 4),
-                                          weight_hh=weight)[0], x=(3, 1, 4))
-        run(by_name("unroll_lstm").configured(), built)
+        built = build_program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 32, 4),
+                                                weight_hh=weight)[0], x=(3, 1, 4))
+        apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
         return kinds(built)["linear"]
 
     finite = draw(1, 32, 8)
@@ -175,9 +177,9 @@ def test_a_first_state_of_zeros_spares_its_product_unless_a_weight_is_infinite()
 @pytest.mark.parametrize("steps, fires", [(256, True), (257, False)])
 def test_sequences_up_to_256_steps_by_default(steps, fires):
     zeros = np.zeros((1, 2), np.float16)
-    built = program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 8, 2),
-                                      weight_hh=draw(1, 8, 2))[0], x=(steps, 1, 2))
-    trace = run(by_name("unroll_lstm").configured(), built)
+    built = build_program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 8, 2),
+                                            weight_hh=draw(1, 8, 2))[0], x=(steps, 1, 2))
+    trace = apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
     assert bool(trace.fired) == fires
     if not fires:
         assert [miss.note for miss in trace.near_misses] == ["257 steps, above max_steps=256"]
@@ -185,10 +187,15 @@ def test_sequences_up_to_256_steps_by_default(steps, fires):
 
 def test_gates_wider_than_a_dimension_may_be_are_left():
     wide = {"weight_ih": np.zeros((16388, 1), np.float16), "weight_hh": np.zeros((16388, 4097), np.float16)}
-    built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **wide)[0], x=(1, 1, 1), h=(1, 4097))
-    reasons = [miss.note for miss in run(by_name("unroll_lstm").configured(), clone(built), target="m1").near_misses]
+    built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **wide)[0], x=(1, 1, 1), h=(1, 4097))
+    reasons = [
+        miss.note
+        for miss in apply_rewrite(
+            find_rewrite("unroll_lstm").configured(), clone_program(built), target="m1"
+        ).near_misses
+    ]
     assert reasons == ["its gates are 16388 wide together > 16384 (M1)"]
-    assert run(by_name("unroll_lstm").configured(), built, target="m4").fired
+    assert apply_rewrite(find_rewrite("unroll_lstm").configured(), built, target="m4").fired
 
 
 @pytest.mark.parametrize("steps", [1, 16, 64, 256])
@@ -202,11 +209,11 @@ def test_the_whole_is_predicted_to_take_less_time(hidden, steps):
                     weight_hh=draw(1, 4 * hidden, hidden), bias=draw(3, 4 * hidden), output_sequence=True)[0]
         return mb.linear(x=x, weight=draw(2, hidden, hidden), name="y")
 
-    built = program(body, x=(steps, 1, hidden))
-    rules = [rule() for rule in all_rules().values()]
-    before = sum(segment.milliseconds for segment in predict(built, rules, target="m4")[0].segments)
-    run(by_name("unroll_lstm").configured(), built, target="m4")
-    assert sum(segment.milliseconds for segment in predict(built, rules, target="m4")[0].segments) < before
+    built = build_program(body, x=(steps, 1, hidden))
+    rules = [rule() for rule in get_all_rules().values()]
+    before = sum(segment.milliseconds for segment in predict_plan(built, rules, target="m4")[0].segments)
+    apply_rewrite(find_rewrite("unroll_lstm").configured(), built, target="m4")
+    assert sum(segment.milliseconds for segment in predict_plan(built, rules, target="m4")[0].segments) < before
 
 
 def test_a_cell_that_is_kept_forgets_little_for_it_is_exact():
@@ -214,14 +221,14 @@ def test_a_cell_that_is_kept_forgets_little_for_it_is_exact():
     size = 16
     bias = np.repeat([-2.0, 7.0, 0.0, 0.0], size).astype(np.float16)
     zeros = np.zeros((1, size), np.float16)
-    built = program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 4 * size, 8) / 8,
-                                      weight_hh=draw(1, 4 * size, size) / 16, bias=bias)[2], x=(256, 1, 8))
+    built = build_program(lambda x: mb.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=draw(0, 4 * size, 8) / 8,
+                                            weight_hh=draw(1, 4 * size, size) / 16, bias=bias)[2], x=(256, 1, 8))
     feeds = {"x": draw(2, 256, 1, 8) + np.float16(0.5)}
-    (truth,) = Runtime(clone(built), precision="float64")(feeds).values()
+    (truth,) = Runtime(clone_program(built), precision="float64")(feeds).values()
     off = {}
     for exact in (True, False):
-        twin = clone(built)
-        run(by_name("unroll_lstm").configured(exact_cell=exact), twin)
+        twin = clone_program(built)
+        apply_rewrite(find_rewrite("unroll_lstm").configured(exact_cell=exact), twin)
         (found,) = Runtime(twin, precision="float16")(feeds).values()
         off[exact] = np.abs(found - truth).max()
     assert off[True] < 0.01 and off[True] < off[False] / 4, (off, np.abs(truth).max())
@@ -229,16 +236,16 @@ def test_a_cell_that_is_kept_forgets_little_for_it_is_exact():
 
 def test_an_ios15_layer_is_fp32_and_left():
     held_ = {"weight_ih": np.ones((8, 2), np.float32), "weight_hh": np.ones((8, 2), np.float32)}
-    built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **held_)[0], opset=ct.target.iOS15,
-                    dtype=types.fp32, x=(2, 1, 2), h=(1, 2))
-    trace = run(by_name("unroll_lstm").configured(), built)
+    built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **held_)[0], opset=ct.target.iOS15,
+                          dtype=types.fp32, x=(2, 1, 2), h=(1, 2))
+    trace = apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
     assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which the ANE does not take"]
 
 
 def test_a_package_is_proved_and_written(tmp_path):
-    built = program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, weight_ih=initial(0, 32, 128, 24),
-                                         weight_hh=initial(1, 32, 128, 32), output_sequence=True)[0],
-                    x=(24, 1, 24), h=(1, 32))
+    built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, weight_ih=initial(0, 32, 128, 24),
+                                               weight_hh=initial(1, 32, 128, 32), output_sequence=True)[0],
+                          x=(24, 1, 24), h=(1, 32))
     ct.convert(built, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
                pass_pipeline=ct.PassPipeline.EMPTY).save(str(tmp_path / "in.mlpackage"))
     result = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="unroll_lstm")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.query import all_ops
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof.execute import Plan
-from mil_ane_passes.proof.measure import measurer
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof.execution import Plan
+from mil_ane_passes.proof.range_measurement import make_measurer
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rules.helpers import WAYS, converted
@@ -33,8 +33,8 @@ SPELLINGS = {
 
 
 def fixed(built, feeds=None, **options):
-    measure = None if feeds is None else measurer(lambda each: [Plan("main", "given", feeds, {})])
-    return run(by_name("wide_reduce_sum").configured(**options), built, measure=measure)
+    measure = None if feeds is None else make_measurer(lambda each: [Plan("main", "given", feeds, {})])
+    return apply_rewrite(find_rewrite("wide_reduce_sum").configured(**options), built, measure=measure)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,7 +58,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_pa
                        pass_pipeline=ane.pipeline(passes="wide_reduce_sum"))
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
-    assert kinds(loaded)["matmul"] == 1 and not find(by_name("wide_reduce_sum").configured(), loaded).fired
+    assert kinds(loaded)["matmul"] == 1 and not find_matches(find_rewrite("wide_reduce_sum").configured(), loaded).fired
     value = np.random.default_rng(0).standard_normal(x.shape).astype(np.float16).astype(np.float32)
     expected = torch.from_numpy(value).double().mean((2, 3), keepdim=True).numpy()
     np.testing.assert_allclose(only_output(loaded, value, "float64"), expected, rtol=1e-12, atol=1e-12)
@@ -67,7 +67,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_pa
 @pytest.mark.parametrize("kind", ["reduce_sum", "reduce_mean"])
 def test_the_published_fault_no_longer_reaches_it(kind):
     x = np.random.default_rng(0).uniform(0.4, 0.49, (2, 4096)).astype(np.float16)  # lost beside a sum of 1024
-    built = program(lambda x: getattr(mb, kind)(x=x, axes=[1], name="y"), x=x.shape)
+    built = build_program(lambda x: getattr(mb, kind)(x=x, axes=[1], name="y"), x=x.shape)
     right = getattr(torch.from_numpy(x).double(), kind.removeprefix("reduce_"))(1).numpy()
     faulty = only_output(built, x, "float16", ["narrow_reduce_sum"])
     assert (np.abs(faulty - right) > 0.02 * right).all()
@@ -81,7 +81,7 @@ def test_with_feeds_partial_sums_stay_below_the_other_fault():
     expected = torch.from_numpy(x).double().mean((2, 3)).numpy()
 
     def built():
-        return program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], name="y"), x=x.shape)
+        return build_program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], name="y"), x=x.shape)
 
     blind, seeing = built(), built()
     (without,) = fixed(blind).fired
@@ -95,9 +95,9 @@ def test_sums_of_one_length_share_their_ones():
     def body(x):
         return [mb.reduce_sum(x=x, axes=[1], name="a"), mb.reduce_sum(x=mb.relu(x=x), axes=[1], name="b")]
 
-    built = program(body, x=(2, 2048))
+    built = build_program(body, x=(2, 2048))
     assert len(fixed(built).fired) == 2
-    assert sum(op.op_type == "const" and op.outputs[0].shape == (2048, 1) for _, op in all_ops(built)) == 1
+    assert sum(op.op_type == "const" and op.outputs[0].shape == (2048, 1) for _, op in iterate_ops(built)) == 1
 
 
 @st.composite
@@ -111,7 +111,9 @@ def reductions(draw):
 @given(reductions(), st.integers(0, 2**31))
 def test_any_reduction_is_the_same_algebra(drawn, seed):
     shape, axes, keeps, kind = drawn
-    built = program(lambda x: getattr(mb, kind)(x=x, axes=axes or None, keep_dims=keeps, name="y"), x=tuple(shape))
+    built = build_program(
+        lambda x: getattr(mb, kind)(x=x, axes=axes or None, keep_dims=keeps, name="y"), x=tuple(shape)
+    )
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
     before = Runtime(built, precision="float64")({"x": x})["y"]
     assert fixed(built, least=1).fired

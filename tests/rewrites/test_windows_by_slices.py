@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 
 
 def rule(**options):
-    return by_name("windows_by_slices").configured(**options)
+    return find_rewrite("windows_by_slices").configured(**options)
 
 
 def refused(built, target):
-    rows = predict(built, [each() for each in all_rules().values()], target=target)[0].rows
+    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
     return [row.op.op_type for row in rows if row.ane == "no"]
 
 
 def windows(shape, axis, size, stride, **settings):
-    return program(lambda x: mb.sliding_windows(x=x, axis=axis, size=size, stride=stride, name="y"), x=shape,
-                   **settings)
+    return build_program(lambda x: mb.sliding_windows(x=x, axis=axis, size=size, stride=stride, name="y"), x=shape,
+                         **settings)
 
 
 def unfolded(x, axis, size, stride):
@@ -56,7 +56,7 @@ def test_any_windows_are_torchs_to_the_bit(drawn):
     built = windows(*drawn)
     if len(shape) == 1 and axis < 0:
         axis = -1
-    assert run(rule(), built).fired and not kinds(built)["sliding_windows"]
+    assert apply_rewrite(rule(), built).fired and not kinds(built)["sliding_windows"]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
     x.flat[::5], x.flat[1::5], x.flat[2::7] = np.inf, np.nan, -0.0
     found, truth = only_output(built, x, "float16"), unfolded(x, axis, size, stride)
@@ -72,18 +72,18 @@ def test_any_windows_are_torchs_to_the_bit(drawn):
 def test_nothing_is_left_that_is_refused(drawn, target):
     built = windows(*drawn)
     assert refused(built, target) == ["sliding_windows"]
-    assert run(rule(), built, target=target).fired and not refused(built, target)
+    assert apply_rewrite(rule(), built, target=target).fired and not refused(built, target)
 
 
 def test_windows_edge_to_edge_are_one_reshape():
     built = windows((2, 12), 1, 4, 4)
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     assert {kind: count for kind, count in kinds(built).items() if kind != "const"} == {"reshape": 1}
 
 
 def test_a_symbolic_batch_stays_symbolic_and_two_are_stacked_instead_of_reshaped():
     built = windows((None, 12, None), 1, 4, 4)
-    run(rule(), built)
+    apply_rewrite(rule(), built)
     assert kinds(built)["stack"] == 1 and not kinds(built)["reshape"]
     x = np.arange(2 * 12 * 5, dtype=np.float16).reshape(2, 12, 5)
     np.testing.assert_array_equal(only_output(built, x, "float16"), unfolded(x, 1, 4, 4))
@@ -91,9 +91,9 @@ def test_a_symbolic_batch_stays_symbolic_and_two_are_stacked_instead_of_reshaped
 
 def test_the_option_bounds_the_slices():
     built = windows((100,), 0, 30, 3)
-    (miss,) = find(rule(max_parts=9), built).near_misses
+    (miss,) = find_matches(rule(max_parts=9), built).near_misses
     assert miss.note == "24 windows of 30 elements: 10 slices at least, max_parts=9"
-    assert run(rule(max_parts=10), built).fired and kinds(built)["slice_by_index"] == 11
+    assert apply_rewrite(rule(max_parts=10), built).fired and kinds(built)["slice_by_index"] == 11
 
 
 def test_windows_of_windows_of_one_value_that_is_read_twice():
@@ -102,8 +102,8 @@ def test_windows_of_windows_of_one_value_that_is_read_twice():
         again = mb.sliding_windows(x=first, axis=2, size=2, stride=1, name="two")
         return [first, again, mb.sliding_windows(x=x, axis=1, size=3, stride=2, name="three")]
 
-    built = program(body, x=(2, 9))
-    assert len(run(rule(), built).fired) == 3
+    built = build_program(body, x=(2, 9))
+    assert len(apply_rewrite(rule(), built).fired) == 3
     x = np.arange(18, dtype=np.float16).reshape(2, 9)
     found = Runtime(built, precision="float16")({"x": x})
     first = unfolded(x, 1, 3, 2)

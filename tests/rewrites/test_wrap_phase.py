@@ -12,15 +12,15 @@ from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import find, run
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.pass_trace import Change
-from mil_ane_passes.core.registry import by_name
-from mil_ane_passes.proof.compare import Strictness
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.proof.comparison import Strictness
+from mil_ane_passes.proof.equivalence import compare_programs
 from mil_ane_passes.runtime import Runtime
 
-RULE = by_name("wrap_phase")
+RULE = find_rewrite("wrap_phase")
 
 
 class SineSource(torch.nn.Module):
@@ -72,8 +72,8 @@ def test_the_error_does_not_grow_with_the_length(length, exclusive, reverse):
         total = mb.cumsum(x=x, axis=1, exclusive=exclusive, reverse=reverse)
         return mb.sin(x=mb.mul(x=total, y=np.float16(2 * math.pi)), name="y")
 
-    made = program(wave, x=(1, length))
-    assert run(RULE(), made).fired
+    made = build_program(wave, x=(1, length))
+    assert apply_rewrite(RULE(), made).fired
     x = np.random.default_rng(length).uniform(0, 0.06, (1, length)).astype(np.float16)
     turns = x.astype(np.float64)[:, ::-1] if reverse else x.astype(np.float64)
     total = np.cumsum(turns, 1) - (turns if exclusive else 0)
@@ -86,8 +86,8 @@ def test_the_error_does_not_grow_with_the_length(length, exclusive, reverse):
 def test_every_axis_of_every_rank(shape):
     axis = shape.index(max(shape))
     turns = np.float16(4 * math.pi)
-    made = program(lambda x: mb.cos(x=mb.mul(x=mb.cumsum(x=x, axis=axis), y=turns), name="y"), x=shape)
-    assert run(RULE(), made).fired
+    made = build_program(lambda x: mb.cos(x=mb.mul(x=mb.cumsum(x=x, axis=axis), y=turns), name="y"), x=shape)
+    assert apply_rewrite(RULE(), made).fired
     x = np.random.default_rng(0).uniform(-3, 3, shape).astype(np.float16)
     found = Runtime(made, precision="float16")({"x": x})["y"].astype(np.float64)
     assert np.abs(found - np.cos(4 * math.pi * np.cumsum(x.astype(np.float64), axis))).max() < 8e-3
@@ -108,7 +108,7 @@ def test_an_interpolated_phase_is_left_alone_with_a_reason():
             return torch.sin(phase)
 
     mlmodel = converted(Interpolated(), torch.rand(1, 30, 1))
-    (miss,) = find(RULE(), mlmodel._mil_program).near_misses
+    (miss,) = find_matches(RULE(), mlmodel._mil_program).near_misses
     assert "upsample_bilinear" in miss.note and "interpolates it" in miss.note
 
 
@@ -117,13 +117,13 @@ def test_a_flexible_length_up_to_the_longest(length):
     def build(x):
         return mb.sin(x=mb.mul(x=mb.cumsum(x=x, axis=1), y=np.float16(2 * math.pi)), name="y")
 
-    before, after = (program(build, x=(1, None)) for _ in range(2))
-    assert run(RULE.configured(longest=100), after).fired
+    before, after = (build_program(build, x=(1, None)) for _ in range(2))
+    assert apply_rewrite(RULE.configured(longest=100), after).fired
     x = (np.random.default_rng(0).integers(-128, 128, (1, length)) / 512).astype(np.float16)
     (found,) = Runtime(after, precision="float16")({"x": x}).values()
     truth = np.sin(2 * np.pi * np.cumsum(x.astype(np.float64), axis=1))
     assert np.abs(found - truth).max() < 6e-3
-    assert not find(RULE.configured(), before).fired
+    assert not find_matches(RULE.configured(), before).fired
 
 
 class LowRate(torch.nn.Module):
@@ -145,7 +145,7 @@ def low_rate(length: int = 300) -> torch.Tensor:
 def test_a_phase_that_is_interpolated_is_left_with_the_reason():
     """Sound on either side of a turn only: the middle of 0.9 and 1.1 turns is 1.0, that of 0.9 and 0.1 is 0.5."""
     mlmodel = converted(LowRate("linear"), low_rate(), pass_pipeline=ane.pipeline(passes="fold_constants"))
-    trace = find(RULE(), mlmodel._mil_program)
+    trace = find_matches(RULE(), mlmodel._mil_program)
     (miss,) = trace.near_misses
     assert not trace.fired and "interpolates it: between sums that lost different whole turns" in miss.note
     assert "lengthen what is summed up" in miss.note
@@ -173,7 +173,9 @@ FIRING = [example for example in RULE().examples() if example.reason is None]
 def test_the_equivalence_check_keeps_it_without_ranges(example):
     """Extreme inputs make angles whose sine no arithmetic of fp16 says; that leaves no oscillator out."""
     built = example.build()
-    report = ane.rewrite(built, passes="wrap_phase", options={"wrap_phase": example.options} if example.options else None)
+    report = ane.rewrite(
+        built, passes="wrap_phase", options={"wrap_phase": example.options} if example.options else None
+    )
     assert report.changed and report.proved, str(report)
 
 
@@ -185,7 +187,7 @@ def test_the_equivalence_check_finds_a_phase_that_is_shifted(turn):
             total = mb.add(x=mb.cumsum(x=x, axis=1), y=np.float16(shift))
             return mb.cos(x=mb.mul(x=total, y=np.float16(2 * np.pi)), name="y")
 
-        return program(body, x=(1, 12))
+        return build_program(body, x=(1, 12))
 
     before, after = wave(0.0), wave(turn)
     (op,) = [op for op in before.functions["main"].operations if op.op_type == "cumsum"]

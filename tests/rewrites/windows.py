@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from mil_ane_passes.core.clone import clone
+from mil_ane_passes.core.clone import clone_program
 from mil_ane_passes.core.contract import Exactness, Hit
-from mil_ane_passes.core.engine import run
-from mil_ane_passes.core.registry import all_rules, by_name
-from mil_ane_passes.proof.compare import Strictness, differences
-from mil_ane_passes.residency.predict import predict
+from mil_ane_passes.core.engine import apply_rewrite
+from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.proof.comparison import Strictness, compare_outputs
+from mil_ane_passes.residency.prediction import predict_plan
 from mil_ane_passes.runtime import Runtime
 
 
 def configured(name, **options):
-    return by_name(name).configured(**options)
+    return find_rewrite(name).configured(**options)
 
 
 OLD = {"ANE228", "ANE229"}
@@ -25,8 +25,8 @@ TRAPS = {"ANE512"}
 
 def refused(program, target):
     """The ops that a rule says some chip of the target refuses, certainly or not, or takes minutes to compile."""
-    rules = [rule() for rule in all_rules().values() if rule.refuses or rule.code in TRAPS]
-    _, found = predict(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
+    rules = [rule() for rule in get_all_rules().values() if rule.refuses or rule.code in TRAPS]
+    _, found = predict_plan(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
     return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)
             and not (item.rule.code in TRAPS and item.answer.note.startswith("stride"))]
 
@@ -45,15 +45,15 @@ def holds(program, name, *, target="all", exactness=Exactness.ROUNDING, extent=9
     `halves`: how many halves of a unit in the last place of the largest input the rewrite's own bound allows in fp16,
     where the program before happens to be nearer than that.
     """
-    before = clone(program)
-    trace = run(configured(name, **options), program, target=target)
+    before = clone_program(program)
+    trace = apply_rewrite(configured(name, **options), program, target=target)
     program.validate()
     feeds = drawn(before, extent=extent)
     truth = None
     for precision in ("float64", "float16"):
         old, new = (Runtime(each, precision=precision)(feeds) for each in (before, program))
         within = halves * np.spacing(np.float16(max(np.abs(x).max() for x in feeds.values()))) / 2
-        wrong = [str(each) for each in differences(old, new, Strictness(exactness), truth) if not each.passed
+        wrong = [str(each) for each in compare_outputs(old, new, Strictness(exactness), truth) if not each.passed
                  and (truth is None or not np.abs(new[each.output] - truth[each.output]).max() <= within)]
         assert not wrong, (precision, wrong)
         truth = truth or old

@@ -6,10 +6,10 @@ import coremltools as ct
 import numpy as np
 import torch
 
-from mil_ane_passes.core.engine import find
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.proof.execute import Plan
-from mil_ane_passes.proof.measure import measurer
+from mil_ane_passes.core.engine import find_matches
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.proof.execution import Plan
+from mil_ane_passes.proof.range_measurement import make_measurer
 
 WAYS = ["traced", "exported"]
 
@@ -39,8 +39,8 @@ def converted(module, *inputs, way="traced", precision=ct.precision.FLOAT16, tar
 
 def fired(name, program, feeds=None, **options):
     """What rule `name` finds, with the ranges of a run on `feeds`, by input."""
-    measure = None if feeds is None else measurer(lambda each: [Plan("main", "given", feeds, {})])
-    return find(all_rules()[name].configured(**options), program, measure=measure).fired
+    measure = None if feeds is None else make_measurer(lambda each: [Plan("main", "given", feeds, {})])
+    return find_matches(get_all_rules()[name].configured(**options), program, measure=measure).fired
 
 
 def notes(name, program, feeds=None, **options):

@@ -6,11 +6,11 @@ from itertools import groupby
 
 from coremltools.converters.mil.mil import Builder, types
 
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.plan import Cost, Plan, Row, Segment
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.core.targets import parse_target
-from mil_ane_passes.residency.segments import partition
+from mil_ane_passes.residency.segments import find_cheapest_partition
 
 
 def chained(count, shape=(1, 4, 8, 8), body=Builder.tanh):
@@ -20,7 +20,7 @@ def chained(count, shape=(1, 4, 8, 8), body=Builder.tanh):
             x = body(x=x, name=f"op{number}")
         return x
 
-    return program(build, dtype=types.fp16, x=shape)
+    return build_program(build, dtype=types.fp16, x=shape)
 
 
 def planned(*costs, built=None):
@@ -29,7 +29,7 @@ def planned(*costs, built=None):
     ops = [op for op in built.functions["main"].operations if op.op_type != "const"]
     each = [Cost(None if saves is None else 10.0 - saves, 10.0, 10.0) for saves in costs]
     ends = set(built.functions["main"].outputs)
-    engines, _ = partition(each, [sum(var in ends for var in op.outputs) for op in ops])
+    engines, _ = find_cheapest_partition(each, [sum(var in ends for var in op.outputs) for op in ops])
     rows = [Row("main", at, op, 0, "no" if cost.ane is None else "yes", cost.ane is not None, cost,
                 backend="ane" if engine == "ane" else "cpu", engine=engine)
             for at, (op, cost, engine) in enumerate(zip(ops, each, engines))]
@@ -42,7 +42,9 @@ def planned(*costs, built=None):
 
 def found(name, plan, **options):
     """What rule `name` finds in `plan`: hits."""
-    return [answer for answer in all_rules()[name].configured(**options).match_plan(plan) if hasattr(answer, "note")]
+    return [
+        answer for answer in get_all_rules()[name].configured(**options).match_plan(plan) if hasattr(answer, "note")
+    ]
 
 
 def places(plan):

@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.engine import find
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.engine import find_matches
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 
@@ -42,7 +42,7 @@ def looped(tmp_path_factory):
 
 
 def places(path, rule):
-    notes = [hit.note for hit in find(all_rules()[rule].configured(), ane.load(path).program).fired]
+    notes = [hit.note for hit in find_matches(get_all_rules()[rule].configured(), ane.load(path).program).fired]
     (note,) = [note for note in notes if "--split-at" in note]
     return re.findall(r"(before|behind) it at '([^']+)'", note)
 
@@ -64,11 +64,11 @@ def test_a_loop_is_cut_out_by_the_two_commands(looped, tmp_path, capsys):
 
 
 def test_what_stands_at_the_edge_is_cut_on_one_side():
-    found = find(all_rules()["data_dependent_shape"].configured(),
-                 program(lambda x: mb.non_zero(x=mb.relu(x=x, name="a"), name="y"), x=(2, 3)))
+    found = find_matches(get_all_rules()["data_dependent_shape"].configured(),
+                         build_program(lambda x: mb.non_zero(x=mb.relu(x=x, name="a"), name="y"), x=(2, 3)))
     assert found.fired[0].note.endswith("; to cut it out with --split-at: before it at 'a'")
-    alone = find(all_rules()["data_dependent_shape"].configured(),
-                 program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
+    alone = find_matches(get_all_rules()["data_dependent_shape"].configured(),
+                         build_program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
     assert alone.fired[0].note.endswith("that are not zero")
 
 
@@ -86,4 +86,4 @@ def test_lint_prints_the_commands_that_cut_a_loop_out(looped, tmp_path, monkeypa
 
 @pytest.mark.parametrize("rule", ["custom_layer", "control_flow", "data_dependent_shape", "runtime_gather"])
 def test_the_advice_names_the_option(rule):
-    assert "edit --split-at" in all_rules()[rule].advice
+    assert "edit --split-at" in get_all_rules()[rule].advice

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from mil_ane_passes.core.contract import Community, Measured, Vendor
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 
-CITED = [(rule, evidence) for rule in all_rules().values() for evidence in rule.evidence]
+CITED = [(rule, evidence) for rule in get_all_rules().values() for evidence in rule.evidence]
 NAMES = [f"{rule.name}-{number}" for number, (rule, _) in enumerate(CITED)]
 ADDRESS = re.compile(r"https://[\w.-]+\.\w+/\S+( .+)?")
 FILE = re.compile(r"[\w.-]+/[\w.-]+(@\w+)?[:,]? ?\S+.*")
@@ -18,7 +18,7 @@ DATE = re.compile(r"20\d\d(-\d\d){0,2}")
 OURS = re.compile(r"\b(we|our|ours|us) (measured|found|ran|saw)\b|\bmeasured by us\b", re.I)
 
 
-@pytest.mark.parametrize("rule", all_rules().values(), ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", get_all_rules().values(), ids=lambda rule: rule.name)
 def test_there_is_evidence(rule):
     assert rule.evidence and len(set(rule.evidence)) == len(rule.evidence)
 
@@ -57,4 +57,4 @@ CONTRADICTED = ("int_inputs", "last_axis_slice", "wide_reduce_sum", "large_angle
 
 @pytest.mark.parametrize("name", CONTRADICTED)
 def test_sources_that_disagree_are_both_cited(name):
-    assert any(re.search(r"at odds with|contradicts", evidence.says) for evidence in all_rules()[name].evidence)
+    assert any(re.search(r"at odds with|contradicts", evidence.says) for evidence in get_all_rules()[name].evidence)

@@ -8,18 +8,18 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.core.contract import PlanRule
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
-from mil_ane_passes.testing.checks import neighbour_failures
-from mil_ane_passes.testing.finding import found_by
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.testing.checks import iterate_neighbour_failures
 from mil_ane_passes.testing.neighbours import (
-    INPUT,
-    Neighbours,
-    forget_failed,
-    op_types,
-    representative_op_types,
+    FUNCTION_INPUT,
+    NeighbourBuilder,
+    list_op_types,
+    list_representative_op_types,
+    remove_failed_ops,
 )
+from mil_ane_passes.testing.rule_matches import find_rule_matches
 
 SHAPES = ((2, 4, 4, 4), (2, 3, 8), (1, 4, 2), (4,), (2, 3), (4, 4, 1))
 NEVER = {"constexpr_lut_to_sparse", "constexpr_sparse_blockwise_shift_scale", "constexpr_sparse_to_dense", "non_zero",
@@ -29,38 +29,38 @@ NEVER = {"constexpr_lut_to_sparse", "constexpr_sparse_blockwise_shift_scale", "c
 
 def of_every_type(opset):
     """A program with an op of each type in several shapes, and the types it has."""
-    built = program(lambda x: mb.relu(x=x), opset=opset, x=(2, 4, 4, 4))
+    built = build_program(lambda x: mb.relu(x=x), opset=opset, x=(2, 4, 4, 4))
     block = built.functions["main"]
     made = set()
     with block:
-        builders = Neighbours(block, None, next(iter(block.inputs.values())))
-        for kind in op_types():
+        builders = NeighbourBuilder(block, None, next(iter(block.inputs.values())))
+        for kind in list_op_types():
             for shape in SHAPES:
                 for dtype in (types.fp16, types.fp32, types.int32, types.bool, types.int8):
-                    if builders.produce(kind, shape, dtype) is not None:
+                    if builders.build_producer(kind, shape, dtype) is not None:
                         made.add(kind)
                         break
-    forget_failed(built)
+    remove_failed_ops(built)
     return built, made
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
 def test_every_rule_and_the_prediction_answer_about_every_op_type(opset):
     built, _ = of_every_type(opset)
-    rules = [rule() for rule in all_rules().values()]
-    predict(built, rules)
+    rules = [rule() for rule in get_all_rules().values()]
+    predict_plan(built, rules)
     for rule in rules:
         if not isinstance(rule, PlanRule):
-            found_by(rule, built)
+            find_rule_matches(rule, built)
 
 
 def test_there_is_a_recipe_for_every_op_type():
-    assert set(op_types()) - of_every_type(ct.target.iOS18)[1] <= NEVER
-    assert {"select", "concat", "cond"} <= set(op_types()) and len(representative_op_types()) > 40
+    assert set(list_op_types()) - of_every_type(ct.target.iOS18)[1] <= NEVER
+    assert {"select", "concat", "cond"} <= set(list_op_types()) and len(list_representative_op_types()) > 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, rule in all_rules().items() if not issubclass(rule, PlanRule)])
+@pytest.mark.parametrize("name", [name for name, rule in get_all_rules().items() if not issubclass(rule, PlanRule)])
 def test_every_op_type_beside_every_example(name):
-    found = list(neighbour_failures(all_rules()[name], lambda number: [INPUT, *op_types()]))
+    found = list(iterate_neighbour_failures(get_all_rules()[name], lambda number: [FUNCTION_INPUT, *list_op_types()]))
     assert not found, "\n".join(dict.fromkeys(found))

@@ -9,10 +9,10 @@ from coremltools.converters.mil.mil import Builder, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Hit
-from mil_ane_passes.core.engine import answers
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
+from mil_ane_passes.core.engine import iterate_hits_and_misses
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
 
 from .helpers import converted, fired
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def said(name, built, target="all", package=None):
-    rules = [all_rules()[name]()]
-    return [item.answer for item in predict(built, rules, target=target, package=package)[1]
+    rules = [get_all_rules()[name]()]
+    return [item.answer for item in predict_plan(built, rules, target=target, package=package)[1]
             if isinstance(item.answer, Hit)]
 
 
@@ -55,7 +55,7 @@ def test_attentions_in_branches_are_of_the_same_function():
         flag = Builder.greater(x=Builder.squeeze(x=Builder.slice_by_size(x=q, begin=[0] * 4, size=[1] * 4)), y=0.0)
         return Builder.cond(pred=flag, _true_fn=lambda: attention(q, k, v), _false_fn=lambda: attention(k, q, v))
 
-    built = program(body, opset=ct.target.iOS18, dtype=types.fp32, q=(1, 2, 3, 4), k=(1, 2, 3, 4), v=(1, 2, 3, 4))
+    built = build_program(body, opset=ct.target.iOS18, dtype=types.fp32, q=(1, 2, 3, 4), k=(1, 2, 3, 4), v=(1, 2, 3, 4))
     (hit,) = said("several_attentions", built)
     assert len(hit.covers) == 2 and "keys up to 3 long" in hit.note
 
@@ -66,14 +66,14 @@ def test_logical_ops_are_never_known(kind, target, count):
     def body(x, z):
         return getattr(Builder, kind)(x=Builder.greater(x=x, y=z), y=Builder.greater(x=z, y=x))
 
-    built = program(body, dtype=types.fp32, x=(2,), z=(2,))
-    assert [hit.sure for _, hit in answers(all_rules()["logical_ops"](), built, target=target)
+    built = build_program(body, dtype=types.fp32, x=(2,), z=(2,))
+    assert [hit.sure for _, hit in iterate_hits_and_misses(get_all_rules()["logical_ops"](), built, target=target)
             if isinstance(hit, Hit)] == [False] * count
 
 
 @pytest.mark.parametrize(("target", "sure"), [("m4", True), ("all", True), ("m1", False)])
 def test_block_scales_are_known_to_be_refused_where_that_was_seen(target, sure):
-    rule = all_rules()["per_block_int8"]
+    rule = get_all_rules()["per_block_int8"]
     built = next(example.build() for example in rule().examples() if example.name == "conv")
     assert [hit.sure for hit in said("per_block_int8", built, target)] == [sure]
 

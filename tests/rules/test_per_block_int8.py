@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.engine import find_matches
+from mil_ane_passes.core.registry import get_all_rules
 
 
 def quantized(tmp_path, **how):
@@ -19,7 +19,7 @@ def quantized(tmp_path, **how):
     cto = ct.optimize.coreml
     config = cto.OptimizationConfig(global_config=cto.OpLinearQuantizerConfig(weight_threshold=0, **how))
     cto.linear_quantize_weights(model, config).save(str(tmp_path / "m.mlpackage"))
-    return find(all_rules()["per_block_int8"](), ane.load(tmp_path / "m.mlpackage").program)
+    return find_matches(get_all_rules()["per_block_int8"](), ane.load(tmp_path / "m.mlpackage").program)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

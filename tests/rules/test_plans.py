@@ -6,12 +6,12 @@ import pytest
 from coremltools.converters.mil.mil import Builder, Program, types
 
 from mil_ane_passes.core.contract import PlanRule
-from mil_ane_passes.core.examples import program
-from mil_ane_passes.core.islands import by_function, islands_of, stretches_of
+from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.core.partitions import find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
 from mil_ane_passes.core.plan import Plan
-from mil_ane_passes.core.registry import all_rules
+from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.core.targets import GENERATIONS
-from mil_ane_passes.residency import predict
+from mil_ane_passes.residency import predict_plan
 from tests.rules.plans import chained, found, places, planned
 
 NO = None
@@ -33,27 +33,27 @@ def test_the_thresholds_are_those_of_the_cost_model(costs, placed):
 def test_what_a_stretch_needs_is_what_the_partition_charges(costs, needs):
     plan = planned(*costs)
     ends = frozenset(plan.program.functions["main"].outputs)
-    (stretch,) = stretches_of(plan.rows, ends)
-    assert stretch.needs == pytest.approx(needs) and stretch.saves < stretch.needs
-    assert stretch.saves == pytest.approx(next(cost for cost in costs if cost not in (NO, 1)))
+    (stretch,) = find_stranded_ops(plan.rows, ends)
+    assert stretch.needs == pytest.approx(needs) and stretch.saved_ms < stretch.needs
+    assert stretch.saved_ms == pytest.approx(next(cost for cost in costs if cost not in (NO, 1)))
 
 
 def test_beside_the_ane_a_stretch_needs_its_output_only():
     plan = planned(1, 1, -0.01)
     assert places(plan) == "AAC"
-    (stretch,) = stretches_of(plan.rows, frozenset(plan.program.functions["main"].outputs))
+    (stretch,) = find_stranded_ops(plan.rows, frozenset(plan.program.functions["main"].outputs))
     assert stretch.needs == pytest.approx(0.0), "no change any more, but an output"
     between = planned(1, -0.5, 1)
-    assert places(between) == "ACA" and stretches_of(between.rows)[0].needs == pytest.approx(-0.375)
+    assert places(between) == "ACA" and find_stranded_ops(between.rows)[0].needs == pytest.approx(-0.375)
 
 
 def test_islands_say_who_is_refused_and_who_is_dragged_along():
     plan = planned(1, NO, 0.1, NO, 1, NO)
-    ((_, rows),) = by_function(plan)
-    middle, end = islands_of(rows)
+    ((_, rows),) = iterate_rows_by_function(plan)
+    middle, end = find_cpu_partitions(rows)
     assert [row.op.name for row in middle.refused] == ["op1", "op3"]
-    assert [row.op.name for row in middle.dragged] == ["op2"]
-    assert middle.inner and end.last and not end.inner and not end.dragged
+    assert [row.op.name for row in middle.stranded] == ["op2"]
+    assert middle.inner and end.last and not end.inner and not end.stranded
     assert middle.milliseconds == pytest.approx(30)
 
 
@@ -62,11 +62,11 @@ def test_what_is_nested_in_a_refused_op_is_no_cause():
         return Builder.cond(pred=Builder.greater(x=Builder.reduce_max(x=x, keep_dims=False), y=0.0, name="asked"),
                             _true_fn=lambda: Builder.cumsum(x=x, axis=0), _false_fn=lambda: Builder.tanh(x=x), name="y")
 
-    plan, _ = predict(program(body, dtype=types.fp32, x=(2, 3)), [])
-    ((_, rows),) = by_function(plan)
-    (island,) = islands_of(rows)
+    plan, _ = predict_plan(build_program(body, dtype=types.fp32, x=(2, 3)), [])
+    ((_, rows),) = iterate_rows_by_function(plan)
+    (island,) = find_cpu_partitions(rows)
     assert {row.op.op_type for row in island.rows} >= {"cond", "cumsum", "tanh"}
-    assert not {row.op.op_type for row in (*island.refused, *island.dragged)} & {"cumsum", "tanh"}
+    assert not {row.op.op_type for row in (*island.refused, *island.stranded)} & {"cumsum", "tanh"}
 
 
 def test_small_segments_are_named_with_what_they_save_and_need():
@@ -103,11 +103,12 @@ def test_a_cut_that_takes_ops_off_the_ane_is_not_advised():
         two = Builder.exp(x=one, name="two")
         return Builder.mul(x=Builder.cumsum(x=two, axis=1, name="sum"), y=one, name="y")
 
-    plan = planned(0.15, 0.15, NO, 0.01, built=program(body, x=(1, 8)))
+    plan = planned(0.15, 0.15, NO, 0.01, built=build_program(body, x=(1, 8)))
     assert places(plan) == "AACC"
-    (miss,) = all_rules()["late_departure"]().match_plan(plan)
-    assert miss.near and miss.reason == ("of the 2 ops before the last departure 2 are predicted on the ANE, and 0 in a "
-                                         "model of their own")
+    (miss,) = get_all_rules()["late_departure"]().match_plan(plan)
+    assert miss.near and miss.reason == (
+        "of the 2 ops before the last departure 2 are predicted on the ANE, and 0 in a model of their own"
+    )
 
 
 
@@ -118,7 +119,7 @@ def test_a_cut_through_several_values_names_each():
         last = Builder.mul(x=Builder.cumsum(x=joined, axis=1, name="sum"), y=one, name="mul")
         return Builder.sub(x=last, y=x, name="y")
 
-    plan = planned(1, 1, 1, NO, 0.01, 0.01, built=program(body, x=(1, 8)))
+    plan = planned(1, 1, 1, NO, 0.01, 0.01, built=build_program(body, x=(1, 8)))
     (hit,) = found("late_departure", plan)
     assert "cut at %joined, %one:" in hit.note, "not the model's own input, which both parts have"
 
@@ -177,21 +178,21 @@ def test_topk_between_parts_on_the_ane(costs, fires):
     def body(x):
         return Builder.tanh(x=topk(Builder.tanh(x=x, name="first"), "ranked"), name="last")
 
-    hits = found("topk_in_the_middle", planned(*costs, built=program(body, x=(1, 8, 4))))
+    hits = found("topk_in_the_middle", planned(*costs, built=build_program(body, x=(1, 8, 4))))
     assert bool(hits) is fires and all(hit.op.op_type == "topk" for hit in hits)
     assert not fires or ("ANE" if costs[1] else "CPU") + ", between" in hits[0].note
 
 
 def plan_rules():
-    return [name for name, rule in all_rules().items() if issubclass(rule, PlanRule)]
+    return [name for name, rule in get_all_rules().items() if issubclass(rule, PlanRule)]
 
 
 @pytest.mark.parametrize("name", plan_rules())
 def test_nothing_to_plan(name):
     """No function, a function without ops, ops without a package."""
-    rule = all_rules()[name]()
+    rule = get_all_rules()[name]()
     assert not list(rule.match_plan(Plan(Program(), GENERATIONS, [], [])))
-    plan, answers = predict(program(lambda x: x, x=(2, 3)), [rule])
+    plan, answers = predict_plan(build_program(lambda x: x, x=(2, 3)), [rule])
     assert not plan.rows and not answers
 
 
@@ -199,6 +200,6 @@ def test_each_function_is_asked_by_itself():
     built = chained(5)
     built.add_function("other", chained(5).functions["main"])
     for row_name in ("small_segment", "late_departure", "cpu_share"):
-        _, answers = predict(built, [all_rules()[row_name]()])
+        _, answers = predict_plan(built, [get_all_rules()[row_name]()])
         assert {item.function for item in answers} in ({"main", "other"}, set())
-    assert {item.function for item in predict(built, [all_rules()["cpu_share"]()])[1]} == {"main", "other"}
+    assert {item.function for item in predict_plan(built, [get_all_rules()["cpu_share"]()])[1]} == {"main", "other"}

@@ -11,29 +11,36 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Hit, Rewrite
-from mil_ane_passes.core.engine import answers
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
+from mil_ane_passes.core.engine import iterate_hits_and_misses
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
 from tests.package.helpers import main_block, make, spec_of, write_spec
 from tests.rules.helpers import converted
 from tests.versions.needs import coremltools_from
 
 HALF, INT = np.float16, np.int32
 IMAGE = (1, 8, 6, 6)
-KINDS = [rule for rule in all_rules().values() if "ANE201" <= rule.code <= "ANE220" and not issubclass(rule, Rewrite)]
+KINDS = [
+    rule for rule in get_all_rules().values() if "ANE201" <= rule.code <= "ANE220" and not issubclass(rule, Rewrite)
+]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def refusals(built, target="m4"):
     """(code, type of each op it stands for, sure, message) of what rules about kinds of ops find."""
-    found = [(rule, answer) for rule in KINDS if rule.targets for _, answer in answers(rule(), built, target=target)]
+    found = [
+        (rule, answer)
+        for rule in KINDS
+        if rule.targets
+        for _, answer in iterate_hits_and_misses(rule(), built, target=target)
+    ]
     return [(rule.code, tuple(op.op_type for op in answer.covers), answer.sure, answer.message)
             for rule, answer in found if isinstance(answer, Hit)]
 
 
 def one(body, dtype=types.fp16, opset=ct.target.iOS18, **inputs):
-    return program(body, dtype=dtype, opset=opset, **(inputs or {"x": IMAGE}))
+    return build_program(body, dtype=dtype, opset=opset, **(inputs or {"x": IMAGE}))
 
 
 def of_two(body, **inputs):
@@ -60,14 +67,14 @@ MEASURED = {
     "add a row": (one(lambda x: mb.add(x=x, y=np.arange(6, dtype=INT)), types.int32), "ANE201",
                   'Failed to extract constant value "add"'),
     "mul": (one(lambda x: mb.mul(x=x, y=x), types.int32), "ANE201", None),
-    "gather": (one(lambda i: mb.gather(x=weight(9, 4), indices=mb.cast(x=i, dtype="int16"), axis=0), types.int32,
+    "gather": (one(lambda i: mb.gather(x=make_weight(9, 4), indices=mb.cast(x=i, dtype="int16"), axis=0), types.int32,
                    i=(1, 4)), "ANE214", "Unsupported gather index type"),
     "non_zero": (one(lambda x: mb.non_zero(x=x)), "ANE210", None),
     "one_hot": (one(lambda x: mb.one_hot(indices=x, one_hot_vector_size=9), types.int32, x=(1, 4)), "ANE208",
                 'Unsupported MIL operation "one_hot".'),
     "range": (one(lambda i: mb.range_1d(start=INT(0), end=mb.squeeze(x=i), step=INT(1)), types.int32, i=(1,)),
               "ANE207", "Failed to retrieve parameter start"),
-    "rnn": (one(lambda x, h: mb.rnn(x=x, initial_h=h, weight_ih=weight(3, 4), weight_hh=weight(3, 3))[0],
+    "rnn": (one(lambda x, h: mb.rnn(x=x, initial_h=h, weight_ih=make_weight(3, 4), weight_hh=make_weight(3, 3))[0],
                 x=(5, 1, 4), h=(1, 3)), "ANE217", 'Unsupported MIL operation "rnn".'),
     "slice": (of_two(lambda x, i: mb.slice_by_size(x=x, begin=i, size=[1, 4, 3, 3]), x=IMAGE, i=(4,)), "ANE215",
               TYPE32),
@@ -87,8 +94,8 @@ ACCEPTED = {
     "fp16 to fp32": one(lambda x: mb.cast(x=x, dtype="fp32")),
     "fp32 to fp16": one(lambda x: mb.cast(x=x, dtype="fp16"), types.fp32),
     "gather at constants": one(lambda x: mb.gather(x=x, indices=np.array([2, 0], np.uint16), axis=1)),
-    "gather_nd": one(lambda i: mb.gather_nd(x=weight(3, 4), indices=i), types.int16, i=(2, 1)),
-    "gather_along_axis": one(lambda i: mb.gather_along_axis(x=weight(3, 4), indices=i), types.int16, i=(3, 4)),
+    "gather_nd": one(lambda i: mb.gather_nd(x=make_weight(3, 4), indices=i), types.int16, i=(2, 1)),
+    "gather_along_axis": one(lambda i: mb.gather_along_axis(x=make_weight(3, 4), indices=i), types.int16, i=(3, 4)),
     "topk": one(lambda x: mb.topk(x=x, k=2, axis=1, output_indices_dtype="uint16")),
     "squeeze of int16": one(lambda i: mb.squeeze(x=i), types.int16, i=(1,)),
     "quantize": one(lambda x: mb.dequantize(input=mb.quantize(input=x, scale=HALF(0.1), output_dtype="int8"),
@@ -96,7 +103,7 @@ ACCEPTED = {
     "fill_like": one(lambda x: mb.fill_like(ref_tensor=x, value=1.0)),
     "slices": one(lambda x: mb.slice_by_index(x=mb.slice_by_size(x=x, begin=[0, 0, 1, 1], size=[1, 4, 4, 4]),
                                               begin=[0, 1, 0, 0], end=[1, 3, 4, 4])),
-    "slice_update": one(lambda x: mb.slice_update(x=x, update=weight(1, 8, 6, 1), begin=[0, 0, 0, 2],
+    "slice_update": one(lambda x: mb.slice_update(x=x, update=make_weight(1, 8, 6, 1), begin=[0, 0, 0, 2],
                                                   end=[1, 8, 6, 3])),
     "shapes": one(lambda x: mb.resize(x=mb.pad(x=mb.tile(x=mb.reshape(x=x, shape=[1, 4, 12, 6]), reps=[1, 1, 2, 1]),
                                                pad=[1, 1]), shape=np.array([5, 5], INT), resized_dims=np.uint32(2))),
@@ -111,15 +118,19 @@ def test_what_was_accepted_on_an_m4_is_not_refused(name):
 
 
 GUESSES = {
-    "shape": (one(lambda i: mb.reshape(x=weight(3, 4), shape=i), types.int32, i=(2,)), "ANE210"),
-    "repetitions": (one(lambda i: mb.tile(x=weight(3, 4), reps=i), types.int32, i=(2,)), "ANE210"),
+    "shape": (one(lambda i: mb.reshape(x=make_weight(3, 4), shape=i), types.int32, i=(2,)), "ANE210"),
+    "repetitions": (one(lambda i: mb.tile(x=make_weight(3, 4), reps=i), types.int32, i=(2,)), "ANE210"),
     "16-bit argmax": (one(lambda x: mb.reduce_argmax(x=x, axis=1, output_dtype="uint16")), "ANE212"),
     "topk in int32": (one(lambda x: mb.topk(x=x, k=2, axis=1), opset=ct.target.iOS15), "ANE212"),
     "to uint8": (one(lambda x: mb.cast(x=x, dtype="uint8")), "ANE201"),
     "from int8": (one(lambda x: mb.cast(x=x, dtype="fp16"), types.int8), "ANE201"),
     "fill": (one(lambda x: mb.add(x=x, y=mb.fill(shape=[1, 8, 6, 6], value=HALF(1)))), "ANE206"),
-    "row of a cache": (of_two(lambda x, i: mb.slice_update(x=x, update=weight(1, 3), begin=i, end=mb.add(x=i, y=i)),
-                              x=(4, 3), i=(2,)), "ANE215"),
+    "row of a cache": (
+        of_two(
+            lambda x, i: mb.slice_update(x=x, update=make_weight(1, 3), begin=i, end=mb.add(x=i, y=i)), x=(4, 3), i=(2,)
+        ),
+        "ANE215",
+    ),
 }
 
 
@@ -157,7 +168,7 @@ def test_a_refusal_is_sure_only_where_it_was_seen(name, target):
 def test_more_generations_never_turn_a_no_into_a_yes(built):
     """What one generation refuses, all of them together refuse; what it leaves open, they do not take."""
     def answer(target):
-        return {row.index: row.ane for row in predict(built, [rule() for rule in KINDS], target=target)[0].rows}
+        return {row.index: row.ane for row in predict_plan(built, [rule() for rule in KINDS], target=target)[0].rows}
 
     together = answer("all")
     for target in ("a12", "m1", "m3", "m4"):
@@ -186,7 +197,7 @@ def test_chains_are_apart_where_no_integers_pass_between_them():
 
 
 def test_sizes_of_a_flexible_input_are_followed_to_the_reshape():
-    built = all_rules()["data_dependent_shape"]().examples()
+    built = get_all_rules()["data_dependent_shape"]().examples()
     (flexible,) = [example.build() for example in built if example.name == "size from a shape"]
     (chain,) = [item for item in ane.lint(flexible, target="m4").findings if item.rule.code == "ANE201"]
     assert chain.reason == "4 ops on int32 (1 shape, 1 gather, 1 expand_dims, 1 concat): the shape of reshape 'y'"

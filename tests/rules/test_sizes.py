@@ -8,17 +8,21 @@ import pytest
 from coremltools.converters.mil.mil import Builder, types
 
 from mil_ane_passes.core.contract import Hit
-from mil_ane_passes.core.engine import answers
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.registry import all_rules, fixes_for
+from mil_ane_passes.core.engine import iterate_hits_and_misses
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.registry import fixes_for, get_all_rules
 from mil_ane_passes.core.targets import GENERATIONS
-from mil_ane_passes.residency import predict
+from mil_ane_passes.residency import predict_plan
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 
 def hits(name, prog, target):
-    return [answer for _, answer in answers(all_rules()[name](), prog, target=target) if isinstance(answer, Hit)]
+    return [
+        answer
+        for _, answer in iterate_hits_and_misses(get_all_rules()[name](), prog, target=target)
+        if isinstance(answer, Hit)
+    ]
 
 
 def verdict(name, prog, target):
@@ -29,24 +33,33 @@ def verdict(name, prog, target):
 
 def conv(*kernel, side=40, groups=1, **given):
     channels = 4
-    return program(lambda x: Builder.conv(x=x, weight=weight(channels, channels // groups, *kernel), pad_type="same",
-                                          groups=groups, name="y", **given), x=(1, channels, *[side] * len(kernel)))
+    return build_program(
+        lambda x: Builder.conv(
+            x=x,
+            weight=make_weight(channels, channels // groups, *kernel),
+            pad_type="same",
+            groups=groups,
+            name="y",
+            **given,
+        ),
+        x=(1, channels, *[side] * len(kernel)),
+    )
 
 
 def pool(kind, *window, stride=1):
-    return program(lambda x: getattr(Builder, kind)(
+    return build_program(lambda x: getattr(Builder, kind)(
         x=x, kernel_sizes=list(window), strides=[stride] * len(window), pad_type="same", name="y"),
         x=(1, 2, *[40] * len(window)))
 
 
 def relu(*shape, dtype=types.fp16):
-    return program(lambda x: Builder.relu(x=x, name="y"), dtype=dtype, x=shape)
+    return build_program(lambda x: Builder.relu(x=x, name="y"), dtype=dtype, x=shape)
 
 
 def matmul(inner, const=False):
     if const:
-        return program(lambda x: Builder.matmul(x=x, y=np.zeros((inner, 2), np.float16), name="y"), x=(2, inner))
-    return program(lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, inner), z=(inner, 2))
+        return build_program(lambda x: Builder.matmul(x=x, y=np.zeros((inner, 2), np.float16), name="y"), x=(2, inner))
+    return build_program(lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, inner), z=(inner, 2))
 
 
 @pytest.mark.parametrize(("kernel", "target", "expected"), [
@@ -71,9 +84,11 @@ def test_core_mls_words_are_given_for_the_forms_that_were_measured(kernel, messa
 
 
 def test_a_weight_that_is_computed_and_a_transposed_conv_are_not_known():
-    computed = program(lambda x, w: Builder.conv(x=x, weight=w, pad_type="same", name="y"), x=(1, 2, 40, 40),
-                       w=(2, 2, 1, 20))
-    transposed = program(lambda x: Builder.conv_transpose(x=x, weight=weight(2, 2, 1, 20), name="y"), x=(1, 2, 4, 4))
+    computed = build_program(lambda x, w: Builder.conv(x=x, weight=w, pad_type="same", name="y"), x=(1, 2, 40, 40),
+                             w=(2, 2, 1, 20))
+    transposed = build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 2, 1, 20), name="y"), x=(1, 2, 4, 4)
+    )
     assert verdict("conv_kernel_size", computed, "m4") == verdict("conv_kernel_size", transposed, "m4") == UNKNOWN
 
 
@@ -81,7 +96,7 @@ def test_a_weight_that_is_computed_and_a_transposed_conv_are_not_known():
     (15, "m4", YES), (16, "m4", UNKNOWN), (31, "m4", UNKNOWN), (32, "m4", YES), (14, "m1", UNKNOWN), (13, "all", YES)])
 def test_kernels_of_1d_convs_and_what_mends_them(length, target, expected):
     assert verdict("conv_1d_kernel", conv(length), target) == expected
-    assert [fix.name for fix in fixes_for(all_rules()["conv_1d_kernel"])] == ["lift_conv_1d"]
+    assert [fix.name for fix in fixes_for(get_all_rules()["conv_1d_kernel"])] == ["lift_conv_1d"]
 
 
 @pytest.mark.parametrize(("kind", "window", "target", "expected"), [
@@ -130,8 +145,8 @@ def test_scalars_and_lists_are_no_large_values():
         written = Builder.list_write(ls=made, index=np.int32(0), value=x)
         return Builder.list_read(ls=written, index=np.int32(0)), Builder.sqrt(x=Builder.reduce_sum(x=x))
 
-    assert not hits("dimension_limit", program(body, x=(2,)), "all")
-    assert not hits("rank_above_5", program(body, x=(2,)), "all")
+    assert not hits("dimension_limit", build_program(body, x=(2,)), "all")
+    assert not hits("rank_above_5", build_program(body, x=(2,)), "all")
 
 
 def test_ops_that_share_large_values_are_one_finding_and_others_another():
@@ -140,7 +155,7 @@ def test_ops_that_share_large_values_are_one_finding_and_others_another():
             x = Builder.relu(x=x)
         return x, Builder.relu(x=Builder.relu(x=z)), Builder.relu(x=Builder.reduce_sum(x=x, axes=[-1]))
 
-    found = hits("dimension_limit", program(body, x=(1, 70000), z=(1, 80000)), "m4")
+    found = hits("dimension_limit", build_program(body, x=(1, 70000), z=(1, 80000)), "m4")
     assert sorted(len(hit.covers) for hit in found) == [2, 4]
     assert all(len(set(hit.covers)) == len(hit.covers) for hit in found)
 
@@ -168,11 +183,11 @@ def test_the_products_message_has_its_bytes():
                                                      "m3": UNKNOWN}),
     ("old_pools", pool("max_pool", 4, 4, stride=4), {"a12": NO, "a13": NO}),
     ("dilated_conv", conv(3, 3, dilations=[2, 2]), {"a12": UNKNOWN, "a13": UNKNOWN}),
-    ("sin_cos", program(lambda x: Builder.sin(x=x, name="y"), x=(2,)),
+    ("sin_cos", build_program(lambda x: Builder.sin(x=x, name="y"), x=(2,)),
      {"a12": UNKNOWN, "a13": UNKNOWN, "m1": NO, "m2": NO}),
-    ("old_upsampling", program(lambda x: Builder.upsample_nearest_neighbor(
+    ("old_upsampling", build_program(lambda x: Builder.upsample_nearest_neighbor(
         x=x, scale_factor_height=3, scale_factor_width=3, name="y"), x=(1, 2, 4, 4)), {"a12": NO, "a13": NO}),
-    ("texture_ops", program(lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4)),
+    ("texture_ops", build_program(lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4)),
      {"a12": UNKNOWN, "a13": UNKNOWN, "m1": UNKNOWN}),
 ])
 def test_what_is_said_of_each_generation(rule, prog, expected):
@@ -183,7 +198,7 @@ def test_what_is_said_of_each_generation(rule, prog, expected):
 @pytest.mark.parametrize(("name", "target", "expected"), [
     ("270", "m4", NO), ("270", "m1", UNKNOWN), ("256", "m4", YES)])
 def test_states(name, target, expected):
-    rule = all_rules()["state_width"]
+    rule = get_all_rules()["state_width"]
     (example,) = [example for example in rule().examples() if example.name == name]
     assert verdict("state_width", example.build(), target) == expected
 
@@ -192,17 +207,17 @@ LARGE = {
     "wide kernel": conv(1, 16), "wide for an M1": conv(1, 14), "large window": pool("max_pool", 9, 9),
     "far stride": pool("max_pool", 3, 3, stride=3), "long": relu(1, 1, 1, 65537),
     "long for an M1": relu(1, 1, 1, 20000),
-    "product": matmul(20000), "sin": program(lambda x: Builder.sin(x=x, name="y"), x=(1, 2, 3, 4)),
+    "product": matmul(20000), "sin": build_program(lambda x: Builder.sin(x=x, name="y"), x=(1, 2, 3, 4)),
     "fine": relu(1, 2, 3, 4),
 }
 
 
 @pytest.mark.parametrize("prog", LARGE.values(), ids=LARGE)
 def test_more_generations_never_turn_no_into_yes(prog):
-    rules = [rule() for rule in all_rules().values() if rule.refuses]
+    rules = [rule() for rule in get_all_rules().values() if rule.refuses]
 
     def said(target):
-        return [row.ane for row in predict(prog, rules, target=target)[0].rows]
+        return [row.ane for row in predict_plan(prog, rules, target=target)[0].rows]
 
     alone = [said(generation.name) for generation in GENERATIONS]
     together = said("all")
@@ -213,6 +228,6 @@ def test_more_generations_never_turn_no_into_yes(prog):
 
 def test_the_same_limits_hold_at_every_opset():
     for opset in (ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18):
-        prog = program(lambda x: Builder.conv(x=x, weight=weight(2, 2, 1, 17, dtype=np.float32), name="y"),
-                       opset=opset, dtype=types.fp32, x=(1, 2, 4, 40))
+        prog = build_program(lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 17, dtype=np.float32), name="y"),
+                             opset=opset, dtype=types.fp32, x=(1, 2, 4, 40))
         assert verdict("conv_kernel_size", prog, "m4") == NO

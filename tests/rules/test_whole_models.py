@@ -13,20 +13,20 @@ from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.contract import Miss, PlanRule
-from mil_ane_passes.core.engine import answers, find
-from mil_ane_passes.core.examples import program, weight
-from mil_ane_passes.core.layout import padded_bytes
-from mil_ane_passes.core.registry import all_rules
-from mil_ane_passes.residency import predict
-from mil_ane_passes.rules._flexible import extents
+from mil_ane_passes.core.engine import find_matches, iterate_hits_and_misses
+from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.core.layout import compute_padded_bytes
+from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.rules._shape_flexibility import describe_flexible_shape
 from tests.package.helpers import main_block, make, spec_of, write_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def hits(name, built, target="all", package=None, **options):
-    rule = all_rules()[name].configured(**options)
-    return [item.answer for item in predict(built, [rule], target=target, package=package)[1]
+    rule = get_all_rules()[name].configured(**options)
+    return [item.answer for item in predict_plan(built, [rule], target=target, package=package)[1]
             if not isinstance(item.answer, Miss)]
 
 
@@ -35,7 +35,7 @@ def notes(name, built, target="all", **options):
 
 
 def tanh(*shape, dtype=types.fp16):
-    return program(lambda x: Builder.tanh(x=x, name="y"), dtype=dtype, x=shape)
+    return build_program(lambda x: Builder.tanh(x=x, name="y"), dtype=dtype, x=shape)
 
 
 FLEXIBLE = {
@@ -70,26 +70,32 @@ def test_a_range_without_end_and_shapes_that_are_one():
     for low, high in ((1, -1), (3, 3)):
         array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
     var = tanh(2, 3).functions["main"].inputs["x"]
-    assert extents(feature, var) == "is ranged: (1.., 3), by default (2, 3)"
+    assert describe_flexible_shape(feature, var) == "is ranged: (1.., 3), by default (2, 3)"
     array.shapeRange.sizeRanges[0].upperBound = 1
-    assert extents(feature, var) is None
+    assert describe_flexible_shape(feature, var) is None
     array.enumeratedShapes.shapes.add(shape=[2, 3])
-    assert extents(feature, var) is None
+    assert describe_flexible_shape(feature, var) is None
     for extent in range(4, 10):
         array.enumeratedShapes.shapes.add(shape=[2, extent])
-    assert extents(feature, var) == "has 7 shapes: (2, 3), (2, 4), (2, 5), (2, 6) and 3 more, by default (2, 3)"
+    assert (
+        describe_flexible_shape(feature, var)
+        == "has 7 shapes: (2, 3), (2, 4), (2, 5), (2, 6) and 3 more, by default (2, 3)"
+    )
 
 
 def test_flexible_inputs_are_reported_one_by_one_at_their_first_reader():
-    built = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=Builder.exp(x=z, name="e"), name="w")),
-                    x=(None, 2), z=(3, None))
+    built = build_program(
+        lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=Builder.exp(x=z, name="e"), name="w")),
+        x=(None, 2),
+        z=(3, None),
+    )
     first, second = hits("flexible_shapes", built)
     assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "'z' has no fixed shape: (3, ?)" in second.note
     assert first.note.endswith("3 ops of 3 make what has such a dimension")
 
 
 def test_a_flexible_input_that_nobody_reads():
-    (hit,) = hits("flexible_shapes", program(lambda x, z: Builder.relu(x=x, name="y"), x=(2,), z=(None,)))
+    (hit,) = hits("flexible_shapes", build_program(lambda x, z: Builder.relu(x=x, name="y"), x=(2,), z=(None,)))
     assert hit.op.op_type == "relu" and hit.note.endswith("0 ops of 1 make what has such a dimension")
 
 
@@ -100,7 +106,7 @@ def test_tiny(shape, tiny):
 
 
 def test_a_small_input_beside_a_large_one_is_ordinary():
-    built = program(lambda x, scale: Builder.mul(x=x, y=scale, name="y"), x=(8, 64), scale=(1,))
+    built = build_program(lambda x, scale: Builder.mul(x=x, y=scale, name="y"), x=(8, 64), scale=(1,))
     assert not hits("tiny_tensors", built)
 
 
@@ -114,18 +120,18 @@ def test_lopsided(shape, target, lopsided):
 
 
 def test_lopsided_knows_what_never_lies_on_the_ane():
-    assert not hits("lopsided", program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
-                                        x=(10000,)))
+    assert not hits("lopsided", build_program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
+                                              x=(10000,)))
     assert hits("lopsided", tanh(2, 10000), others=2)
 
 
 def linear(dtype=np.float16, count=1):
     def body(x):
         for number in range(count):
-            x = Builder.linear(x=x, weight=weight(64, 64, dtype=dtype) + dtype(number), name=f"y{number}")
+            x = Builder.linear(x=x, weight=make_weight(64, 64, dtype=dtype) + dtype(number), name=f"y{number}")
         return x
 
-    return program(body, dtype=types.fp16 if dtype is np.float16 else types.fp32, x=(1, 64))
+    return build_program(body, dtype=types.fp16 if dtype is np.float16 else types.fp32, x=(1, 64))
 
 
 def test_size_is_that_of_the_weights_as_stored():
@@ -143,7 +149,7 @@ def test_compressed_weights_count_as_packed():
             indices=np.zeros((64, 64), types.np_uint4_dtype), lut=np.zeros((1, 1, 16, 1), np.float16))
         return Builder.linear(x=x, weight=packed, name="y")
 
-    built = program(body, opset=ct.target.iOS18, x=(1, 64))
+    built = build_program(body, opset=ct.target.iOS18, x=(1, 64))
     assert hits("model_size", built, phone=2000 / 1e9) and not hits("model_size", built, phone=2400 / 1e9)
 
 
@@ -151,7 +157,7 @@ def test_functions_are_weighed_alone(tmp_path):
     built = Program()
     for name in ("a", "b"):
         with Function({"x": Builder.placeholder((1, 64), types.fp16)}, opset_version=ct.target.iOS18) as function:
-            function.set_outputs([Builder.linear(x=function.inputs["x"], weight=weight(64, 64), name="y")])
+            function.set_outputs([Builder.linear(x=function.inputs["x"], weight=make_weight(64, 64), name="y")])
         built.add_function(name, function)
     size = 64 * 64 * 2 / 1e9
     assert len(hits("model_size", built, phone=size / 2)) == 2 and not hits("model_size", built, phone=size * 1.5)
@@ -159,8 +165,8 @@ def test_functions_are_weighed_alone(tmp_path):
 
 def test_files_that_are_too_large_for_functions_that_are_not():
     package = SimpleNamespace(weight_bytes=1_400_000_000, description=lambda function: None)
-    rule = all_rules()["model_size"]()
-    (found,) = predict(linear(), [rule], package=package)[1]
+    rule = get_all_rules()["model_size"]()
+    (found,) = predict_plan(linear(), [rule], package=package)[1]
     assert isinstance(found.answer, Miss)
     assert found.answer.reason.startswith("the weight files hold 1.4 GB, the largest function reads 8.")
 
@@ -170,17 +176,20 @@ def test_convs_are_counted(count, most, fires, near):
     def body(x):
         for number in range(count):
             make = Builder.conv if number % 2 else Builder.conv_transpose
-            x = make(x=x, weight=weight(4, 4, 1, 1), name=f"y{number}")
+            x = make(x=x, weight=make_weight(4, 4, 1, 1), name=f"y{number}")
         return x
 
-    rule = all_rules()["conv_count"].configured(most=most)
-    found = [item.answer for item in predict(program(body, x=(1, 4, 8, 8)), [rule])[1]]
+    rule = get_all_rules()["conv_count"].configured(most=most)
+    found = [item.answer for item in predict_plan(build_program(body, x=(1, 4, 8, 8)), [rule])[1]]
     assert [isinstance(answer, Miss) for answer in found] == [not fires] * (fires or near)
 
 
 def conv(shape, kernel, dtype=np.float16, **parameters):
-    return program(lambda x: Builder.conv(x=x, weight=weight(2, 2, *kernel, dtype=dtype), name="y", **parameters),
-                   dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(2, 2, *kernel, dtype=dtype), name="y", **parameters),
+        dtype=types.fp16 if dtype is np.float16 else types.fp32,
+        x=shape,
+    )
 
 
 @pytest.mark.parametrize("shape,kernel,parameters,words", [
@@ -192,7 +201,10 @@ def conv(shape, kernel, dtype=np.float16, **parameters):
     ((1, 2, 30), (3,), {"strides": [5]}, None), ((1, 2, 12, 12, 12), (3, 3, 3), {"strides": [1, 7, 2]}, "stride 7"),
 ], ids=str)
 def test_compile_traps(shape, kernel, parameters, words):
-    found = [finding.note for finding in find(all_rules()["compile_traps"](), conv(shape, kernel, **parameters)).fired]
+    found = [
+        finding.note
+        for finding in find_matches(get_all_rules()["compile_traps"](), conv(shape, kernel, **parameters)).fired
+    ]
     assert len(found) == (words is not None) and all(words in note for note in found)
 
 
@@ -200,8 +212,8 @@ def test_no_trap_is_reported_twice_or_missed_between_both_rules():
     """A stride of which `factor_conv_stride` makes something is its own; the others are found here."""
     for parameters in ({"strides": [5]}, {"strides": [5], "dilations": [2]}):
         built = conv((1, 2, 30), (3,), **parameters)
-        assert len(find(all_rules()["compile_traps"](), built).fired) + \
-            len(find(all_rules()["factor_conv_stride"](), built).fired) == 1
+        assert len(find_matches(get_all_rules()["compile_traps"](), built).fired) + \
+            len(find_matches(get_all_rules()["factor_conv_stride"](), built).fired) == 1
 
 
 def test_a_report_lists_near_misses_and_no_ordinary_ops():
@@ -214,17 +226,17 @@ def test_a_report_lists_near_misses_and_no_ordinary_ops():
 
 def test_the_fix_of_an_op_is_that_of_its_worst_finding():
     """Notes about the whole model cover every op; they do not hide what mends one."""
-    small = program(lambda x: Builder.tanh(
-        x=Builder.conv(x=x, weight=weight(2, 2, 3), strides=[5], name="c"), name="y"), x=(1, 2, 300))
+    small = build_program(lambda x: Builder.tanh(
+        x=Builder.conv(x=x, weight=make_weight(2, 2, 3), strides=[5], name="c"), name="y"), x=(1, 2, 300))
     conv_row, last = ane.lint(small).to_dict()["ops"]
     assert conv_row["fix"]["pass"] == "ane::factor_conv_stride" and "ANE516" in conv_row["codes"]
     assert last["fix"]["pass"] is None and "too small" in last["fix"]["advice"]
-    refused = program(lambda x: Builder.cumsum(x=Builder.tanh(x=x, name="t"), axis=1, name="y"), x=(1, 4))
+    refused = build_program(lambda x: Builder.cumsum(x=Builder.tanh(x=x, name="t"), axis=1, name="y"), x=(1, 4))
     assert "triangle" in ane.lint(refused).to_dict()["ops"][1]["fix"]["advice"]
 
 
 def test_what_is_not_computed_in_fp16_is_not_compiled_for_the_ane():
-    assert not find(all_rules()["compile_traps"](), conv((1, 2, 20, 20), (16, 16), np.float32)).fired
+    assert not find_matches(get_all_rules()["compile_traps"](), conv((1, 2, 20, 20), (16, 16), np.float32)).fired
 
 
 def test_waste_names_the_worst_first_and_the_sums():
@@ -232,12 +244,12 @@ def test_waste_names_the_worst_first_and_the_sums():
         wide = Builder.tanh(x=x, name="wide")
         return Builder.transpose(x=wide, perm=[0, 1, 3, 2], name="turned"), Builder.tanh(x=small, name="little")
 
-    built = program(body, x=(1, 64, 600, 1), small=(1, 64, 8, 8))
+    built = build_program(body, x=(1, 64, 600, 1), small=(1, 64, 8, 8))
     (hit,) = hits("last_axis_waste", built)
     assert "2 tensors with short rows" in hit.note and "(1, 64, 600, 1) 76.8 kB in 2.46 MB, 32x" in hit.note
     shapes = [((1, 64, 600, 1), 2), ((1, 64, 1, 600), 1), ((1, 64, 8, 8), 2)]
     dense = sum(np.prod(shape) * 2 * count for shape, count in shapes)
-    laid = sum(padded_bytes(shape, 2) * count for shape, count in shapes)
+    laid = sum(compute_padded_bytes(shape, 2) * count for shape, count in shapes)
     assert hit.note.endswith(f"need {dense / 1e3:.1f} kB and take {laid / 1e6:.2f} MB")
     assert [op.op_type for op in hit.covers] == ["tanh"]
 
@@ -252,25 +264,29 @@ def test_waste_begins_where_the_options_say(shape, options, wasted):
 
 
 def test_an_input_is_reported_at_what_reads_it():
-    built = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(64, 600, 1))
+    built = build_program(
+        lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(64, 600, 1)
+    )
     (hit,) = hits("last_axis_waste", built)
     assert [op.op_type for op in hit.covers] == ["tanh"]
-    long = program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(9000,))
+    long = build_program(lambda x, z: (Builder.relu(x=x, name="y"), Builder.tanh(x=z, name="w")), x=(4, 4), z=(9000,))
     assert [op.op_type for op in hits("lopsided", long)[0].covers] == ["tanh"]
 
 
 def test_integers_and_what_stays_on_the_cpu_waste_nothing_on_the_ane():
-    assert not hits("last_axis_waste", program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32,
-                                               x=(1, 768, 600, 1)))
-    inside = program(lambda x: Builder.cumsum(x=Builder.reshape(x=Builder.cumsum(
+    assert not hits(
+        "last_axis_waste",
+        build_program(lambda x: Builder.add(x=x, y=np.int32(1), name="y"), dtype=types.int32, x=(1, 768, 600, 1)),
+    )
+    inside = build_program(lambda x: Builder.cumsum(x=Builder.reshape(x=Builder.cumsum(
         x=x, axis=1, name="a"), shape=[768, 600, 1], name="b"), axis=0, name="y"), x=(768, 600))
     (hit,) = hits("last_axis_waste", inside)
     assert "%b" in hit.note and "%y" not in hit.note
 
 
 def test_an_output_that_is_an_input():
-    built = program(lambda x, z: (Builder.relu(x=x, name="y"), z), x=(2, 3), z=(4,))
-    ((_, hit),) = answers(all_rules()["passthrough_output"](), built)
+    built = build_program(lambda x, z: (Builder.relu(x=x, name="y"), z), x=(2, 3), z=(4,))
+    ((_, hit),) = iterate_hits_and_misses(get_all_rules()["passthrough_output"](), built)
     assert hit.note == "output 'z' is the input 'z'" and hit.op.op_type == "relu"
 
 
@@ -281,7 +297,9 @@ def test_an_op_of_tomorrow_is_a_cause_like_others(tmp_path):
             x = Builder.tanh(x=x, name=f"t{number}")
         return Builder.relu(x=Builder.softsign(x=x, name="odd"), name="y")
 
-    path = make(tmp_path / "m.mlpackage", program(body, opset=ct.target.iOS16, x=(1, 64, 512, 512)), ct.target.iOS16)
+    path = make(
+        tmp_path / "m.mlpackage", build_program(body, opset=ct.target.iOS16, x=(1, 64, 512, 512)), ct.target.iOS16
+    )
     spec = spec_of(path)
     for op in main_block(spec).operations:
         op.type = "softsign_of_tomorrow" if op.type == "softsign" else op.type
@@ -299,9 +317,9 @@ def test_linear_in_ops():
             x = Builder.tanh(x=x, name=f"t{number}") if number % 3 else Builder.cumsum(x=x, axis=1, name=f"c{number}")
         return x
 
-    built = program(body, x=(1, 64, 512, 512))
-    rules = [rule() for rule in all_rules().values() if "ANE504" <= rule.code < "ANE520"]
-    plan, _ = predict(built, [])
+    built = build_program(body, x=(1, 64, 512, 512))
+    rules = [rule() for rule in get_all_rules().values() if "ANE504" <= rule.code < "ANE520"]
+    plan, _ = predict_plan(built, [])
     started = time.perf_counter()
     found = [answer for rule in rules if isinstance(rule, PlanRule) for answer in rule.match_plan(plan)]
     spent = time.perf_counter() - started

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.runtime import PredictError, memory
+from mil_ane_passes.runtime import PredictError, memory_limits
 from tests.package.helpers import with_functions
 
 Image = pytest.importorskip("PIL.Image")
@@ -251,8 +251,8 @@ def test_a_machine_that_does_not_tell_its_memory_counts_as_one_of_64_gb(
         return mb.matmul(x=x, y=x, transpose_y=True, name="y")  # 2 ** 32 values, 34.4 GB
 
     monkeypatch.delattr("os.sysconf")
-    memory._machine_bytes.cache_clear()  # what an earlier run was told
-    request.addfinalizer(memory._machine_bytes.cache_clear)
+    memory_limits._get_machine_bytes.cache_clear()  # what an earlier run was told
+    request.addfinalizer(memory_limits._get_machine_bytes.cache_clear)
     ane.runtime.Runtime(program)  # half of it is just enough
     program.functions["main"].find_ops(op_type="matmul")[0].outputs[0]._sym_type = types.tensor(
         types.fp32, (1 << 16, (1 << 16) + 1))

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
 from mil_ane_passes.core.errors import InputError, NotSupported
-from mil_ane_passes.runtime import QUIRKS, Runtime, machine, missing_ops, registry
+from mil_ane_passes.runtime import QUIRKS, Runtime, interpreter, missing_ops, registry
 from tests.runtime.helpers import draw, program, run, same_bits
 
 X = np.array([[1.0, -2.0, 3.0]], np.float32)
@@ -238,7 +238,7 @@ def test_several_functions() -> None:
 def test_intermediates_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Any]] = []
     most = 0
-    keep = machine.Machine.keep
+    keep = interpreter.Interpreter.keep
 
     def watched(self: Any, var: Any, value: Any) -> Any:
         nonlocal most
@@ -254,7 +254,7 @@ def test_intermediates_are_freed_after_their_last_use(monkeypatch: pytest.Monkey
         return x
 
     made = program(build, {"x": X})
-    monkeypatch.setattr(machine.Machine, "keep", watched)
+    monkeypatch.setattr(interpreter.Interpreter, "keep", watched)
     Runtime(made)({"x": X})
     assert most <= 4
 

@@ -12,7 +12,7 @@ import torch
 from coremltools import proto
 
 import mil_ane_passes as ane
-from mil_ane_passes.runtime.interface import apply_description, array_dtype
+from mil_ane_passes.runtime.model_description import apply_description, get_array_dtype
 
 
 def package(tmp_path: Path, shape: Any) -> Path:
@@ -129,4 +129,4 @@ def test_arrays_have_the_dtypes_that_coremltools_names():
     named = {**dict(kind.ArrayDataType.items()), "INT8": 0x20008}  # coremltools 8.3 reads int8 and has no name for it
     wanted = {"FLOAT16": np.float16, "FLOAT32": np.float32, "DOUBLE": np.float64, "INT32": np.int32, "INT8": np.int8,
               "INVALID_ARRAY_DATA_TYPE": None}
-    assert {name: array_dtype(kind(dataType=number)) for name, number in named.items()} == wanted
+    assert {name: get_array_dtype(kind(dataType=number)) for name, number in named.items()} == wanted

@@ -20,9 +20,9 @@ from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
 from mil_ane_passes.cli import output
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.budget import MOST_STEPS, spending
-from mil_ane_passes.core.steps import Unknown, count_steps
-from mil_ane_passes.runtime import Runtime, memory
+from mil_ane_passes.core.budget import DEFAULT_MAX_STEPS, share_budget
+from mil_ane_passes.core.loop_steps import UnknownStepCount, count_steps
+from mil_ane_passes.runtime import Runtime, memory_limits
 from tests.runtime.helpers import program
 
 X = {"x": np.zeros(2, np.float32)}
@@ -63,40 +63,43 @@ def feeds(tmp_path_factory: pytest.TempPathFactory, endless: Path) -> Path:
 
 
 def test_a_loop_is_stopped_after_its_steps() -> None:
-    with spending(max_steps=50), pytest.raises(ane.LimitReached) as reached:
+    with share_budget(max_steps=50), pytest.raises(ane.LimitReached) as reached:
         Runtime(loop(0))(X)
     assert "while_loop '" in str(reached.value) and "still running after 50 steps" in str(reached.value)
     assert "max_steps=" in str(reached.value)
-    with spending(max_steps=50):
+    with share_budget(max_steps=50):
         Runtime(loop(1, 50))(X)
-    with spending(max_steps=49), pytest.raises(ane.LimitReached):
+    with share_budget(max_steps=49), pytest.raises(ane.LimitReached):
         Runtime(loop(1, 50))(X)
-    with spending(max_steps=None):
+    with share_budget(max_steps=None):
         Runtime(loop(1, 50))(X)
 
 
 def test_steps_of_nested_loops_count_together_and_each_run_begins_anew() -> None:
     runtime = Runtime(nested(4, 5))
-    with spending(max_steps=24):
+    with share_budget(max_steps=24):
         runtime(X), runtime(X)
-    with spending(max_steps=23), pytest.raises(ane.LimitReached, match=r"in it while_loop .* after 23 steps"):
+    with share_budget(max_steps=23), pytest.raises(ane.LimitReached, match=r"in it while_loop .* after 23 steps"):
         runtime(X)
 
 
 def test_a_run_is_stopped_when_its_time_is_over() -> None:
     started = time.monotonic()
-    with spending(max_steps=None, max_seconds=0.2), pytest.raises(ane.LimitReached, match=r"stopped after 0\.2 s, at"):
+    with (
+        share_budget(max_steps=None, max_seconds=0.2),
+        pytest.raises(ane.LimitReached, match=r"stopped after 0\.2 s, at"),
+    ):
         Runtime(loop(0))(X)
     assert time.monotonic() - started < 20
-    with spending(max_seconds=0.001), pytest.raises(ane.LimitReached, match="relu|add|mul|identity"):
+    with share_budget(max_seconds=0.001), pytest.raises(ane.LimitReached, match="relu|add|mul|identity"):
         time.sleep(0.01)  # all runs share the time
         Runtime(program(lambda x: mb.relu(x=x), X))(X)
 
 
 def test_progress_says_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mil_ane_passes.core.budget._SAID_EVERY", 0.0)
+    monkeypatch.setattr("mil_ane_passes.core.budget._PROGRESS_INTERVAL", 0.0)
     said: list[str] = []
-    with spending(max_steps=600, progress=said.append), pytest.raises(ane.LimitReached):
+    with share_budget(max_steps=600, progress=said.append), pytest.raises(ane.LimitReached):
         Runtime(loop(0))(X)
     assert [re.sub(r"'.*?'", "L", text) for text in said] == ["while_loop L (step 256)", "while_loop L (step 512)"]
 
@@ -145,7 +148,7 @@ def test_the_command_says_so_and_writes_nothing(
 def test_without_a_terminal_a_line_comes_now_and_then(
     endless: Path, feeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output, "_LOGGED_EVERY", 0.2)
+    monkeypatch.setattr(output, "_LOG_INTERVAL", 0.2)
     command = ["run", str(endless), "--feeds", str(feeds), "-o", str(tmp_path / "o.npz"), "--max-seconds", "3"]
     assert main([*command, "--max-steps", "none"]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -155,12 +158,12 @@ def test_without_a_terminal_a_line_comes_now_and_then(
 
 def test_counting_steps_is_bounded_too() -> None:
     op = loop(0).functions["main"].find_ops(op_type="while_loop")[0]
-    with spending(max_seconds=0.05), pytest.raises(Unknown, match="not found out within 0.05 s"):
+    with share_budget(max_seconds=0.05), pytest.raises(UnknownStepCount, match="not found out within 0.05 s"):
         count_steps(op, 10**9)
 
 
 def test_a_loop_of_a_hundred_thousand_steps_is_allowed_unasked() -> None:
-    assert MOST_STEPS >= 100_000
+    assert DEFAULT_MAX_STEPS >= 100_000
 
 
 # Memory
@@ -168,7 +171,7 @@ def test_a_loop_of_a_hundred_thousand_steps_is_allowed_unasked() -> None:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_machine_bytes", lambda: 2 * 64_000_000)
+    monkeypatch.setattr(memory_limits, "_get_machine_bytes", lambda: 2 * 64_000_000)
 
 
 def wide(count: int, *, kept: bool) -> Any:
@@ -245,11 +248,11 @@ LIMITED = """
 import resource, sys
 import numpy as np
 import mil_ane_passes as ane
-from mil_ane_passes.runtime.memory import _address_space_left
+from mil_ane_passes.runtime.memory_limits import _get_free_address_space
 ane.run(sys.argv[1], {"x": np.zeros((2,), np.float32)})
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000, resource.RLIM_INFINITY))
-assert 0 < _address_space_left() <= 100_000_000
+assert 0 < _get_free_address_space() <= 100_000_000
 try:
     ane.run(sys.argv[2], {"x": np.zeros((2,), np.float32)})
 except ane.LimitReached as error:
@@ -276,7 +279,7 @@ def test_a_memory_error_anywhere_else_gets_words(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("mil_ane_passes.api.linting.opened", fail)
+    monkeypatch.setattr("mil_ane_passes.api.linting.open_source", fail)
     assert main(["lint", str(fixtures / "nothing_to_do.mlpackage")]) == 2
     said = capsys.readouterr().err
     assert "not enough memory; expected" in said and "internal error" not in said and "report it" not in said

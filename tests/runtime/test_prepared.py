@@ -87,12 +87,12 @@ def test_a_long_program_does_not_spread_over_the_heap() -> None:
     code = (
         "import numpy as np\n"
         "from mil_ane_passes.runtime import Runtime\n"
-        "from tests.benchmarks.bench_runtime import grown\n"
-        "from tests.benchmarks.make_models import chain, small\n"
-        "Runtime(small())({'x': np.ones((1, 8, 32, 32), np.float32)})\n"
-        "runtime = Runtime(chain(200))\n"
+        "from tests.benchmarks.bench_runtime import measure_resident_growth\n"
+        "from tests.benchmarks.make_models import make_chain_program, make_small_program\n"
+        "Runtime(make_small_program())({'x': np.ones((1, 8, 32, 32), np.float32)})\n"
+        "runtime = Runtime(make_chain_program(200))\n"
         "x = np.ones((1, 64, 2**14), np.float32)\n"
-        "print(grown(lambda: [runtime({'x': x}) for _ in range(2)]))\n"
+        "print(measure_resident_growth(lambda: [runtime({'x': x}) for _ in range(2)]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     # Two values of 4 MB are alive at once. With constants kept as they were first read, it grew by 525 MB; now by 43.

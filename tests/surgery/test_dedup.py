@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
+from mil_ane_passes.package.blob_refs import find_refs
 from mil_ane_passes.package.blobs import WeightFiles
 from mil_ane_passes.package.duplicates import find_duplicates
 from mil_ane_passes.package.manifest import read_layout
-from mil_ane_passes.package.refs import find_refs
 from tests.package.helpers import MODEL, WEIGHTS, facts, host_program, make, normal, spec_of, tree, write_spec
 from tests.package.test_unchanged import compressed, multifunction
 
@@ -165,8 +165,8 @@ def test_equal_bytes_of_another_dtype_stay(tmp_path):
 
 
 def test_bytes_are_compared_not_their_digests_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("mil_ane_passes.package.duplicates._Readers.digest", lambda self, ref: b"")
-    monkeypatch.setattr("mil_ane_passes.package.duplicates._Readers.begin", lambda self, ref: b"")
+    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.digest", lambda self, ref: b"")
+    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.begin", lambda self, ref: b"")
     source = twins(tmp_path / "source.mlpackage", same=False)
     found = find_duplicates(WeightFiles(read_layout(source)), refs(source))
     assert [(len(group.places), group.nbytes) for group in found.equal] == [(2, 256)], "the biases, and no weight"

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.surgery.open import open_document
 from mil_ane_passes.surgery.rename import Rename
+from mil_ane_passes.surgery.sources import open_document
 from tests.package.helpers import main_block, make, spec_of, tree, write_spec
 from tests.surgery.helpers import (
     ONLY_MODEL,

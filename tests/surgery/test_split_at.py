@@ -348,9 +348,9 @@ def test_new_weights_of_an_edit_before_are_where_they_are_used(tmp_path):
 
 def second_fails(monkeypatch):
     """Of two packages that are to appear, the second does not; the names of those that were to."""
-    from mil_ane_passes.package import write
+    from mil_ane_passes.package import package_writer
 
-    appear, seen = write._appear, []
+    appear, seen = package_writer._publish_package, []
 
     def failing(*arguments):
         seen.append(arguments[1].name)
@@ -358,7 +358,7 @@ def second_fails(monkeypatch):
             raise OSError(28, "No space left on device")
         appear(*arguments)
 
-    monkeypatch.setattr(write, "_appear", failing)
+    monkeypatch.setattr(package_writer, "_publish_package", failing)
     return seen
 
 
@@ -378,7 +378,7 @@ def test_what_was_there_comes_back_when_the_second_fails(tmp_path, monkeypatch, 
     cut(source, ["c"], tmp_path)
     before = tree(tmp_path)
     if not swap:
-        monkeypatch.setattr(swaps, "_rename", lambda *_: False)
+        monkeypatch.setattr(swaps, "_rename_with_flag", lambda *_: False)
     second_fails(monkeypatch)
     with pytest.raises(ane.InputError):
         cut(source, ["d"], tmp_path, overwrite=True)

@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, r
 
 import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotEqual
-from mil_ane_passes.torch_frontend.parts import Part, first_among
+from mil_ane_passes.torch_frontend.first_difference import GraphValue, select_first_difference
 
 from .checks import FRONTENDS, captured, input_types
 
@@ -301,8 +301,8 @@ def test_values_are_compared_as_they_were_before_later_writes(lowered):
 
 
 def test_a_value_that_is_only_broadcast_early_is_not_blamed():
-    def part(name: str, value: float, *readers: str) -> Part:
-        return Part(name, "aten::mul", "", "", "", readers, np.full((), value))
+    def part(name: str, value: float, *readers: str) -> GraphValue:
+        return GraphValue(name, "aten::mul", "", "", "", readers, np.full((), value))
 
     parts = [part("scale", 2.0), part("x", 3.0), part("y", 4.0)]
     early = {"scale": np.full(3, 2.0), "x": np.full(3, 3.0), "y": np.full(3, 5.0)}
@@ -312,14 +312,17 @@ def test_a_value_that_is_only_broadcast_early_is_not_blamed():
 
 
 def test_a_value_whose_readers_all_agree_is_not_blamed():
-    parts = [Part("a", "aten::mul", "", "", "", ("b",), np.ones(1)), Part("b", "aten::add", "", "", "", (), np.ones(1))]
+    parts = [
+        GraphValue("a", "aten::mul", "", "", "", ("b",), np.ones(1)),
+        GraphValue("b", "aten::add", "", "", "", (), np.ones(1)),
+    ]
     assert first_of(parts, {"a": np.zeros(1), "b": np.ones(1)}) is None
     assert first_of(parts, {"a": np.zeros(1), "b": np.zeros(1)}) == "a"
     assert first_of(parts, {"a": np.zeros(1)}) == "a"
 
 
-def first_of(parts: list[Part], mine: dict[str, Any]) -> str | None:
-    found = first_among(parts, mine)
+def first_of(parts: list[GraphValue], mine: dict[str, Any]) -> str | None:
+    found = select_first_difference(parts, mine)
     return None if found is None else found.name
 
 

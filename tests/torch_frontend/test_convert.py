@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import all_ops
+from mil_ane_passes.core.query import iterate_ops
 from mil_ane_passes.torch_frontend import active
 from mil_ane_passes.torch_frontend.convert import is_from_torch
 from tests.without_torch import without_torch
@@ -30,7 +30,7 @@ def lifted() -> torch.nn.Module:
 
 
 def ranks(program: Program) -> list[int]:
-    return [op.x.rank for _, op in all_ops(program) if op.op_type == "conv_transpose"]
+    return [op.x.rank for _, op in iterate_ops(program) if op.op_type == "conv_transpose"]
 
 
 def with_fmod(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from hypothesis import event, given, reject, settings
 from hypothesis import strategies as st
 
 from mil_ane_passes.torch_frontend import NotConverted
-from mil_ane_passes.torch_frontend.functional import functionalise
+from mil_ane_passes.torch_frontend.functional import functionalize_graph
 
 from .checks import captured, check, convert
 from .programs import OPS, VIEWS, program
@@ -22,7 +22,7 @@ from .programs import OPS, VIEWS, program
 def ran(module: Any, *inputs: torch.Tensor) -> Any:
     """What the functionalised graph of a TorchScript module gives; asserts that it is a valid graph without writes."""
     graph = module.inlined_graph.copy()
-    functionalise(graph)
+    functionalize_graph(graph)
     graph.lint()
     assert not [node.kind() for node in every_node(graph) if "!" in node.schema() and node.kind() != "aten::append"]
     return torch._C._create_function_from_graph("functional", graph)(module, *(value.clone() for value in inputs))

@@ -22,10 +22,10 @@ from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.errors import RuleError
-from mil_ane_passes.torch_frontend import active, install, patched, registry, switch, uninstall
+from mil_ane_passes.torch_frontend import active, install, patched, patching, registry, uninstall
 from mil_ane_passes.torch_frontend.contract import Patch, Replacement
-from mil_ane_passes.torch_frontend.probing import host_alone, lowered_by_host
-from mil_ane_passes.torch_frontend.registry import Finding, all_patches, findings
+from mil_ane_passes.torch_frontend.probes import is_lowered_by_coremltools, isolate_coremltools
+from mil_ane_passes.torch_frontend.registry import PatchStatus, collect_patch_statuses, load_patches
 
 from .checks import captured, convert, outputs
 
@@ -56,7 +56,7 @@ def snapshot() -> dict[Any, Any]:
                              for kind, function in _TORCH_OPS_REGISTRY.name_to_func_mapping.items()}
     found |= {("class", name): value for name, value in vars(TorchOpsRegistry).items()}
     found |= {("module", name): value for name, value in vars(torch_op_registry).items() if callable(value)}
-    for patch in all_patches():
+    for patch in load_patches():
         for each in patch.replacements:
             owner: Any = importlib.import_module(each.module)
             *path, name = each.attribute.split(".")
@@ -72,11 +72,11 @@ def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
-    findings()  # probed once, before anything is compared
+    collect_patch_statuses()  # probed once, before anything is compared
     before = snapshot()
     yield
     uninstall()
-    assert not active() and switch._holders == 0
+    assert not active() and patching._holders == 0
     assert same(snapshot(), before)
 
 
@@ -84,9 +84,9 @@ def _nothing_stays() -> Iterator[None]:
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts patches of the test's own in the place of all that were found."""
     def pretend(*patches: Patch) -> None:
-        with host_alone():
-            found = tuple(Finding(patch, patch.needed(lowered_by_host)) for patch in patches)
-        monkeypatch.setattr(registry, "findings", lambda: found)
+        with isolate_coremltools():
+            found = tuple(PatchStatus(patch, patch.needed(is_lowered_by_coremltools)) for patch in patches)
+        monkeypatch.setattr(registry, "collect_patch_statuses", lambda: found)
     return pretend
 
 
@@ -321,9 +321,9 @@ def test_probes_run_with_the_hosts_functions_though_patches_are_installed():
     patch.op("fmod")(own_fmod)
     patch.probe(lambda: seen.extend([active(), converts()]) or None)
     install()
-    with patched(), host_alone():
-        patch.needed(lowered_by_host)
-        assert lowered_by_host("relu") and not lowered_by_host("op_of_nobody")
+    with patched(), isolate_coremltools():
+        patch.needed(is_lowered_by_coremltools)
+        assert is_lowered_by_coremltools("relu") and not is_lowered_by_coremltools("op_of_nobody")
     assert seen == [False, False] and active()
 
 
@@ -335,7 +335,7 @@ def test_a_patch_that_the_host_does_not_need_is_off(pretended):
     unneeded.op("relu")(own_fmod)
     unneeded.probe(lambda: None)
 
-    @unneeded.replaces(OPS, "_cast")
+    @unneeded.replace_function(OPS, "_cast")
     def _cast(host: Any, *arguments: Any) -> Any:
         Host.calls += 1
         return host(*arguments)
@@ -354,7 +354,7 @@ def test_a_patch_that_the_host_needs_is_on_and_gets_the_hosts_function(pretended
     needed.probe(lambda: "wrong, says the test")
     seen: list[Any] = []
 
-    @needed.replaces(OPS, "_get_inputs")
+    @needed.replace_function(OPS, "_get_inputs")
     def _get_inputs(host: Any, *arguments: Any, **named: Any) -> Any:
         seen.append(host)
         return host(*arguments, **named)
@@ -371,35 +371,35 @@ def test_a_patch_that_the_host_needs_is_on_and_gets_the_hosts_function(pretended
 def test_without_a_probe_a_patch_is_needed_for_what_the_host_lacks():
     patch = Patch("a", ("none known",))
     patch.op("relu")(own_fmod)
-    assert patch.needed(lowered_by_host) is None
+    assert patch.needed(is_lowered_by_coremltools) is None
     patch.op("op_of_nobody", "another_of_nobody")(own_fmod)
-    assert patch.needed(lowered_by_host) == "not implemented: another_of_nobody, op_of_nobody"
+    assert patch.needed(is_lowered_by_coremltools) == "not implemented: another_of_nobody, op_of_nobody"
     patch.probe(lambda: None)  # what it asks is right; the rest is lacking all the same
-    assert patch.needed(lowered_by_host) == "not implemented: another_of_nobody, op_of_nobody"
+    assert patch.needed(is_lowered_by_coremltools) == "not implemented: another_of_nobody, op_of_nobody"
 
 
 def test_a_probe_that_breaks_is_a_patch_that_is_needed():
     patch = Patch("a", ("none known",))
     patch.probe(lambda: [][0])
-    assert patch.needed(lowered_by_host) == "fails: IndexError: list index out of range"
+    assert patch.needed(is_lowered_by_coremltools) == "fails: IndexError: list index out of range"
 
 
 def test_two_threads_that_come_first_probe_once(monkeypatch):
     probed: list[int] = []
     patch = Patch("a", ("none known",))
     patch.probe(lambda: (time.sleep(0.05), probed.append(1))[1])
-    monkeypatch.setattr(registry, "all_patches", lambda: (patch,))
-    registry._probed.cache_clear()
+    monkeypatch.setattr(registry, "load_patches", lambda: (patch,))
+    registry._probe_patches.cache_clear()
     try:
-        Steps().run(findings, findings)
+        Steps().run(collect_patch_statuses, collect_patch_statuses)
     finally:
-        registry._probed.cache_clear()
+        registry._probe_patches.cache_clear()
         monkeypatch.undo()
-        findings()
+        collect_patch_statuses()
     assert probed == [1]
 
 
-@pytest.mark.parametrize("patch", all_patches(), ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", load_patches(), ids=lambda patch: patch.name)
 def test_every_patch_says_what_it_is_for_and_is_tested(patch):
     module = importlib.import_module(f"mil_ane_passes.torch_frontend.patches.{patch.name}")
     assert inspect.getdoc(module) and len(inspect.getdoc(module) or "") > 40
@@ -412,7 +412,7 @@ def test_every_patch_says_what_it_is_for_and_is_tested(patch):
     assert any(name.startswith("test_") for name in names)
 
 
-@pytest.mark.parametrize("patch", all_patches(), ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", load_patches(), ids=lambda patch: patch.name)
 def test_what_a_patch_exchanges_is_there_in_the_host(patch):
     for each in patch.replacements:
         owner: Any = importlib.import_module(each.module)
@@ -422,7 +422,7 @@ def test_what_a_patch_exchanges_is_there_in_the_host(patch):
         assert name in vars(owner), each
 
 
-@pytest.mark.parametrize("patch", all_patches(), ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", load_patches(), ids=lambda patch: patch.name)
 def test_ops_are_named_as_the_host_names_them(patch):
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 

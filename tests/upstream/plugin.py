@@ -25,29 +25,29 @@ from mil_ane_passes import torch_frontend
 from mil_ane_passes.runtime import predictor
 
 #: the macOS that runs every opset up to iOS18
-MACOS = (15, 5)
+MACOS_VERSION = (15, 5)
 
 coremltools._deps._IS_MACOS = True
-coremltools.models.utils._macos_version = lambda: MACOS
+coremltools.models.utils._macos_version = lambda: MACOS_VERSION
 
 
-class Reached:
+class PredictionCount:
     """How often the current test came to a prediction."""
 
     calls = 0
 
 
-def _predictor(mlmodel: Any) -> Any:
+def _get_predictor(mlmodel: Any) -> Any:
     if mlmodel.get_spec().WhichOneof("Type") != "mlProgram":
         pytest.skip("a NeuralNetwork: not for this runtime")
-    Reached.calls += 1
+    PredictionCount.calls += 1
     if "_reference_predictor" not in vars(mlmodel):
         mlmodel._reference_predictor = predictor(mlmodel)
     return mlmodel._reference_predictor
 
 
-MLModel.predict = lambda self, data, state=None: _predictor(self).predict(data, state)
-MLModel.make_state = lambda self: _predictor(self).make_state()
+MLModel.predict = lambda self, data, state=None: _get_predictor(self).predict(data, state)
+MLModel.make_state = lambda self: _get_predictor(self).make_state()
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -105,7 +105,7 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
     def out_of_time(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"not done in {limit} s")
 
-    Reached.calls = 0
+    PredictionCount.calls = 0
     previous = signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(limit)
     try:
@@ -121,13 +121,13 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     path = item.config.getoption("--results")
     if path and (report.when == "call" or report.outcome != "passed"):
         message = "" if call.excinfo is None else f"{call.excinfo.typename}: {call.excinfo.value}"
-        line = {"case": _short(item), "outcome": report.outcome, "reached": Reached.calls,
+        line = {"case": _get_case_name(item), "outcome": report.outcome, "reached": PredictionCount.calls,
                 "seconds": round(report.duration, 2), "message": message[:600]}
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     return report
 
 
-def _short(item: Any) -> str:
+def _get_case_name(item: Any) -> str:
     """The case's name from the test's file on: paths differ between machines."""
     return f"{'/'.join(item.path.parts[-2:])}::{item.nodeid.split('::', 1)[1]}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .page import page
+from .page import build_page
 
-__all__ = ["page"]
+__all__ = ["build_page"]

@@ -9,26 +9,28 @@ from typing import Any
 from ...core.plan import Row
 from ..lint import LintReport
 
-__all__ = ["changes"]
+__all__ = ["find_changes"]
 
 
-def changes(before: LintReport, after: LintReport) -> dict[str, Any]:
+def find_changes(before: LintReport, after: LintReport) -> dict[str, Any]:
     """Ops and findings that went and came, as their places in each report, and ops that moved, as pairs.
 
     An op is the same one if function, type and name of its output are; a finding, if rule and place are.
     """
-    pairs, gone, new = _matched([_key(row) for row in before.plan.rows], [_key(row) for row in after.plan.rows])
+    pairs, gone, new = _match_keys(
+        [_build_op_key(row) for row in before.plan.rows], [_build_op_key(row) for row in after.plan.rows]
+    )
     moved = [[one, other] for one, other in pairs
              if before.plan.rows[one].backend != after.plan.rows[other].backend]
-    _, mended, found = _matched([item.key for item in before.findings], [item.key for item in after.findings])
+    _, mended, found = _match_keys([item.key for item in before.findings], [item.key for item in after.findings])
     return {"gone": gone, "new": new, "moved": moved, "mended": mended, "found": found}
 
 
-def _key(row: Row) -> tuple[str, str, str]:
+def _build_op_key(row: Row) -> tuple[str, str, str]:
     return row.function, row.op.op_type, row.op.outputs[0].name if row.op.outputs else row.op.name
 
 
-def _matched(
+def _match_keys(
     before: Sequence[Hashable], after: Sequence[Hashable],
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
     """Pairs of places with the same key, each used once, and the places that are left over on either side."""

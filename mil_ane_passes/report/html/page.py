@@ -10,32 +10,32 @@ from importlib.resources import files
 from typing import Any
 
 from ..lint import LintReport
-from .data import payload, shown
+from .payload import build_payload, sanitize_text
 
-__all__ = ["SCRIPTS", "page"]
+__all__ = ["SCRIPTS", "build_page"]
 
 SCRIPTS = ("dom", "model", "theme", "grid", "summary", "strip", "changes", "findings", "layout", "graph",
            "drawing", "ops", "buffers", "details", "main")
 """The parts of the script, in the order in which they run."""
 
 
-def page(report: LintReport, after: LintReport | None = None) -> str:
+def build_page(report: LintReport, after: LintReport | None = None) -> str:
     """The page for `report`; with `after` (or `report.after`), that of the model rewritten, both side by side.
 
     Everything is inside: the page asks for nothing else, and its policy forbids it to. Names and texts of the model are
     data; none becomes markup.
     """
     after = after if after is not None else report.after
-    style, script = _read("style.css"), _script()
+    style, script = _read_resource("style.css"), _build_script()
     parts = {
-        "policy": _policy(style, script),
-        "title": html.escape(shown(f"{_last(report.model)}: predicted on the ANE of {report.target}")),
-        "lead": html.escape(_lead(report)),
+        "policy": _build_policy(style, script),
+        "title": html.escape(sanitize_text(f"{_get_file_name(report.model)}: predicted on the ANE of {report.target}")),
+        "lead": html.escape(_format_lead(report)),
         "style": style,
-        "data": _embedded(payload(report, after)),
+        "data": _embed_json(build_payload(report, after)),
         "script": script,
     }
-    made = _read("page.html")
+    made = _read_resource("page.html")
     head, *rest = made.split("{{")
     for piece in rest:
         name, text = piece.split("}}", 1)
@@ -43,39 +43,41 @@ def page(report: LintReport, after: LintReport | None = None) -> str:
     return head
 
 
-def _read(name: str) -> str:
+def _read_resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
+def _build_script() -> str:
     """One strict function around all parts, so that nothing of it is global."""
-    parts = "\n".join(_read(f"app/{name}.js") for name in SCRIPTS)
+    parts = "\n".join(_read_resource(f"app/{name}.js") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
-def _policy(style: str, script: str) -> str:
+def _build_policy(style: str, script: str) -> str:
     """Nothing is loaded, and only this very style and script count."""
-    return (f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'; "
-            "form-action 'none'")
+    return (
+        f"default-src 'none'; script-src {_compute_digest(script)}; style-src {_compute_digest(style)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
-def _digest(text: str) -> str:
+def _compute_digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: dict[str, Any]) -> str:
+def _embed_json(data: dict[str, Any]) -> str:
     """JSON that no text in it can end early: ASCII only, and no angle bracket or ampersand."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _lead(report: LintReport) -> str:
+def _format_lead(report: LintReport) -> str:
     """What a reader without scripts gets to know."""
     summary = report.summary()
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
             f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings.")
 
 
-def _last(model: str) -> str:
+def _get_file_name(model: str) -> str:
     """The file's name without its folders."""
     return model.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]

@@ -31,12 +31,17 @@ import numpy as np
 UNITS = ("CPU_ONLY", "CPU_AND_NE", "ALL")
 DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralEngineComputeDevice": "ane",
            "NoneType": None}
-ASKED = {"model": "sysctl -n hw.model", "chip": "sysctl -n machdep.cpu.brand_string",
-         "memory_bytes": "sysctl -n hw.memsize", "macos": "sw_vers -productVersion", "build": "sw_vers -buildVersion"}
+MACHINE_QUERIES = {
+    "model": "sysctl -n hw.model",
+    "chip": "sysctl -n machdep.cpu.brand_string",
+    "memory_bytes": "sysctl -n hw.memsize",
+    "macos": "sw_vers -productVersion",
+    "build": "sw_vers -buildVersion",
+}
 Json = dict[str, Any]
 
 
-def shown(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """`text` on one line, without characters that a terminal obeys: names are the model's."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
@@ -52,7 +57,7 @@ class Recorder:
 
     def step(self, name: str, action: Callable[..., Any], *given: Any) -> Any:
         """What `action` returns, or None when it failed, which is then among the problems."""
-        print(shown(f"... {name}"), flush=True)
+        print(escape_unprintable(f"... {name}"), flush=True)
         self.result["doing"] = name
         self.save()
         with warnings.catch_warnings(record=True) as told:
@@ -70,13 +75,13 @@ class Recorder:
         return found
 
     def problem(self, where: str, text: str) -> None:
-        print(shown(f"    problem: {text}"), flush=True)
+        print(escape_unprintable(f"    problem: {text}"), flush=True)
         self.result["problems"].append({"where": where, "problem": text})
 
     def save(self) -> None:
         """Whole or not at all."""
         temporary = self.out.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plain(self.result), indent=1, allow_nan=False), encoding="utf-8")
+        temporary.write_text(json.dumps(to_json_value(self.result), indent=1, allow_nan=False), encoding="utf-8")
         os.replace(temporary, self.out)
 
     def arrays(self, name: str | None) -> Json:
@@ -95,8 +100,8 @@ class Recorder:
 
     def judge(self, feed: Json, found: Json, cpu: Json | None, share: float) -> list[Json]:
         rows = [row for each in feed["references"]
-                for row in compared(each["name"], self.arrays(each["file"]), found, share)]
-        return rows + ([] if cpu is None else compared("CPU_ONLY", cpu, found, share))
+                for row in compare_outputs(each["name"], self.arrays(each["file"]), found, share)]
+        return rows + ([] if cpu is None else compare_outputs("CPU_ONLY", cpu, found, share))
 
     def package(self, ct: Any, package: Json, runs: int) -> None:
         report: Json = {"path": package["path"], "tolerance": package["tolerance"], "functions": {}, "plans": {}}
@@ -111,15 +116,23 @@ class Recorder:
             for units in UNITS:
                 where = f"{package['name']}, {function['name']}, {units}"
                 begun = time.perf_counter()
-                model = self.step(f"load {where}", load, ct, self.folder / package["path"], units, function["load_as"])
+                model = self.step(
+                    f"load {where}", load_model, ct, self.folder / package["path"], units, function["load_as"]
+                )
                 if model is not None:
                     mine: Json = {"load_seconds": time.perf_counter() - begun, "feeds": {}, "timing": None}
                     units_of[units] = mine
                     for feed in function["feeds"]:
                         self.feed(model, feed, where, mine, by_cpu, function["images"], package["tolerance"], runs)
         for units in UNITS[1:]:
-            found = self.step(f"compute plan of {package['name']}, {units}", plan_of, ct, self.folder / package["path"],
-                              units, package["functions"][0]["load_as"])
+            found = self.step(
+                f"compute plan of {package['name']}, {units}",
+                read_compute_plan,
+                ct,
+                self.folder / package["path"],
+                units,
+                package["functions"][0]["load_as"],
+            )
             if found is not None:
                 report["plans"][units] = found
 
@@ -128,7 +141,7 @@ class Recorder:
         """Predict on one feed, compare, and time the first one; what the CPU gives is kept in `by_cpu`."""
         label = feed["label"]
         given = self.step(f"read the feed {label}", self.given, feed, images)
-        found = given and self.step(f"predict {where}, {label}", predict, model, *given)
+        found = given and self.step(f"predict {where}, {label}", run_prediction, model, *given)
         if not found:
             return
         if where.endswith("CPU_ONLY"):
@@ -136,46 +149,46 @@ class Recorder:
         cpu = None if by_cpu.get(label) is found else by_cpu.get(label)
         mine["feeds"][label] = self.step(f"compare {where}, {label}", self.judge, feed, found, cpu, share) or []
         if mine["timing"] is None:
-            mine["timing"] = self.step(f"time {where}", timings, model, *given, runs)
+            mine["timing"] = self.step(f"time {where}", time_predictions, model, *given, runs)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """As JSON takes it: numbers that it has no word for become "nan", "inf" and "-inf"."""
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     if isinstance(value, (bool, str, int)) or value is None:
         return value
     return float(value) if np.isfinite(value) else str(float(value))
 
 
-def answer(command: str) -> str:
+def run_command(command: str) -> str:
     return subprocess.run(command.split(), capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
-def device_name(device: Any) -> str | None:
+def get_device_name(device: Any) -> str | None:
     return DEVICES.get(type(device).__name__, type(device).__name__)
 
 
-def load(ct: Any, path: Path, units: str, function: str | None) -> Any:
+def load_model(ct: Any, path: Path, units: str, function: str | None) -> Any:
     """The model; `function` is None where the package has one function only."""
     named = {} if function is None else {"function_name": function}
     return ct.models.MLModel(str(path), compute_units=getattr(ct.ComputeUnit, units), **named)
 
 
-def predict(model: Any, inputs: Json, start: Json) -> Json:
+def run_prediction(model: Any, inputs: Json, start: Json) -> Json:
     """Outputs by name, and what is left in each state as `state NAME`; coremltools hands no fp16 array to Core ML."""
     if not start:
-        return flat(model.predict(dict(inputs)))
+        return flatten_outputs(model.predict(dict(inputs)))
     state = model.make_state()
     for name, value in start.items():
         state.write_state(name, value.astype(np.float32) if value.dtype == np.float16 else value)
-    found = flat(model.predict(dict(inputs), state))
+    found = flatten_outputs(model.predict(dict(inputs), state))
     return {**found, **{f"state {name}": np.asarray(state.read_state(name)) for name in start}}
 
 
-def flat(outputs: Json) -> Json:
+def flatten_outputs(outputs: Json) -> Json:
     """Outputs as arrays; a classifier's probabilities become numbers and labels, in the order of the labels."""
     found: Json = {}
     for name, value in outputs.items():
@@ -189,7 +202,7 @@ def flat(outputs: Json) -> Json:
     return found
 
 
-def compare(reference: Any, found: Any, share: float) -> Json:
+def compare_arrays(reference: Any, found: Any, share: float) -> Json:
     """How `found` differs; a number passes within `share` of the largest finite value of `reference`."""
     one, two = np.atleast_1d(np.asarray(reference)), np.atleast_1d(np.asarray(found))
     if one.shape != two.shape:
@@ -217,26 +230,32 @@ def compare(reference: Any, found: Any, share: float) -> Json:
         "reference_nan": int(np.isnan(a).sum()), "reference_inf": int(np.isinf(a).sum())}
 
 
-def compared(against: str, reference: Json, found: Json, share: float) -> list[Json]:
+def compare_outputs(against: str, reference: Json, found: Json, share: float) -> list[Json]:
     lacking = {"passed": False, "problem": "no such output"}
-    return [{"output": name, "against": against, **(compare(value, found[name], share) if name in found else lacking)}
-            for name, value in reference.items()]
+    return [
+        {
+            "output": name,
+            "against": against,
+            **(compare_arrays(value, found[name], share) if name in found else lacking),
+        }
+        for name, value in reference.items()
+    ]
 
 
-def timings(model: Any, inputs: Json, start: Json, runs: int, warm_up: int = 3) -> Json:
+def time_predictions(model: Any, inputs: Json, start: Json, runs: int, warm_up: int = 3) -> Json:
     ticks = [time.perf_counter()]
     for _ in range(warm_up + runs):
-        predict(model, inputs, start)
+        run_prediction(model, inputs, start)
         ticks.append(time.perf_counter())
     spent = [(after - before) * 1e3 for before, after in zip(ticks[warm_up:], ticks[warm_up + 1:])]
     return {"median_ms": statistics.median(spent), "min_ms": min(spent), "runs": runs, "warm_up": warm_up}
 
 
-def plan_of(ct: Any, path: Path, units: str, function: str | None) -> Json:
+def read_compute_plan(ct: Any, path: Path, units: str, function: str | None) -> Json:
     """The compute plan of all functions: for each op, constants left out, where Core ML can and wants to run it."""
     from coremltools.models.compute_plan import MLComputePlan
 
-    model = load(ct, path, units, function)  # kept: the compiled model is gone with it
+    model = load_model(ct, path, units, function)  # kept: the compiled model is gone with it
     try:
         compiled = model.get_compiled_model_path()
     except Exception:
@@ -245,32 +264,36 @@ def plan_of(ct: Any, path: Path, units: str, function: str | None) -> Json:
     program = plan.model_structure.program
     if program is None:
         raise ValueError("the model is no ML Program")
-    return {"program": {"functions": {name: list(plan_ops(plan, each.block, 0))
+    return {"program": {"functions": {name: list(iterate_plan_ops(plan, each.block, 0))
                                       for name, each in program.functions.items()}}}
 
 
-def plan_ops(plan: Any, block: Any, depth: int) -> Iterator[Json]:
+def iterate_plan_ops(plan: Any, block: Any, depth: int) -> Iterator[Json]:
     for op in block.operations:
         if op.operator_name.rpartition(".")[2] == "const":
             continue
         usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
         cost = plan.get_estimated_cost_for_mlprogram_operation(op)
-        yield {"operator": op.operator_name, "outputs": [each.name for each in op.outputs], "depth": depth,
-               "preferred": None if usage is None else device_name(usage.preferred_compute_device),
-               "supported": None if usage is None else [device_name(each) for each in usage.supported_compute_devices],
-               "cost": None if cost is None or not np.isfinite(cost.weight) else float(cost.weight)}
+        yield {
+            "operator": op.operator_name,
+            "outputs": [each.name for each in op.outputs],
+            "depth": depth,
+            "preferred": None if usage is None else get_device_name(usage.preferred_compute_device),
+            "supported": None if usage is None else [get_device_name(each) for each in usage.supported_compute_devices],
+            "cost": None if cost is None or not np.isfinite(cost.weight) else float(cost.weight),
+        }
         for inner in op.blocks:
-            yield from plan_ops(plan, inner, depth + 1)
+            yield from iterate_plan_ops(plan, inner, depth + 1)
 
 
-def verdict(packages: Json) -> list[Json]:
+def build_verdict(packages: Json) -> list[Json]:
     """One line for each package, function and choice of units."""
-    return [{"package": package, "function": function, "units": units, **judged(mine["feeds"])}
+    return [{"package": package, "function": function, "units": units, **judge_feeds(mine["feeds"])}
             for package, report in packages.items() for function, measured in report["functions"].items()
             for units, mine in measured["units"].items()]
 
 
-def judged(feeds: Json) -> Json:
+def judge_feeds(feeds: Json) -> Json:
     rows = [(feed, row) for feed, found in feeds.items() for row in found]
     bad = [f"{row['output']} on {feed} against {row['against']}: " + (row.get("problem") or (
         f"off by {row['max_abs']:.4g} at {row['worst_at']}, {row['beyond']} of {row['elements']} elements beyond "
@@ -288,15 +311,19 @@ def main(arguments: list[str] | None = None) -> int:
     manifest = json.loads((recorder.folder / "manifest.json").read_text(encoding="utf-8"))
     recorder.result["made_by"] = manifest["made_by"]
     recorder.result["machine"] = {
-        "python": platform.python_version(), "coremltools": str(ct.__version__), "numpy": np.__version__,
-        "system": platform.system(), **{name: recorder.step(asked, answer, asked) for name, asked in ASKED.items()}}
+        "python": platform.python_version(),
+        "coremltools": str(ct.__version__),
+        "numpy": np.__version__,
+        "system": platform.system(),
+        **{name: recorder.step(asked, run_command, asked) for name, asked in MACHINE_QUERIES.items()},
+    }
     for package in manifest["packages"]:
         recorder.package(ct, package, max(1, given.runs))
-        recorder.result["verdict"] = verdict(recorder.result["packages"])
+        recorder.result["verdict"] = build_verdict(recorder.result["packages"])
     recorder.result["complete"] = True
     recorder.save()
     for line in recorder.result["verdict"]:
-        print(shown(f"{line['package']}, {line['function']}, {line['units']}: {line['says']}"))
+        print(escape_unprintable(f"{line['package']}, {line['function']}, {line['units']}: {line['says']}"))
     print(f"{len(recorder.result['problems'])} problems; send back {recorder.out}")
     return 0
 

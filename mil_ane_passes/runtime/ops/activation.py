@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from ..numeric import tidy
-from ..registry import kernel
+from ..numeric import canonicalize_layout
+from ..registry import register_kernel
 
-__all__ = ["apply_softmax", "by_name"]
+__all__ = ["apply_softmax", "get_recurrent_activation"]
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x)
 
 
-def softplus_of(x: torch.Tensor) -> torch.Tensor:
+def compute_softplus(x: torch.Tensor) -> torch.Tensor:
     """`log(1 + e^x)` without overflow."""
     return torch.abs(x).neg_().exp_().log1p_().add_(torch.relu(x))
 
 
-def _times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _multiply_into(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`y`, changed to `x * y`: of two NaNs a product keeps the first."""
     return torch.mul(x, y, out=y)
 
@@ -35,20 +35,20 @@ def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
     """Along the last axis always, so that moving the axis does not change how the sum is rounded."""
     if x.dim() == 0:
         return torch.ones_like(x)
-    return torch.softmax(tidy(x.movedim(axis, -1)), dim=-1).movedim(-1, axis)
+    return torch.softmax(canonicalize_layout(x.movedim(axis, -1)), dim=-1).movedim(-1, axis)
 
 
-_PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_PLAIN_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": relu,
     "relu6": lambda x: torch.clamp(x, 0.0, 6.0),
     "sigmoid": torch.sigmoid,
-    "silu": lambda x: _times(x, torch.sigmoid(x)),
-    "softplus": softplus_of,
+    "silu": lambda x: _multiply_into(x, torch.sigmoid(x)),
+    "softplus": compute_softplus,
     "softsign": lambda x: x / torch.abs(x).add_(1.0),
 }
 
 #: the activations a recurrent op may name, with the constants coremltools' own op tests expect
-_RECURRENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_RECURRENT_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hard_sigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0.0, 1.0),
     "linear": lambda x: x,
     "relu": relu,
@@ -59,39 +59,39 @@ _RECURRENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def by_name(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def get_recurrent_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """The activation a recurrent op names."""
-    return _RECURRENT[name.lower()]
+    return _RECURRENT_ACTIVATIONS[name.lower()]
 
 
-@kernel(*_PLAIN)
-def plain(op: Any, ins: Any) -> torch.Tensor:
-    return _PLAIN[op.op_type](ins["x"])
+@register_kernel(*_PLAIN_ACTIVATIONS)
+def evaluate_plain_activation(op: Any, ins: Any) -> torch.Tensor:
+    return _PLAIN_ACTIVATIONS[op.op_type](ins["x"])
 
 
-@kernel("softmax")
+@register_kernel("softmax")
 def softmax(op: Any, ins: Any) -> torch.Tensor:
     return apply_softmax(ins["x"], ins.value("axis"))
 
 
-@kernel("clamped_relu")
+@register_kernel("clamped_relu")
 def clamped_relu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    y = _either(x >= 0, x, ins["alpha"] * x)
+    y = _select_into(x >= 0, x, ins["alpha"] * x)
     return torch.minimum(y, ins["beta"], out=y)
 
 
-@kernel("elu")
+@register_kernel("elu")
 def elu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return _either(x > 0, x, torch.expm1(x).mul_(ins["alpha"]))
+    return _select_into(x > 0, x, torch.expm1(x).mul_(ins["alpha"]))
 
 
-@kernel("gelu")
+@register_kernel("gelu")
 def gelu(op: Any, ins: Any) -> torch.Tensor:
     x, mode = ins["x"], ins.value("mode")
     if mode == "SIGMOID_APPROXIMATION":
-        return _times(x, (1.702 * x).sigmoid_())
+        return _multiply_into(x, (1.702 * x).sigmoid_())
     if mode == "TANH_APPROXIMATION":
         y = (x**3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
     else:
@@ -99,7 +99,7 @@ def gelu(op: Any, ins: Any) -> torch.Tensor:
     return y.add_(1.0).mul_(0.5).mul_(x)
 
 
-@kernel("leaky_relu")
+@register_kernel("leaky_relu")
 def leaky_relu(op: Any, ins: Any) -> torch.Tensor:
     x, alpha = ins["x"], ins["alpha"]
     slope = float(alpha)
@@ -109,43 +109,43 @@ def leaky_relu(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(x < 0, y, x, out=y)
 
 
-@kernel("linear_activation")
+@register_kernel("linear_activation")
 def linear_activation(op: Any, ins: Any) -> torch.Tensor:
     return (ins["alpha"] * ins["x"]).add_(ins["beta"])
 
 
-@kernel("prelu")
+@register_kernel("prelu")
 def prelu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return _either(x > 0, x, _per_channel(ins["alpha"], x) * x)
+    return _select_into(x > 0, x, _reshape_per_channel(ins["alpha"], x) * x)
 
 
-@kernel("scaled_tanh")
+@register_kernel("scaled_tanh")
 def scaled_tanh(op: Any, ins: Any) -> torch.Tensor:
     return (ins["x"] * ins["beta"]).tanh_().mul_(ins["alpha"])
 
 
-@kernel("sigmoid_hard")
+@register_kernel("sigmoid_hard")
 def sigmoid_hard(op: Any, ins: Any) -> torch.Tensor:
     return (ins["alpha"] * ins["x"]).add_(ins["beta"]).clamp_(0.0, 1.0)
 
 
-@kernel("softplus_parametric")
+@register_kernel("softplus_parametric")
 def softplus_parametric(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return softplus_of(x * _per_channel(ins["beta"], x)).mul_(_per_channel(ins["alpha"], x))
+    return compute_softplus(x * _reshape_per_channel(ins["beta"], x)).mul_(_reshape_per_channel(ins["alpha"], x))
 
 
-@kernel("thresholded_relu")
+@register_kernel("thresholded_relu")
 def thresholded_relu(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     return torch.where(x < ins["alpha"], 0.0, x)
 
 
-def _either(where: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _select_into(where: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`y`, changed to `x` at the places that `where` marks."""
     return torch.where(where, x, y, out=y)
 
 
-def _per_channel(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _reshape_per_channel(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return parameter.reshape(-1, *(1,) * (x.dim() - 2)) if parameter.dim() else parameter

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
-@kernel("classify")
+@register_kernel("classify")
 def classify(op: Any, ins: Any) -> tuple[Any, dict[Any, float]]:
     """The label of the most probable class, and the probability of each."""
     probabilities = ins["probabilities"].reshape(-1).tolist()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
 class TensorList:
@@ -24,7 +24,7 @@ class TensorList:
     def written(self, index: int, value: torch.Tensor) -> TensorList:
         """A copy with `value` at `index`; a list of dynamic length grows to take it."""
         items = list(self.items)
-        _not_negative(index)
+        _check_not_negative(index)
         if self.dynamic and index >= len(items):
             items += [None] * (index + 1 - len(items))
         items[index] = value
@@ -32,7 +32,7 @@ class TensorList:
 
     def read(self, index: int) -> torch.Tensor:
         """The element at `index`; one that was never written reads as zeros, of the shape its neighbours have."""
-        _not_negative(index)
+        _check_not_negative(index)
         item = self.items[index]
         if item is not None:
             return item
@@ -42,41 +42,41 @@ class TensorList:
         return torch.zeros_like(known)
 
 
-def _not_negative(index: int) -> None:
+def _check_not_negative(index: int) -> None:
     """Indices of lists do not count from the end, unlike Python's."""
     if index < 0:
         raise IndexError(f"list index {index} is negative")
 
 
-@kernel("const", "_const_symbolic")
+@register_kernel("const", "_const_symbolic")
 def const(op: Any, ins: Any) -> Any:
     """Constants are read when used and never executed; this only declares that they are supported."""
     return ins.machine.operand(op.outputs[0])
 
 
-@kernel("select")
+@register_kernel("select")
 def select(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(ins["cond"].bool(), ins["a"], ins["b"])
 
 
-@kernel("cond")
+@register_kernel("cond")
 def cond(op: Any, ins: Any) -> list[Any]:
     taken = op.blocks[0] if ins.value("pred") else op.blocks[1]
     return list(ins.machine.run_block(taken))
 
 
-@kernel("while_loop")
+@register_kernel("while_loop")
 def while_loop(op: Any, ins: Any) -> list[Any]:
     proceeds, body = op.blocks
     values = [ins.machine.keep(var, value) for var, value in zip(op.inputs["loop_vars"], ins["loop_vars"])]
-    with ins.machine.looping(op) as count_step:
+    with ins.machine.track_loop(op) as count_step:
         while bool(ins.machine.run_block(proceeds, values)[0]):
             count_step()
             values = ins.machine.run_block(body, values)
     return values
 
 
-@kernel("make_list")
+@register_kernel("make_list")
 def make_list(op: Any, ins: Any) -> TensorList:
     shape = list(ins["elem_shape"])
     items: list[torch.Tensor | None] = [None] * int(ins.value("init_length"))
@@ -87,37 +87,37 @@ def make_list(op: Any, ins: Any) -> TensorList:
     return TensorList(items, bool(ins.value("dynamic_length")))
 
 
-@kernel("list_length")
+@register_kernel("list_length")
 def list_length(op: Any, ins: Any) -> torch.Tensor:
     return torch.tensor(len(ins["ls"].items), dtype=torch.int32)
 
 
-@kernel("list_write")
+@register_kernel("list_write")
 def list_write(op: Any, ins: Any) -> TensorList:
-    made: TensorList = ins["ls"].written(int(ins["index"]), _stored(ins, "value"))
+    made: TensorList = ins["ls"].written(int(ins["index"]), _to_stored(ins, "value"))
     return made
 
 
-@kernel("list_read")
+@register_kernel("list_read")
 def list_read(op: Any, ins: Any) -> torch.Tensor:
     return ins.machine.precision.operand(ins["ls"].read(int(ins["index"])))
 
 
-@kernel("list_gather")
+@register_kernel("list_gather")
 def list_gather(op: Any, ins: Any) -> torch.Tensor:
     picked = [ins["ls"].read(index) for index in ins.values("indices")]
     return ins.machine.precision.operand(torch.stack(picked) if picked else ins["ls"].read(0)[None][:0])
 
 
-@kernel("list_scatter")
+@register_kernel("list_scatter")
 def list_scatter(op: Any, ins: Any) -> TensorList:
     made: TensorList = ins["ls"]
-    values = _stored(ins, "value")
+    values = _to_stored(ins, "value")
     for position, index in enumerate(ins.values("indices")):
         made = made.written(index, values[position])
     return made
 
 
-def _stored(ins: Any, name: str) -> torch.Tensor:
+def _to_stored(ins: Any, name: str) -> torch.Tensor:
     """An operand in the dtype its variable is stored in: lists hold stored values."""
     return ins.machine.keep(ins.var(name), ins[name])

@@ -7,78 +7,78 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..numeric import tidy
-from ..registry import kernel
+from ..numeric import canonicalize_layout
+from ..registry import register_kernel
 
-__all__ = ["add_bias", "convolved", "forward_pads", "transposed", "transposed_window"]
+__all__ = ["add_bias", "compute_conv", "compute_conv_transpose", "compute_pads", "find_conv_transpose_window"]
 
 _CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
 _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
-@kernel("conv")
+@register_kernel("conv")
 def conv(op: Any, ins: Any) -> torch.Tensor:
-    return add_bias(convolved(ins, ins["weight"]), ins.get("bias"))
+    return add_bias(compute_conv(ins, ins["weight"]), ins.get("bias"))
 
 
-@kernel("conv_transpose")
+@register_kernel("conv_transpose")
 def conv_transpose(op: Any, ins: Any) -> torch.Tensor:
-    return add_bias(transposed(ins), ins.get("bias"))
+    return add_bias(compute_conv_transpose(ins), ins.get("bias"))
 
 
-@kernel("conv_quantized")
+@register_kernel("conv_quantized")
 def conv_quantized(op: Any, ins: Any) -> torch.Tensor:
     """`W_float = W_quantized * scale + bias`, with scale and bias per output channel or one for all."""
     weight = ins["weight"].to(ins.compute)
     shape = (-1,) + (1,) * (weight.dim() - 1)
     weight = weight * ins["quant_scale"].reshape(-1).view(shape) + ins["quant_bias"].reshape(-1).view(shape)
     bias = ins.get("bias")
-    return add_bias(convolved(ins, weight), None if bias is None else bias.to(ins.compute))
+    return add_bias(compute_conv(ins, weight), None if bias is None else bias.to(ins.compute))
 
 
-def same_pad(excess: int, lower: bool) -> tuple[int, int]:
+def split_same_padding(excess: int, lower: bool) -> tuple[int, int]:
     """Padding `excess` elements split before and after; the odd one goes after, or before for `same_lower`."""
     excess = max(excess, 0)
     small, large = excess // 2, excess - excess // 2
     return (large, small) if lower else (small, large)
 
 
-def forward_pads(ins: Any, extents: list[int], kernel_extents: list[int], strides: list[int]) -> list[tuple[int, int]]:
+def compute_pads(ins: Any, extents: list[int], kernel_extents: list[int], strides: list[int]) -> list[tuple[int, int]]:
     """(before, after) for each spatial axis of a convolution or a pooling."""
     pad_type, pad = ins.value("pad_type"), ins.values("pad")
     if pad_type == "custom":
         return [(pad[2 * axis], pad[2 * axis + 1]) for axis in range(len(extents))]
     if pad_type in ("same", "same_lower"):
         return [
-            same_pad((-(-extent // stride) - 1) * stride + reach - extent, pad_type == "same_lower")
+            split_same_padding((-(-extent // stride) - 1) * stride + reach - extent, pad_type == "same_lower")
             for extent, reach, stride in zip(extents, kernel_extents, strides)
         ]
     return [(0, 0)] * len(extents)
 
 
-def convolved(ins: Any, weight: torch.Tensor) -> torch.Tensor:
+def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     """The convolution without its bias."""
     x = ins["x"]
     strides, dilations = ins.values("strides"), ins.values("dilations")
     reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
-    pads = forward_pads(ins, list(x.shape[2:]), reach, strides)
+    pads = compute_pads(ins, list(x.shape[2:]), reach, strides)
     rank = x.dim() - 2
     trivial = [x.shape[2 + axis] == 1 == weight.shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
-    kept = _kept_axes(trivial)
+    kept = _find_kept_axes(trivial)
     # Padding is always explicit: padded zeros meet infinite weights the same way whatever the pads are.
-    padded = _padded(_drop_trivial_axes(x, kept), [pads[axis] for axis in kept])
+    padded = _pad_spatial(_drop_trivial_axes(x, kept), [pads[axis] for axis in kept])
     y = _CONV[len(kept) - 1](
-        tidy(padded),
-        tidy(_drop_trivial_axes(weight, kept)),
+        canonicalize_layout(padded),
+        canonicalize_layout(_drop_trivial_axes(weight, kept)),
         None,
-        stride=_steps(strides, trivial, kept),
-        dilation=_steps(dilations, trivial, kept),
+        stride=_select_steps(strides, trivial, kept),
+        dilation=_select_steps(dilations, trivial, kept),
         groups=ins.value("groups"),
     )
     return _restore_axes(y, rank, kept)
 
 
-def transposed(ins: Any) -> torch.Tensor:
+def compute_conv_transpose(ins: Any) -> torch.Tensor:
     """The transposed convolution without its bias: computed in full, then cropped or extended with zeros."""
     x, weight = ins["x"], ins["weight"]
     strides, dilations = ins.values("strides"), ins.values("dilations")
@@ -88,26 +88,26 @@ def transposed(ins: Any) -> torch.Tensor:
         for axis in range(rank)
     ]
     same = [x.shape[2 + axis] * strides[axis] for axis in range(rank)]
-    starts, lengths = transposed_window(ins, full, same)
+    starts, lengths = find_conv_transpose_window(ins, full, same)
     trivial = [
         x.shape[2 + axis] == 1 == weight.shape[2 + axis] and starts[axis] == 0 and lengths[axis] == 1
         for axis in range(rank)
     ]
-    kept = _kept_axes(trivial)
+    kept = _find_kept_axes(trivial)
     y = _CONV_TRANSPOSE[len(kept) - 1](
-        tidy(_drop_trivial_axes(x, kept)),
-        tidy(_drop_trivial_axes(weight, kept)),
+        canonicalize_layout(_drop_trivial_axes(x, kept)),
+        canonicalize_layout(_drop_trivial_axes(weight, kept)),
         None,
-        stride=_steps(strides, trivial, kept),
-        dilation=_steps(dilations, trivial, kept),
+        stride=_select_steps(strides, trivial, kept),
+        dilation=_select_steps(dilations, trivial, kept),
         groups=ins.value("groups"),
     )
     # A negative amount crops, a positive one extends with zeros.
     crops = [(-starts[axis], starts[axis] + lengths[axis] - full[axis]) for axis in kept]
-    return _restore_axes(_padded(y, crops), rank, kept)
+    return _restore_axes(_pad_spatial(y, crops), rank, kept)
 
 
-def transposed_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[int], list[int]]:
+def find_conv_transpose_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[int], list[int]]:
     """(first element kept, length) on each spatial axis of the full transposed convolution."""
     pad_type, pad, shape = ins.value("pad_type"), ins.values("pad"), ins.values("output_shape")
     rank = len(full)
@@ -117,23 +117,23 @@ def transposed_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[
         return starts, list(shape[2:]) if shape else lengths
     if pad_type in ("same", "same_lower"):
         lengths = list(shape[2:]) if shape else same
-        starts = [same_pad(full[axis] - lengths[axis], pad_type == "same_lower")[0] for axis in range(rank)]
+        starts = [split_same_padding(full[axis] - lengths[axis], pad_type == "same_lower")[0] for axis in range(rank)]
         return starts, lengths
     return [0] * rank, list(shape[2:]) if shape else full
 
 
-def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
+def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
     """`x` with zeros around its spatial axes; `x` itself, not a copy, when there are none."""
     flat = [amount for pair in reversed(pads) for amount in pair]
     return functional.pad(x, flat) if any(flat) else x
 
 
-def _kept_axes(trivial: list[bool]) -> list[int]:
+def _find_kept_axes(trivial: list[bool]) -> list[int]:
     """The spatial axes that take part; the last one when none does, so that there is something to convolve."""
     return [axis for axis, drop in enumerate(trivial) if not drop] or [len(trivial) - 1]
 
 
-def _steps(steps: list[int], trivial: list[bool], kept: list[int]) -> list[int]:
+def _select_steps(steps: list[int], trivial: list[bool], kept: list[int]) -> list[int]:
     """Strides or dilations of the kept axes; on a trivial one they mean nothing, but would pick another algorithm."""
     return [1 if trivial[axis] else steps[axis] for axis in kept]
 

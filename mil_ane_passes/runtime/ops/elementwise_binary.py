@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..registry import kernel
+from ..registry import register_kernel
 
-__all__ = ["same_kind"]
+__all__ = ["promote_operands"]
 
-_PLAIN = {
+_TORCH_FUNCTIONS = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -29,13 +29,13 @@ _PLAIN = {
 }
 
 
-@kernel(*_PLAIN)
-def plain(op: Any, ins: Any) -> torch.Tensor:
+@register_kernel(*_TORCH_FUNCTIONS)
+def evaluate_binary(op: Any, ins: Any) -> torch.Tensor:
     """Ops that torch has under the same meaning; int32 wraps."""
-    return _PLAIN[op.op_type](*same_kind(ins["x"], ins["y"]))
+    return _TORCH_FUNCTIONS[op.op_type](*promote_operands(ins["x"], ins["y"]))
 
 
-@kernel("real_div")
+@register_kernel("real_div")
 def real_div(op: Any, ins: Any) -> torch.Tensor:
     """On integers the exact quotient, truncated when it is stored as an integer."""
     x, y = ins["x"], ins["y"]
@@ -44,9 +44,9 @@ def real_div(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(y == 0, 0.0, x.double() / y.double())
 
 
-@kernel("floor_div")
+@register_kernel("floor_div")
 def floor_div(op: Any, ins: Any) -> torch.Tensor:
-    x, y = same_kind(ins["x"], ins["y"])
+    x, y = promote_operands(ins["x"], ins["y"])
     if x.is_floating_point():
         return torch.div(x, y, rounding_mode="floor")
     # 64 bits hold the one quotient that int32 cannot (-2**31 // -1); dividing by zero gives 0, as numpy.
@@ -54,10 +54,10 @@ def floor_div(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(y == 0, 0, wide)
 
 
-@kernel("mod")
+@register_kernel("mod")
 def mod(op: Any, ins: Any) -> torch.Tensor:
     """The remainder with the sign of the divisor; a remainder of zero has it too, as in numpy and unlike in torch."""
-    x, y = same_kind(ins["x"], ins["y"])
+    x, y = promote_operands(ins["x"], ins["y"])
     if x.is_floating_point():
         rest = torch.remainder(x, y)
         return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), y), rest)
@@ -65,7 +65,7 @@ def mod(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(y == 0, 0, wide)
 
 
-def same_kind(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def promote_operands(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """torch gives a 0-d operand no say in the result's dtype and `maximum` wants equal ones: promote first."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     return x.to(dtype), y.to(dtype)

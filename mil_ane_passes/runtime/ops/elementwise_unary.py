@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..registry import kernel
+from ..registry import register_kernel
 
-_PLAIN = {
+_TORCH_FUNCTIONS = {
     "abs": torch.abs,
     "acos": torch.acos,
     "asin": torch.asin,
@@ -31,47 +31,47 @@ _PLAIN = {
 }
 
 
-@kernel(*_PLAIN)
-def plain(op: Any, ins: Any) -> torch.Tensor:
+@register_kernel(*_TORCH_FUNCTIONS)
+def evaluate_unary(op: Any, ins: Any) -> torch.Tensor:
     """Ops that torch has under the same meaning."""
-    return _PLAIN[op.op_type](ins["x"])
+    return _TORCH_FUNCTIONS[op.op_type](ins["x"])
 
 
-@kernel("cast")
+@register_kernel("cast")
 def cast(op: Any, ins: Any) -> torch.Tensor:
     """The declared dtype decides: storing truncates floats toward zero and saturates them at the ends of an integer
     type (which MIL leaves open), and keeps the low bits of integers."""
     return ins["x"]
 
 
-@kernel("clip")
+@register_kernel("clip")
 def clip(op: Any, ins: Any) -> torch.Tensor:
     y = torch.maximum(ins["x"], ins["alpha"])
     return torch.minimum(y, ins["beta"], out=y)
 
 
-@kernel("exp2")
+@register_kernel("exp2")
 def exp2(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     return torch.exp2(x if x.is_floating_point() else x.double())
 
 
-@kernel("inverse")
+@register_kernel("inverse")
 def inverse(op: Any, ins: Any) -> torch.Tensor:
     return (ins["x"] + ins["epsilon"]).reciprocal_()
 
 
-@kernel("log")
+@register_kernel("log")
 def log(op: Any, ins: Any) -> torch.Tensor:
     return (ins["x"] + ins["epsilon"]).log_()
 
 
-@kernel("rsqrt")
+@register_kernel("rsqrt")
 def rsqrt(op: Any, ins: Any) -> torch.Tensor:
     return (ins["x"] + ins["epsilon"]).sqrt_().reciprocal_()
 
 
-@kernel("sign")
+@register_kernel("sign")
 def sign(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     # torch says sign(NaN) is 0; numpy and IEEE keep it.
@@ -79,6 +79,6 @@ def sign(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(torch.isnan(x), x, y, out=y) if x.is_floating_point() else y
 
 
-@kernel("threshold")
+@register_kernel("threshold")
 def threshold(op: Any, ins: Any) -> torch.Tensor:
     return torch.maximum(ins["x"], ins["alpha"].to(ins["x"].dtype))

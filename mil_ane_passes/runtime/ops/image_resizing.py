@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
-def grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
+def make_grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
     """`count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes.
 
     No point leaves the interval, as the documented formulas say for a whole axis and NeuralNetwork.proto says for any
@@ -31,35 +31,35 @@ def grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torc
     return first + torch.sign(last - first) * torch.minimum(steps.clamp(min=0.0), length)
 
 
-def _image_grid(extent: int, count: int, mode: str) -> torch.Tensor:
+def _make_axis_grid(extent: int, count: int, mode: str) -> torch.Tensor:
     """The grid over a whole axis. In float64: it must not depend on the precision of the image."""
     ends = torch.tensor([0.0, extent - 1.0], dtype=torch.float64)
-    return grid(ends[0], ends[1], count, mode)
+    return make_grid(ends[0], ends[1], count, mode)
 
 
-def _linear(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
+def _interpolate_axis(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
     """`x` interpolated at `points` of one axis."""
     low = points.floor().long()
     high = (low + 1).clamp(max=x.shape[axis] - 1)
     weight = (points - low).to(x.dtype).reshape([-1 if each == axis else 1 for each in range(x.dim())])
     below, above = torch.index_select(x, axis, low), torch.index_select(x, axis, high)
-    return _mixed(below, above, weight)
+    return _interpolate_pair(below, above, weight)
 
 
-def _mixed(below: torch.Tensor, above: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _interpolate_pair(below: torch.Tensor, above: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A point on an element takes it as it is: infinity times weight zero would be NaN."""
     return torch.where(weight == 0, below, below * (1 - weight) + above * weight)
 
 
-def _resized(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor:
+def _resize_linear(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor:
     """The last axes of `x` interpolated linearly to `sizes`."""
     x = x if x.is_floating_point() else x.double()
     for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
-        x = _linear(x, axis, _image_grid(x.shape[axis], size, mode))
+        x = _interpolate_axis(x, axis, _make_axis_grid(x.shape[axis], size, mode))
     return x
 
 
-def _nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
+def _resize_nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
     """Element `floor(i * in / out)` of each of the last axes, or `floor((i + 1/2) * in / out)`: pixels have centres."""
     for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
         index = (2 * torch.arange(size) + int(centred)) * x.shape[axis] // (2 * size)
@@ -67,7 +67,7 @@ def _nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
     return x
 
 
-def _scaled_sizes(op: Any, ins: Any) -> list[int]:
+def _compute_scaled_sizes(op: Any, ins: Any) -> list[int]:
     """As declared; where that is not known before the run, in float32, as type inference has it from numpy 2 on.
 
     0.7 times 10 is 7 there. Before, it multiplied in float64, in which the float32 next to 0.7 makes less than 7.
@@ -77,33 +77,33 @@ def _scaled_sizes(op: Any, ins: Any) -> list[int]:
             for declared, extent, factor in zip(op.outputs[0].shape[-2:], ins["x"].shape[-2:], factors)]
 
 
-@kernel("upsample_nearest_neighbor")
+@register_kernel("upsample_nearest_neighbor")
 def upsample_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
     """Silent on the choice: torch's `nearest` and TensorFlow's without half-pixel centres, which convert to this op."""
-    return _nearest(ins["x"], _scaled_sizes(op, ins), centred=False)
+    return _resize_nearest(ins["x"], _compute_scaled_sizes(op, ins), centred=False)
 
 
-@kernel("resize_nearest_neighbor")
+@register_kernel("resize_nearest_neighbor")
 def resize_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
     """Silent on the choice: TensorFlow's with half-pixel centres, which converts to this op."""
-    return _nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")], centred=True)
+    return _resize_nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")], centred=True)
 
 
-@kernel("upsample_bilinear")
+@register_kernel("upsample_bilinear")
 def upsample_bilinear(op: Any, ins: Any) -> torch.Tensor:
     mode = "STRICT_ALIGN_CORNERS" if ins.value("align_corners") else "UNALIGN_CORNERS"
     if ins.accepts("half_pixel_centers") and ins.value("half_pixel_centers") is False and mode == "UNALIGN_CORNERS":
         mode = "DEFAULT"
-    return _resized(ins["x"], _scaled_sizes(op, ins), mode)
+    return _resize_linear(ins["x"], _compute_scaled_sizes(op, ins), mode)
 
 
-@kernel("resize_bilinear")
+@register_kernel("resize_bilinear")
 def resize_bilinear(op: Any, ins: Any) -> torch.Tensor:
     sizes = [ins.value("target_size_height"), ins.value("target_size_width")]
-    return _resized(ins["x"], sizes, ins.value("sampling_mode"))
+    return _resize_linear(ins["x"], sizes, ins.value("sampling_mode"))
 
 
-@kernel("resize")
+@register_kernel("resize")
 def resize(op: Any, ins: Any) -> torch.Tensor:
     """`NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`, which the documentation says it contains.
 
@@ -114,23 +114,23 @@ def resize(op: Any, ins: Any) -> torch.Tensor:
     wanted = ins.values("shape")[-count:] if count else []
     sizes = [size or extent for size, extent in zip(wanted, x.shape[x.dim() - count :])]
     if ins.value("interpolation_mode") == "LINEAR":
-        return _resized(x, sizes, ins.value("sampling_mode"))
+        return _resize_linear(x, sizes, ins.value("sampling_mode"))
     if ins.value("sampling_mode") in ("DEFAULT", "UNALIGN_CORNERS"):
-        return _nearest(x, sizes, centred=True)
+        return _resize_nearest(x, sizes, centred=True)
     for axis, size in enumerate(sizes, start=x.dim() - count):
-        points = _image_grid(x.shape[axis], size, ins.value("sampling_mode"))
+        points = _make_axis_grid(x.shape[axis], size, ins.value("sampling_mode"))
         x = torch.index_select(x, axis, (points + 0.5).floor().long().clamp(max=x.shape[axis] - 1))
     return x
 
 
-@kernel("crop")
+@register_kernel("crop")
 def crop(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     (top, bottom), (left, right) = ins.values("crop_height"), ins.values("crop_width")
     return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
 
 
-def sampled(
+def sample_points(
     image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None, nearest: bool = False
 ) -> torch.Tensor:
     """`image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None.
@@ -141,15 +141,17 @@ def sampled(
         points.nan_to_num(0.0).clamp(-1.0, extent) for points, extent in zip((rows, columns), image.shape[-2:])
     )
     if nearest:
-        return _picked(image, rows.round(), columns.round(), fill)
+        return _gather_pixels(image, rows.round(), columns.round(), fill)
     top, left = rows.floor(), columns.floor()
     down, right = (rows - top).to(image.dtype), (columns - left).to(image.dtype)
-    upper = _mixed(_picked(image, top, left, fill), _picked(image, top, left + 1, fill), right)
-    lower = _mixed(_picked(image, top + 1, left, fill), _picked(image, top + 1, left + 1, fill), right)
-    return _mixed(upper, lower, down)
+    upper = _interpolate_pair(_gather_pixels(image, top, left, fill), _gather_pixels(image, top, left + 1, fill), right)
+    lower = _interpolate_pair(
+        _gather_pixels(image, top + 1, left, fill), _gather_pixels(image, top + 1, left + 1, fill), right
+    )
+    return _interpolate_pair(upper, lower, down)
 
 
-def _picked(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None) -> torch.Tensor:
+def _gather_pixels(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None) -> torch.Tensor:
     height, width = image.shape[-2:]
     found = image[:, rows.clamp(0, height - 1).long(), columns.clamp(0, width - 1).long()]
     if fill is None:
@@ -158,7 +160,7 @@ def _picked(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill
     return torch.where(inside, found, torch.tensor(fill, dtype=image.dtype))
 
 
-def _box(corners: list[float], ins: Any, height: int, width: int) -> list[torch.Tensor]:
+def _read_box(corners: list[float], ins: Any, height: int, width: int) -> list[torch.Tensor]:
     """A box as [first row, first column, last row, last column], in elements."""
     mode = ins.value("box_coordinate_mode")
     a, b, c, d = (torch.tensor(float(each), dtype=torch.float64) for each in corners)
@@ -172,38 +174,38 @@ def _box(corners: list[float], ins: Any, height: int, width: int) -> list[torch.
     return [a * scale, b * scale, c * scale, d * scale]
 
 
-def _cropped(image: torch.Tensor, corners: list[float], ins: Any) -> torch.Tensor:
+def _crop_and_resize(image: torch.Tensor, corners: list[float], ins: Any) -> torch.Tensor:
     height, width = image.shape[-2:]
-    top, left, bottom, right = _box(corners, ins, height, width)
+    top, left, bottom, right = _read_box(corners, ins, height, width)
     mode = ins.value("sampling_mode")
-    rows = grid(top, bottom, ins.value("target_height"), mode)[:, None]
-    columns = grid(left, right, ins.value("target_width"), mode)[None, :]
+    rows = make_grid(top, bottom, ins.value("target_height"), mode)[:, None]
+    columns = make_grid(left, right, ins.value("target_width"), mode)[None, :]
     fill = ins.value("pad_value") if ins.accepts("pad_value") else 0.0
     # A point outside the image takes the padding value; one inside never mixes with it.
-    y = sampled(image, rows, columns, None)
+    y = sample_points(image, rows, columns, None)
     inside = (rows >= 0) & (rows <= height - 1) & (columns >= 0) & (columns <= width - 1)
     return torch.where(inside, y, torch.tensor(fill, dtype=image.dtype))
 
 
-@kernel("crop_resize")
+@register_kernel("crop_resize")
 def crop_resize(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     if ins.accepts("boxes"):
         boxes = ins["boxes"].tolist()
         indices = ins.values("box_indices") if ins.var("box_indices") is not None else range(len(boxes))
-        made, leading = [_cropped(x[index], box, ins) for index, box in zip(indices, boxes)], x.shape[1:2]
+        made, leading = [_crop_and_resize(x[index], box, ins) for index, box in zip(indices, boxes)], x.shape[1:2]
     elif ins["roi"].shape[2] == 5:
         rois = ins["roi"].flatten(1).tolist()
-        made, leading = [_cropped(x[int(roi[0])], roi[1:], ins)[None] for roi in rois], (1, x.shape[1])
+        made, leading = [_crop_and_resize(x[int(roi[0])], roi[1:], ins)[None] for roi in rois], (1, x.shape[1])
     else:
         rois = ins["roi"].flatten(1).tolist()
-        made, leading = [torch.stack([_cropped(image, roi, ins) for image in x]) for roi in rois], x.shape[:2]
+        made, leading = [torch.stack([_crop_and_resize(image, roi, ins) for image in x]) for roi in rois], x.shape[:2]
     # A detector may find nothing: no box, no crop.
     empty = (0, *leading, ins.value("target_height"), ins.value("target_width"))
     return torch.stack(made) if made else x.new_zeros(empty)
 
 
-def _unnormalized(points: torch.Tensor, extent: int, mode: str, align_corners: bool) -> torch.Tensor:
+def _unnormalize_points(points: torch.Tensor, extent: int, mode: str, align_corners: bool) -> torch.Tensor:
     """Coordinates counted in elements."""
     if mode == "unnormalized":
         return points
@@ -212,7 +214,7 @@ def _unnormalized(points: torch.Tensor, extent: int, mode: str, align_corners: b
     return points * (extent - 1) if align_corners else points * extent - 0.5
 
 
-def _folded(points: torch.Tensor, extent: int, padding: str) -> torch.Tensor:
+def _reflect_points(points: torch.Tensor, extent: int, padding: str) -> torch.Tensor:
     """Points outside mirrored back: at the edge elements' centres (reflection) or at their borders (symmetric)."""
     low, span = (0.0, extent - 1.0) if padding == "reflection" else (-0.5, float(extent))
     if span == 0:
@@ -221,33 +223,33 @@ def _folded(points: torch.Tensor, extent: int, padding: str) -> torch.Tensor:
     return torch.where(away > span, 2 * span - away, away) + low
 
 
-@kernel("resample")
+@register_kernel("resample")
 def resample(op: Any, ins: Any) -> torch.Tensor:
     x, coordinates = ins["x"], ins["coordinates"].double()
     padding, align = ins.value("padding_mode"), bool(ins.value("align_corners"))
     points = []
     for axis, extent in ((1, x.shape[-2]), (0, x.shape[-1])):
-        each = _unnormalized(coordinates[..., axis], extent, ins.value("coordinates_mode"), align)
-        points.append(_folded(each, extent, padding) if padding in ("reflection", "symmetric") else each)
+        each = _unnormalize_points(coordinates[..., axis], extent, ins.value("coordinates_mode"), align)
+        points.append(_reflect_points(each, extent, padding) if padding in ("reflection", "symmetric") else each)
     fill = ins.value("padding_value") if padding == "constant" else None
     nearest = ins.value("sampling_mode") == "nearest"
     rows, columns = points
-    return torch.stack([sampled(x[each], rows[each], columns[each], fill, nearest) for each in range(x.shape[0])])
+    return torch.stack([sample_points(x[each], rows[each], columns[each], fill, nearest) for each in range(x.shape[0])])
 
 
-def _centred(count: int) -> torch.Tensor:
+def _make_centered_points(count: int) -> torch.Tensor:
     """`count` points from -1 to 1; a single one (silent) stands in the middle, as in torch's `affine_grid`."""
     return torch.linspace(-1.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.zeros(1, dtype=torch.float64)
 
 
-@kernel("affine")
+@register_kernel("affine")
 def affine(op: Any, ins: Any) -> torch.Tensor:
     x, height, width = ins["x"], ins.value("output_height"), ins.value("output_width")
     matrices = ins["transform_matrix"].double().expand(x.shape[0], 6)
-    columns, rows = _centred(width)[None, :], _centred(height)[:, None]
+    columns, rows = _make_centered_points(width)[None, :], _make_centered_points(height)[:, None]
     made = []
     for image, (a0, a1, a2, b0, b1, b2) in zip(x, matrices):
-        across = _unnormalized(a0 * columns + a1 * rows + a2, x.shape[-1], "normalized_minus_one_to_one", True)
-        down = _unnormalized(b0 * columns + b1 * rows + b2, x.shape[-2], "normalized_minus_one_to_one", True)
-        made.append(sampled(image, down, across, ins.value("padding_value")))
+        across = _unnormalize_points(a0 * columns + a1 * rows + a2, x.shape[-1], "normalized_minus_one_to_one", True)
+        down = _unnormalize_points(b0 * columns + b1 * rows + b2, x.shape[-2], "normalized_minus_one_to_one", True)
+        made.append(sample_points(image, down, across, ins.value("padding_value")))
     return torch.stack(made)

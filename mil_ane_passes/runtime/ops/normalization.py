@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..registry import kernel
+from ..registry import register_kernel
 from .reduction import reduce_over
 
 
-def _scaled(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
+def _apply_scale(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
     """`y`, changed to `y * gamma + beta`, each optional and viewed as `shape`."""
     gamma, beta = ins.get("gamma"), ins.get("beta")
     if gamma is not None:
@@ -19,41 +19,41 @@ def _scaled(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
     return y if beta is None else y.add_(beta.reshape(shape))
 
 
-@kernel("batch_norm")
+@register_kernel("batch_norm")
 def batch_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     shape = [1, -1] + [1] * (x.dim() - 2)
     deviation = torch.sqrt(ins["variance"].reshape(shape) + ins["epsilon"])
-    return _scaled((x - ins["mean"].reshape(shape)).div_(deviation), ins, shape)
+    return _apply_scale((x - ins["mean"].reshape(shape)).div_(deviation), ins, shape)
 
 
-def _normalized(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
+def _normalize_over(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
     """`x` less its mean over `axes`, divided by its deviation there; at most two more of its size are held."""
-    y = x - reduce_over(x, axes, _mean)
-    return y.div_(reduce_over(y, axes, lambda rows: _mean(rows.square())).add_(epsilon).sqrt_())
+    y = x - reduce_over(x, axes, _compute_mean)
+    return y.div_(reduce_over(y, axes, lambda rows: _compute_mean(rows.square())).add_(epsilon).sqrt_())
 
 
-def _mean(rows: torch.Tensor) -> torch.Tensor:
+def _compute_mean(rows: torch.Tensor) -> torch.Tensor:
     return rows.mean(-1)
 
 
-@kernel("instance_norm")
+@register_kernel("instance_norm")
 def instance_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = list(range(2, x.dim()))
-    return _scaled(_normalized(x, axes, ins["epsilon"]), ins, [1, -1] + [1] * len(axes))
+    return _apply_scale(_normalize_over(x, axes, ins["epsilon"]), ins, [1, -1] + [1] * len(axes))
 
 
-@kernel("layer_norm")
+@register_kernel("layer_norm")
 def layer_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = ins.values("axes") if ins.has("axes") else list(range(x.dim()))
     axes = sorted(axis % x.dim() for axis in axes)
-    y = _normalized(x, axes, ins["epsilon"])
-    return _scaled(y, ins, [x.shape[axis] if axis in axes else 1 for axis in range(x.dim())])
+    y = _normalize_over(x, axes, ins["epsilon"])
+    return _apply_scale(y, ins, [x.shape[axis] if axis in axes else 1 for axis in range(x.dim())])
 
 
-@kernel("l2_norm")
+@register_kernel("l2_norm")
 def l2_norm(op: Any, ins: Any) -> torch.Tensor:
     """Over the last three axes."""
     x = ins["x"]
@@ -61,7 +61,7 @@ def l2_norm(op: Any, ins: Any) -> torch.Tensor:
     return x / torch.sqrt(squares + ins["epsilon"])
 
 
-@kernel("local_response_norm")
+@register_kernel("local_response_norm")
 def local_response_norm(op: Any, ins: Any) -> torch.Tensor:
     """Each element by the squares of `size` neighbouring channels; an even window reaches further back, as torch."""
     x, size = ins["x"], ins.value("size")

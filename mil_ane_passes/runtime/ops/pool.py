@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..registry import kernel
-from .conv import forward_pads
+from ..registry import register_kernel
+from .conv import compute_pads
 
 
-class _Windows:
+class _PoolWindows:
     """Where the windows of a pooling lie on each spatial axis."""
 
     def __init__(self, ins: Any, x: torch.Tensor) -> None:
         self.sizes: list[int] = ins.values("kernel_sizes")
         self.strides: list[int] = ins.values("strides")
         self.extents: list[int] = list(x.shape[2:])
-        self.pads: list[tuple[int, int]] = forward_pads(ins, self.extents, self.sizes, self.strides)
+        self.pads: list[tuple[int, int]] = compute_pads(ins, self.extents, self.sizes, self.strides)
         ceil = bool(ins.value("ceil_mode"))
         self.counts = [self._count(axis, ceil) for axis in range(len(self.sizes))]
 
@@ -48,7 +48,7 @@ class _Windows:
             flat += [before, covered - before - self.extents[axis]]
         return functional.pad(x, flat, value=value) if any(flat) else x
 
-    def torch_can_pad(self) -> bool:
+    def can_use_torch_padding(self) -> bool:
         """True when torch's own padding gives the same windows: equal on both sides, at most half a window."""
         return all(
             before == after and 2 * before <= size and count == (extent + 2 * before - size) // stride + 1
@@ -57,7 +57,7 @@ class _Windows:
             )
         )
 
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
+    def sum_windows(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over each window, zeros around."""
         x, sizes, strides = self.padded(x, 0.0), self.sizes, self.strides
         if len(sizes) == 1:
@@ -65,7 +65,7 @@ class _Windows:
         pool = functional.avg_pool2d if len(sizes) == 2 else functional.avg_pool3d
         return pool(x, sizes, strides, divisor_override=1)
 
-    def divisors(self, x: torch.Tensor, exclude_padding: bool) -> torch.Tensor:
+    def compute_divisors(self, x: torch.Tensor, exclude_padding: bool) -> torch.Tensor:
         """How many elements each window averages: those in the input, or in input and padding."""
         total = torch.ones((), dtype=x.dtype)
         for axis, size in enumerate(self.sizes):
@@ -77,24 +77,24 @@ class _Windows:
         return total
 
 
-@kernel("avg_pool")
+@register_kernel("avg_pool")
 def avg_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    windows = _Windows(ins, x)
-    return windows.sums(x).div_(windows.divisors(x, bool(ins.value("exclude_padding_from_average"))))
+    windows = _PoolWindows(ins, x)
+    return windows.sum_windows(x).div_(windows.compute_divisors(x, bool(ins.value("exclude_padding_from_average"))))
 
 
-@kernel("l2_pool")
+@register_kernel("l2_pool")
 def l2_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return _Windows(ins, x).sums(x.square()).sqrt_()
+    return _PoolWindows(ins, x).sum_windows(x.square()).sqrt_()
 
 
-@kernel("max_pool")
+@register_kernel("max_pool")
 def max_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    windows = _Windows(ins, x)
+    windows = _PoolWindows(ins, x)
     pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(windows.sizes) - 1]
-    if windows.torch_can_pad():
+    if windows.can_use_torch_padding():
         return pool(x, windows.sizes, windows.strides, [before for before, _ in windows.pads])
     return pool(windows.padded(x, -math.inf), windows.sizes, windows.strides)

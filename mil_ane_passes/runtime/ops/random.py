@@ -11,43 +11,43 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
-def _generator(ins: Any) -> torch.Generator:
+def _make_generator(ins: Any) -> torch.Generator:
     return torch.Generator().manual_seed(max(int(ins.value("seed")), 0))
 
 
-def _uniform(ins: Any) -> torch.Tensor:
+def _sample_uniform(ins: Any) -> torch.Tensor:
     # Drawn in float64 whatever the precision, so that the precisions agree on what was drawn.
-    return torch.rand(ins.values("shape"), generator=_generator(ins), dtype=torch.float64)
+    return torch.rand(ins.values("shape"), generator=_make_generator(ins), dtype=torch.float64)
 
 
-@kernel("random_uniform")
+@register_kernel("random_uniform")
 def random_uniform(op: Any, ins: Any) -> torch.Tensor:
     """Never `high` itself, to which rounding to the declared dtype would bring the largest draws."""
     low, high = ins["low"].double(), ins["high"].double()
     declared = types.nptype_from_builtin(ins.op.outputs[0].dtype)
     below = float(np.nextafter(declared(high.item()), declared(low.item())))
-    return (low + _uniform(ins) * (high - low)).clamp(max=max(below, low.item()))
+    return (low + _sample_uniform(ins) * (high - low)).clamp(max=max(below, low.item()))
 
 
-@kernel("random_bernoulli")
+@register_kernel("random_bernoulli")
 def random_bernoulli(op: Any, ins: Any) -> torch.Tensor:
-    return (_uniform(ins) < ins["prob"].double()).to(ins.compute)
+    return (_sample_uniform(ins) < ins["prob"].double()).to(ins.compute)
 
 
-@kernel("random_normal")
+@register_kernel("random_normal")
 def random_normal(op: Any, ins: Any) -> torch.Tensor:
-    normal = torch.randn(ins.values("shape"), generator=_generator(ins), dtype=torch.float64).to(ins.compute)
+    normal = torch.randn(ins.values("shape"), generator=_make_generator(ins), dtype=torch.float64).to(ins.compute)
     return ins["mean"] + normal * ins["stddev"]
 
 
-@kernel("random_categorical")
+@register_kernel("random_categorical")
 def random_categorical(op: Any, ins: Any) -> torch.Tensor:
     """`size` draws with replacement from each row."""
     x = ins["x"].double()
     weights = torch.softmax(x, -1) if ins.value("mode") == "logits" else x
     rows = weights.reshape(-1, x.shape[-1])
-    drawn = torch.multinomial(rows, ins.value("size"), replacement=True, generator=_generator(ins))
+    drawn = torch.multinomial(rows, ins.value("size"), replacement=True, generator=_make_generator(ins))
     return drawn.reshape(*x.shape[:-1], -1).to(ins.compute)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ...core.errors import InputError
-from ..registry import kernel
-from .activation import by_name
+from ..registry import register_kernel
+from .activation import get_recurrent_activation
 
-Step = Callable[[torch.Tensor, Any], Any]
+StepFunction = Callable[[torch.Tensor, Any], Any]
 
 
-def _initial(ins: Any, name: str) -> torch.Tensor:
+def _read_initial_state(ins: Any, name: str) -> torch.Tensor:
     """The first state `name` with one row for each row of x.
 
     coremltools does not check its batch, and its own converter writes states with as many rows as there are steps.
@@ -35,14 +35,14 @@ def _initial(ins: Any, name: str) -> torch.Tensor:
     return first.expand(batch, -1)
 
 
-def _projected(ins: Any, suffix: str = "") -> torch.Tensor:
+def _project_inputs(ins: Any, suffix: str = "") -> torch.Tensor:
     """Every step's input times the input weights, plus the bias."""
     y = torch.matmul(ins["x"], ins["weight_ih" + suffix].mT)
     bias = ins.get("bias" + suffix)
     return ins.rounded(y if bias is None else y + bias)
 
 
-def _unrolled(steps: torch.Tensor, state: Any, step: Step, backward: bool) -> tuple[torch.Tensor, Any]:
+def _unroll_steps(steps: torch.Tensor, state: Any, step: StepFunction, backward: bool) -> tuple[torch.Tensor, Any]:
     """(hidden states in the order taken, final state); `state[0]` is the hidden state."""
     hidden = []
     for now in steps.flip(0) if backward else steps:
@@ -51,25 +51,30 @@ def _unrolled(steps: torch.Tensor, state: Any, step: Step, backward: bool) -> tu
     return torch.stack(hidden), state
 
 
-def _last(hidden: torch.Tensor, ins: Any) -> torch.Tensor:
+def _select_output(hidden: torch.Tensor, ins: Any) -> torch.Tensor:
     return hidden if ins.value("output_sequence") else hidden[-1:]
 
 
-@kernel("rnn")
+@register_kernel("rnn")
 def rnn(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    activation, weight, r = by_name(ins.value("activation")), ins["weight_hh"].mT, ins.rounded
+    activation, weight, r = get_recurrent_activation(ins.value("activation")), ins["weight_hh"].mT, ins.rounded
 
     def step(now: torch.Tensor, state: Any) -> Any:
         return (r(activation(r(now + r(torch.matmul(state[0], weight))))),)
 
-    hidden, state = _unrolled(_projected(ins), (_initial(ins, "initial_h"),), step, ins.value("direction") == "reverse")
-    return _last(hidden, ins), state[0]
+    hidden, state = _unroll_steps(
+        _project_inputs(ins), (_read_initial_state(ins, "initial_h"),), step, ins.value("direction") == "reverse"
+    )
+    return _select_output(hidden, ins), state[0]
 
 
-@kernel("gru")
+@register_kernel("gru")
 def gru(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates in the order reset, output, update; with `reset_after`, the reset gate is applied behind the product."""
-    gate, activation = by_name(ins.value("recurrent_activation")), by_name(ins.value("activation"))
+    gate, activation = (
+        get_recurrent_activation(ins.value("recurrent_activation")),
+        get_recurrent_activation(ins.value("activation")),
+    )
     weight_r, weight_o, weight_z = ins["weight_hh"].mT.chunk(3, -1)
     size = weight_r.shape[0]
     bias = ins.get("bias")
@@ -92,13 +97,15 @@ def gru(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
         o = rounded(activation(rounded(o)))
         return (rounded(rounded(rounded(1.0 - z) * o) + rounded(z * hidden)),)
 
-    hidden, state = _unrolled(inputs, (_initial(ins, "initial_h"),), step, ins.value("direction") == "reverse")
-    return _last(hidden, ins), state[0]
+    hidden, state = _unroll_steps(
+        inputs, (_read_initial_state(ins, "initial_h"),), step, ins.value("direction") == "reverse"
+    )
+    return _select_output(hidden, ins), state[0]
 
 
-def _lstm_step(ins: Any, suffix: str) -> Step:
+def _make_lstm_step(ins: Any, suffix: str) -> StepFunction:
     gate, cell_gate, activation = (
-        by_name(ins.value(name)) for name in ("recurrent_activation", "cell_activation", "activation")
+        get_recurrent_activation(ins.value(name)) for name in ("recurrent_activation", "cell_activation", "activation")
     )
     weight = ins["weight_hh" + suffix].mT
     peephole, clip = ins.get("peephole" + suffix), ins.value("clip")
@@ -117,18 +124,18 @@ def _lstm_step(ins: Any, suffix: str) -> Step:
     return step
 
 
-@kernel("lstm")
+@register_kernel("lstm")
 def lstm(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gates in the order input, forget, output, cell."""
     direction = ins.value("direction")
-    initial_h, initial_c = _initial(ins, "initial_h"), _initial(ins, "initial_c")
+    initial_h, initial_c = _read_initial_state(ins, "initial_h"), _read_initial_state(ins, "initial_c")
     if direction != "bidirectional":
         backward = direction == "reverse"
-        hidden, (h, c) = _unrolled(_projected(ins), (initial_h, initial_c), _lstm_step(ins, ""), backward)
-        return _last(hidden, ins), h, c
+        hidden, (h, c) = _unroll_steps(_project_inputs(ins), (initial_h, initial_c), _make_lstm_step(ins, ""), backward)
+        return _select_output(hidden, ins), h, c
     (h_f, h_b), (c_f, c_b) = initial_h.chunk(2, -1), initial_c.chunk(2, -1)
-    forward, (h_f, c_f) = _unrolled(_projected(ins), (h_f, c_f), _lstm_step(ins, ""), False)
-    back, (h_b, c_b) = _unrolled(_projected(ins, "_back"), (h_b, c_b), _lstm_step(ins, "_back"), True)
+    forward, (h_f, c_f) = _unroll_steps(_project_inputs(ins), (h_f, c_f), _make_lstm_step(ins, ""), False)
+    back, (h_b, c_b) = _unroll_steps(_project_inputs(ins, "_back"), (h_b, c_b), _make_lstm_step(ins, "_back"), True)
     if ins.value("output_sequence"):
         hidden = torch.cat([forward, back.flip(0)], -1)
     else:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..numeric import tidy
-from ..registry import kernel
+from ..numeric import canonicalize_layout
+from ..registry import register_kernel
 
 __all__ = ["reduce_over"]
 
@@ -21,47 +21,49 @@ def reduce_over(
     reduced = sorted(axis % x.dim() for axis in axes) if x.dim() else []
     kept = [axis for axis in range(x.dim()) if axis not in reduced]
     moved = x.permute(*kept, *reduced) if x.dim() else x
-    rows = tidy(moved.reshape([x.shape[axis] for axis in kept] + [math.prod(x.shape[axis] for axis in reduced)]))
+    rows = canonicalize_layout(
+        moved.reshape([x.shape[axis] for axis in kept] + [math.prod(x.shape[axis] for axis in reduced)])
+    )
     y = function(rows)
     return y.reshape([1 if axis in reduced else x.shape[axis] for axis in range(x.dim())]) if keep_dims else y
 
 
-def _same(x: torch.Tensor) -> torch.dtype | None:
+def _get_sum_dtype(x: torch.Tensor) -> torch.dtype | None:
     """Integers add up in their own dtype (torch would widen them)."""
     return None if x.is_floating_point() else x.dtype
 
 
-def _real(x: torch.Tensor) -> torch.Tensor:
+def _to_floating(x: torch.Tensor) -> torch.Tensor:
     """What has no integer answer is computed in float64 and truncated when it is stored."""
     return x if x.is_floating_point() else x.double()
 
 
-_AXES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "reduce_l1_norm": lambda x: x.abs().sum(-1, dtype=_same(x)),
-    "reduce_l2_norm": lambda x: _real(x).square().sum(-1).sqrt(),
-    "reduce_log_sum": lambda x: _real(x).sum(-1).log(),
-    "reduce_log_sum_exp": lambda x: torch.logsumexp(_real(x), -1),
+_REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "reduce_l1_norm": lambda x: x.abs().sum(-1, dtype=_get_sum_dtype(x)),
+    "reduce_l2_norm": lambda x: _to_floating(x).square().sum(-1).sqrt(),
+    "reduce_log_sum": lambda x: _to_floating(x).sum(-1).log(),
+    "reduce_log_sum_exp": lambda x: torch.logsumexp(_to_floating(x), -1),
     "reduce_max": lambda x: x.amax(-1),
-    "reduce_mean": lambda x: _real(x).mean(-1),
+    "reduce_mean": lambda x: _to_floating(x).mean(-1),
     "reduce_min": lambda x: x.amin(-1),
-    "reduce_prod": lambda x: x.prod(-1, dtype=_same(x)),
-    "reduce_sum": lambda x: x.sum(-1, dtype=_same(x)),
-    "reduce_sum_square": lambda x: x.square().sum(-1, dtype=_same(x)),
+    "reduce_prod": lambda x: x.prod(-1, dtype=_get_sum_dtype(x)),
+    "reduce_sum": lambda x: x.sum(-1, dtype=_get_sum_dtype(x)),
+    "reduce_sum_square": lambda x: x.square().sum(-1, dtype=_get_sum_dtype(x)),
 }
 
 
-@kernel(*_AXES)
+@register_kernel(*_REDUCTIONS)
 def reduce_axes(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = ins.values("axes") if ins.has("axes") else range(x.dim())
-    return reduce_over(x, axes, _AXES[op.op_type], bool(ins.value("keep_dims")))
+    return reduce_over(x, axes, _REDUCTIONS[op.op_type], bool(ins.value("keep_dims")))
 
 
-@kernel("reduce_argmax")
+@register_kernel("reduce_argmax")
 def reduce_argmax(op: Any, ins: Any) -> torch.Tensor:
     return torch.argmax(ins["x"], dim=ins.value("axis"), keepdim=bool(ins.value("keep_dims")))
 
 
-@kernel("reduce_argmin")
+@register_kernel("reduce_argmin")
 def reduce_argmin(op: Any, ins: Any) -> torch.Tensor:
     return torch.argmin(ins["x"], dim=ins.value("axis"), keepdim=bool(ins.value("keep_dims")))

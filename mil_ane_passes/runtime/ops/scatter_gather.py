@@ -8,17 +8,17 @@ import numpy as np
 import torch
 
 from ...core.errors import InputError
-from ..registry import kernel
+from ..registry import register_kernel
 
-__all__ = ["positions", "scattered"]
+__all__ = ["apply_scatter", "make_positions"]
 
 
-def positions(like: torch.Tensor) -> torch.Tensor:
+def make_positions(like: torch.Tensor) -> torch.Tensor:
     """Each element's place in `like`, counted row by row."""
     return torch.arange(like.numel()).reshape(like.shape)
 
 
-def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
+def apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
     """`data` with `updates` applied at `places`, one after the other: the last of several updates wins."""
     flat = data.clone(memory_format=torch.contiguous_format).reshape(-1).numpy()
     index, values = places.reshape(-1).numpy(), updates.broadcast_to(places.shape).reshape(-1).numpy()
@@ -30,7 +30,7 @@ def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, m
             np.divide.at(quotients, index, values)
         # Division by zero gives 0, as in `real_div`; the one quotient that int32 cannot hold wraps.
         divided = np.where(np.isfinite(quotients), quotients, 0.0).astype(np.int64)
-        for place, quotient in _from_lowest(flat, index, values).items():
+        for place, quotient in _divide_lowest_integer(flat, index, values).items():
             divided[place] = quotient
         flat[...] = divided
     else:
@@ -38,7 +38,7 @@ def scattered(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, m
     return torch.from_numpy(flat).reshape(data.shape)
 
 
-def _from_lowest(flat: Any, index: Any, values: Any) -> dict[int, int]:
+def _divide_lowest_integer(flat: Any, index: Any, values: Any) -> dict[int, int]:
     """Quotients of the smallest integer, which divided by -1 is itself again, one after the other."""
     lowest = int(np.iinfo(flat.dtype).min)
     meant = flat[index] == lowest
@@ -60,7 +60,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 
 
-def _wrapped(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
+def _wrap_indices(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
     """Indices with negative ones counted from the end; one that is outside is an error.
 
     Where the op says that it does not validate its indices, such a result is undefined: nothing to compare.
@@ -75,7 +75,7 @@ def _wrapped(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
     return torch.where(indices < 0, indices + extent, indices)
 
 
-def _batch_grid(shape: tuple[int, ...], batch_dims: int) -> list[torch.Tensor]:
+def _make_batch_grid(shape: tuple[int, ...], batch_dims: int) -> list[torch.Tensor]:
     """Index tensors that pair each of the leading `batch_dims` axes with itself, broadcast to rank `len(shape)`."""
     return [
         torch.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))])
@@ -83,13 +83,13 @@ def _batch_grid(shape: tuple[int, ...], batch_dims: int) -> list[torch.Tensor]:
     ]
 
 
-def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, ins: Any) -> torch.Tensor:
+def _gather_on_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, ins: Any) -> torch.Tensor:
     axis %= x.dim()
-    indices = _wrapped(indices, x.shape[axis], ins)
+    indices = _wrap_indices(indices, x.shape[axis], ins)
     if batch_dims == 0:
         picked = torch.index_select(x, axis, indices.reshape(-1))
         return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
-    grid = _batch_grid(tuple(indices.shape), batch_dims)
+    grid = _make_batch_grid(tuple(indices.shape), batch_dims)
     places = (*grid, indices)
     picked = x.movedim(axis, batch_dims)[places]
     # What stood between the batch axes and `axis` now stands behind the axes of the indices: back in front.
@@ -100,54 +100,56 @@ def _gather(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int, 
 
 
 def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batch_dims: int, ins: Any) -> torch.Tensor:
-    grid = _batch_grid(tuple(indices.shape[:-1]), batch_dims)
-    columns = (_wrapped(indices[..., each], x.shape[batch_dims + each], ins) for each in range(indices.shape[-1]))
+    grid = _make_batch_grid(tuple(indices.shape[:-1]), batch_dims)
+    columns = (_wrap_indices(indices[..., each], x.shape[batch_dims + each], ins) for each in range(indices.shape[-1]))
     places = (*grid, *columns)
     return x[places]
 
 
 def _gather_along_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, ins: Any) -> torch.Tensor:
-    return torch.take_along_dim(x, _wrapped(indices, x.shape[axis], ins), axis)
+    return torch.take_along_dim(x, _wrap_indices(indices, x.shape[axis], ins), axis)
 
 
-@kernel("gather")
+@register_kernel("gather")
 def gather(op: Any, ins: Any) -> torch.Tensor:
     axis, batch_dims = ins.value("axis"), ins.value("batch_dims") if ins.accepts("batch_dims") else 0
     table = ins.constant("x")
     if table is not None and table.ndim and axis == 0 and batch_dims == 0:
         # Rows of a mapped table: only those that are asked for are read and converted.
-        indices = _wrapped(ins["indices"], table.shape[0], ins)
+        indices = _wrap_indices(ins["indices"], table.shape[0], ins)
         rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
         return rows.reshape((*indices.shape, *table.shape[1:]))
-    return _gather(ins["x"], ins["indices"], axis, batch_dims, ins)
+    return _gather_on_axis(ins["x"], ins["indices"], axis, batch_dims, ins)
 
 
-@kernel("gather_along_axis")
+@register_kernel("gather_along_axis")
 def gather_along_axis(op: Any, ins: Any) -> torch.Tensor:
     return _gather_along_axis(ins["x"], ins["indices"], ins.value("axis"), ins)
 
 
-@kernel("gather_nd")
+@register_kernel("gather_nd")
 def gather_nd(op: Any, ins: Any) -> torch.Tensor:
     batch_dims = ins.value("batch_dims") if ins.accepts("batch_dims") else 0
     return _gather_nd(ins["x"], ins["indices"], batch_dims, ins)
 
 
-@kernel("scatter")
+@register_kernel("scatter")
 def scatter(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    places = _gather(positions(data), ins["indices"], ins.value("axis"), 0, ins)
-    return scattered(data, places, ins["updates"], ins.value("mode"))
+    places = _gather_on_axis(make_positions(data), ins["indices"], ins.value("axis"), 0, ins)
+    return apply_scatter(data, places, ins["updates"], ins.value("mode"))
 
 
-@kernel("scatter_along_axis")
+@register_kernel("scatter_along_axis")
 def scatter_along_axis(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    places = _gather_along_axis(positions(data), ins["indices"], ins.value("axis"), ins)
-    return scattered(data, places, ins["updates"], ins.value("mode"))
+    places = _gather_along_axis(make_positions(data), ins["indices"], ins.value("axis"), ins)
+    return apply_scatter(data, places, ins["updates"], ins.value("mode"))
 
 
-@kernel("scatter_nd")
+@register_kernel("scatter_nd")
 def scatter_nd(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    return scattered(data, _gather_nd(positions(data), ins["indices"], 0, ins), ins["updates"], ins.value("mode"))
+    return apply_scatter(
+        data, _gather_nd(make_positions(data), ins["indices"], 0, ins), ins["updates"], ins.value("mode")
+    )

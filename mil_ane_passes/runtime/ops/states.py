@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
-@kernel("read_state")
+@register_kernel("read_state")
 def read_state(op: Any, ins: Any) -> torch.Tensor:
     return ins.machine.precision.operand(ins["input"].content)
 
 
-@kernel("coreml_update_state")
+@register_kernel("coreml_update_state")
 def coreml_update_state(op: Any, ins: Any) -> torch.Tensor:
     cell, value = ins["state"], ins["value"]
     cell.content = ins.machine.keep(ins.op.outputs[0], value)
@@ -22,7 +22,7 @@ def coreml_update_state(op: Any, ins: Any) -> torch.Tensor:
     return value
 
 
-@kernel("write_state")
+@register_kernel("write_state")
 def write_state(op: Any, ins: Any) -> tuple[()]:
     cell, (dtype, value) = ins["state"], (ins.var("value").dtype, ins["value"])
     cell.content = ins.machine.precision.store(value, dtype)

@@ -10,30 +10,30 @@ import torch
 from coremltools.converters.mil.mil import types
 from torch.nn import functional
 
-from ..registry import kernel
+from ..registry import register_kernel
 
 
-@kernel("identity")
+@register_kernel("identity")
 def identity(op: Any, ins: Any) -> Any:
     return ins["x"]
 
 
-@kernel("shape")
+@register_kernel("shape")
 def shape(op: Any, ins: Any) -> torch.Tensor:
     return torch.tensor(ins["x"].shape, dtype=torch.int32)
 
 
-@kernel("fill")
+@register_kernel("fill")
 def fill(op: Any, ins: Any) -> torch.Tensor:
     return ins["value"].reshape(()).expand(ins.values("shape"))
 
 
-@kernel("fill_like")
+@register_kernel("fill_like")
 def fill_like(op: Any, ins: Any) -> torch.Tensor:
     return ins["value"].reshape(()).expand(ins["ref_tensor"].shape)
 
 
-@kernel("range_1d")
+@register_kernel("range_1d")
 def range_1d(op: Any, ins: Any) -> torch.Tensor:
     """As long as type inference and numpy have it: counted in the declared dtype, at every precision."""
     start, step = ins["start"], ins["step"]
@@ -45,7 +45,7 @@ def range_1d(op: Any, ins: Any) -> torch.Tensor:
     return start + torch.arange(count, dtype=start.dtype) * step
 
 
-@kernel("concat")
+@register_kernel("concat")
 def concat(op: Any, ins: Any) -> torch.Tensor:
     values, axis = ins["values"], ins.value("axis")
     if values[0].dim() == 0:
@@ -56,12 +56,12 @@ def concat(op: Any, ins: Any) -> torch.Tensor:
     return torch.stack(values, axis + 1).flatten(axis, axis + 1)
 
 
-@kernel("stack")
+@register_kernel("stack")
 def stack(op: Any, ins: Any) -> torch.Tensor:
     return torch.stack(ins["values"], ins.value("axis"))
 
 
-@kernel("split")
+@register_kernel("split")
 def split(op: Any, ins: Any) -> Any:
     x, axis = ins["x"], ins.value("axis")
     sizes = ins.values("split_sizes")
@@ -71,18 +71,18 @@ def split(op: Any, ins: Any) -> Any:
     return torch.split(x, sizes, axis)
 
 
-@kernel("flatten2d")
+@register_kernel("flatten2d")
 def flatten2d(op: Any, ins: Any) -> torch.Tensor:
     x, axis = ins["x"], ins.value("axis")
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-@kernel("tile")
+@register_kernel("tile")
 def tile(op: Any, ins: Any) -> torch.Tensor:
     return ins["x"].repeat(ins.values("reps"))
 
 
-@kernel("pad")
+@register_kernel("pad")
 def pad(op: Any, ins: Any) -> torch.Tensor:
     """Pads the last axes; modes other than `constant` are a choice of indices, as numpy makes it."""
     x, amounts, mode = ins["x"], ins.values("pad"), ins.value("mode")
@@ -96,7 +96,7 @@ def pad(op: Any, ins: Any) -> torch.Tensor:
     return x
 
 
-@kernel("band_part")
+@register_kernel("band_part")
 def band_part(op: Any, ins: Any) -> torch.Tensor:
     x, lower, upper = ins["x"], ins.value("lower"), ins.value("upper")
     below = torch.arange(x.shape[-2])[:, None] - torch.arange(x.shape[-1])
@@ -108,7 +108,7 @@ def band_part(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(inside, x, torch.zeros((), dtype=x.dtype))
 
 
-@kernel("cumsum")
+@register_kernel("cumsum")
 def cumsum(op: Any, ins: Any) -> torch.Tensor:
     x, axis = ins["x"], ins.value("axis")
     if ins.value("reverse"):
@@ -120,33 +120,33 @@ def cumsum(op: Any, ins: Any) -> torch.Tensor:
     return y.flip(axis) if ins.value("reverse") else y
 
 
-@kernel("argsort")
+@register_kernel("argsort")
 def argsort(op: Any, ins: Any) -> torch.Tensor:
-    return _order(ins["x"], ins.value("axis"), bool(ins.value("ascending")))
+    return _sort_indices(ins["x"], ins.value("axis"), bool(ins.value("ascending")))
 
 
-def _order(x: torch.Tensor, axis: int, ascending: bool) -> torch.Tensor:
+def _sort_indices(x: torch.Tensor, axis: int, ascending: bool) -> torch.Tensor:
     """Silent on both: equal elements keep their order; NaN comes last either way, as coremltools' inference has it."""
     if x.is_floating_point() and not ascending:
         return torch.argsort(-x, dim=axis, stable=True)
     return torch.argsort(x, dim=axis, descending=not ascending, stable=True)
 
 
-@kernel("topk")
+@register_kernel("topk")
 def topk(op: Any, ins: Any) -> Any:
     """Sorted whether or not `sort` asks for it: the documentation guarantees no order otherwise."""
     x, axis, k = ins["x"], ins.value("axis"), ins.value("k")
     count = x.shape[axis] if k == -1 else k
-    indices = _order(x, axis, bool(ins.value("ascending"))).narrow(axis, 0, count)
+    indices = _sort_indices(x, axis, bool(ins.value("ascending"))).narrow(axis, 0, count)
     return (torch.take_along_dim(x, indices, axis), indices)[: len(op.outputs)]
 
 
-@kernel("non_zero")
+@register_kernel("non_zero")
 def non_zero(op: Any, ins: Any) -> torch.Tensor:
     return torch.nonzero(ins["x"])
 
 
-@kernel("one_hot")
+@register_kernel("one_hot")
 def one_hot(op: Any, ins: Any) -> torch.Tensor:
     """An index outside the vector gives a vector without a hot element."""
     indices, axis = ins["indices"], ins.value("axis")
@@ -156,7 +156,7 @@ def one_hot(op: Any, ins: Any) -> torch.Tensor:
     return torch.where(indices.unsqueeze(axis) == places, ins["on_value"], ins["off_value"])
 
 
-@kernel("non_maximum_suppression")
+@register_kernel("non_maximum_suppression")
 def non_maximum_suppression(op: Any, ins: Any) -> Any:
     """Boxes in descending order of their best score, without those that overlap an earlier one too much."""
     boxes, scores = ins["boxes"], ins["scores"]
@@ -170,7 +170,7 @@ def non_maximum_suppression(op: Any, ins: Any) -> Any:
     kept_indices = torch.full((boxes.shape[0], count), -1, dtype=torch.int32)
     numbers = torch.zeros(boxes.shape[0], dtype=torch.int32)
     for batch in range(boxes.shape[0]):
-        kept = _survivors(boxes[batch], scores[batch], threshold, ins)[:count]
+        kept = _select_boxes(boxes[batch], scores[batch], threshold, ins)[:count]
         numbers[batch] = len(kept)
         kept_boxes[batch, : len(kept)] = boxes[batch, kept]
         kept_scores[batch, : len(kept)] = scores[batch, kept]
@@ -180,7 +180,7 @@ def non_maximum_suppression(op: Any, ins: Any) -> Any:
     return kept_boxes, kept_scores, kept_indices, numbers
 
 
-def _survivors(boxes: torch.Tensor, scores: torch.Tensor, score_threshold: float, ins: Any) -> list[int]:
+def _select_boxes(boxes: torch.Tensor, scores: torch.Tensor, score_threshold: float, ins: Any) -> list[int]:
     best, classes = scores.max(-1)
     corners = torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], -1)
     areas = boxes[:, 2] * boxes[:, 3]

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..registry import kernel
-from .scatter_gather import positions, scattered
+from ..registry import register_kernel
+from .scatter_gather import apply_scatter, make_positions
 
 
-@kernel("expand_dims")
+@register_kernel("expand_dims")
 def expand_dims(op: Any, ins: Any) -> torch.Tensor:
     x, axes = ins["x"], ins.values("axes")
     rank = x.dim() + len(axes)
@@ -21,7 +21,7 @@ def expand_dims(op: Any, ins: Any) -> torch.Tensor:
     return x
 
 
-@kernel("squeeze")
+@register_kernel("squeeze")
 def squeeze(op: Any, ins: Any) -> torch.Tensor:
     """Axes whose extent is not 1 stay, as in torch; so do symbolic ones, whatever they turn out to be.
 
@@ -33,7 +33,7 @@ def squeeze(op: Any, ins: Any) -> torch.Tensor:
     return torch.squeeze(x, tuple(axis for axis in axes if not known or declared[axis] == 1))
 
 
-@kernel("reshape")
+@register_kernel("reshape")
 def reshape(op: Any, ins: Any) -> torch.Tensor:
     """A 0 takes the extent of `x` at the same place counted from the right, or 1 when there is none."""
     x, shape = ins["x"], ins.values("shape")
@@ -43,7 +43,7 @@ def reshape(op: Any, ins: Any) -> torch.Tensor:
     return x.reshape(shape)
 
 
-@kernel("reshape_like")
+@register_kernel("reshape_like")
 def reshape_like(op: Any, ins: Any) -> torch.Tensor:
     shape: list[int] = []
     for reference, begin, end, masked in zip(ins["ref_tensors"], ins["begins"], ins["ends"], ins["end_masks"]):
@@ -51,18 +51,18 @@ def reshape_like(op: Any, ins: Any) -> torch.Tensor:
     return ins["x"].reshape(shape)
 
 
-@kernel("transpose")
+@register_kernel("transpose")
 def transpose(op: Any, ins: Any) -> torch.Tensor:
     return ins["x"].permute(ins.values("perm"))
 
 
-@kernel("reverse")
+@register_kernel("reverse")
 def reverse(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     return torch.flip(x, ins.values("axes") if ins.has("axes") else list(range(x.dim())))
 
 
-@kernel("reverse_sequence")
+@register_kernel("reverse_sequence")
 def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
     """For each batch element, the first `lengths[i]` steps in reverse order."""
     x, lengths = ins["x"], ins["lengths"].long()
@@ -73,7 +73,7 @@ def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
     return moved[torch.arange(moved.shape[0])[:, None], order].movedim((0, 1), (batch_axis, seq_axis))
 
 
-def _slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
+def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
     """(one slice per axis, axes to squeeze), with Python's meaning of negative and out-of-range bounds."""
     rank = len(shape)
     strides = ins.values("stride") or [1] * rank
@@ -91,7 +91,7 @@ def _slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
     return slices, [axis for axis in range(rank) if squeeze_mask[axis]]
 
 
-def _sliced(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
+def _apply_slices(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
     for axis, each in enumerate(slices):
         start, stop, step = each.indices(x.shape[axis])
         if step > 0:
@@ -102,15 +102,15 @@ def _sliced(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
     return x
 
 
-@kernel("slice_by_index")
+@register_kernel("slice_by_index")
 def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    slices, squeezed = _slices(ins, x.shape)
-    y = _sliced(x, slices)
+    slices, squeezed = _read_slices(ins, x.shape)
+    y = _apply_slices(x, slices)
     return y.reshape([extent for axis, extent in enumerate(y.shape) if axis not in squeezed])
 
 
-@kernel("slice_by_size")
+@register_kernel("slice_by_size")
 def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
     """A size of -1 takes what remains. A slice that leaves `x` (silent) cannot have the size it declares: an error."""
     x = ins["x"]
@@ -122,31 +122,31 @@ def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
     return x
 
 
-@kernel("slice_update")
+@register_kernel("slice_update")
 def slice_update(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    places = _sliced(positions(x), _slices(ins, x.shape)[0])
-    return scattered(x, places, ins["update"].reshape(places.shape), "update")
+    places = _apply_slices(make_positions(x), _read_slices(ins, x.shape)[0])
+    return apply_scatter(x, places, ins["update"].reshape(places.shape), "update")
 
 
-@kernel("sliding_windows")
+@register_kernel("sliding_windows")
 def sliding_windows(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axis = ins.value("axis") % x.dim()
     return x.unfold(axis, ins.value("size"), ins.value("stride")).movedim(-1, axis + 1)
 
 
-@kernel("pixel_shuffle")
+@register_kernel("pixel_shuffle")
 def pixel_shuffle(op: Any, ins: Any) -> torch.Tensor:
     return functional.pixel_shuffle(ins["x"], ins.value("upscale_factor"))
 
 
-@kernel("pixel_unshuffle")
+@register_kernel("pixel_unshuffle")
 def pixel_unshuffle(op: Any, ins: Any) -> torch.Tensor:
     return functional.pixel_unshuffle(ins["x"], ins.value("downscale_factor"))
 
 
-@kernel("depth_to_space")
+@register_kernel("depth_to_space")
 def depth_to_space(op: Any, ins: Any) -> torch.Tensor:
     """The block offset is the outer part of the channel, unlike in `pixel_shuffle`."""
     x, block = ins["x"], ins.value("block_size")
@@ -155,7 +155,7 @@ def depth_to_space(op: Any, ins: Any) -> torch.Tensor:
     return y.reshape(n, c // block**2, h * block, w * block)
 
 
-@kernel("space_to_depth")
+@register_kernel("space_to_depth")
 def space_to_depth(op: Any, ins: Any) -> torch.Tensor:
     x, block = ins["x"], ins.value("block_size")
     n, c, h, w = x.shape
@@ -163,7 +163,7 @@ def space_to_depth(op: Any, ins: Any) -> torch.Tensor:
     return y.reshape(n, c * block**2, h // block, w // block)
 
 
-@kernel("space_to_batch")
+@register_kernel("space_to_batch")
 def space_to_batch(op: Any, ins: Any) -> torch.Tensor:
     (top, bottom), (left, right) = ins.value("paddings")
     rows, columns = ins.values("block_shape")
@@ -173,7 +173,7 @@ def space_to_batch(op: Any, ins: Any) -> torch.Tensor:
     return y.reshape(n * rows * columns, c, h // rows, w // columns)
 
 
-@kernel("batch_to_space")
+@register_kernel("batch_to_space")
 def batch_to_space(op: Any, ins: Any) -> torch.Tensor:
     (top, bottom), (left, right) = ins.value("crops")
     rows, columns = ins.values("block_shape")

@@ -7,56 +7,58 @@ from typing import Any
 
 import torch
 
-from ..numeric import tidy
-from ..registry import kernel
+from ..numeric import canonicalize_layout
+from ..registry import register_kernel
 from .activation import apply_softmax
 
 #: scores held at once if they are more than a quarter of the result: 1 MB of float32
-_AT_ONCE = 1 << 18
+_MAX_SCORES_AT_ONCE = 1 << 18
 
 
-@kernel("scaled_dot_product_attention")
+@register_kernel("scaled_dot_product_attention")
 def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
     query, key, value, mask = ins["query"], ins["key"], ins["value"], ins.get("attn_mask")
     given = [query, key, value] if mask is None else [query, key, value, mask]
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in given))
     shape = (*batch, query.shape[-2], value.shape[-1])
-    room = max(math.prod(shape) // 4, _AT_ONCE)
+    room = max(math.prod(shape) // 4, _MAX_SCORES_AT_ONCE)
     if math.prod(batch) * query.shape[-2] * key.shape[-2] <= room:
-        return _attended(query, key, value, mask)
+        return _compute_attention(query, key, value, mask)
     y = query.new_empty(shape)
-    _attend(query, key, value, mask, y, room)
+    _attend_in_parts(query, key, value, mask, y, room)
     return y
 
 
-def _attend(
+def _attend_in_parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor, room: int
 ) -> None:
     """Fills `y` part by part, along its leading axes first, so that no more than `room` scores are held at once."""
     total = math.prod(y.shape[:-1]) * key.shape[-2]
     axis = next((each for each in range(-y.dim(), -1) if y.shape[each] > 1), None)
     if total <= room or axis is None:
-        y.copy_(_attended(query, key, value, mask))
+        y.copy_(_compute_attention(query, key, value, mask))
         return
     step = max(1, y.shape[axis] * room // total)
     for start in range(0, y.shape[axis], step):
-        query_part, mask_part, y_part = (_part(each, axis, start, step) for each in (query, mask, y))
+        query_part, mask_part, y_part = (_narrow_part(each, axis, start, step) for each in (query, mask, y))
         # Every row of the query meets all of key and value.
-        key_part, value_part = (each if axis == -2 else _part(each, axis, start, step) for each in (key, value))
-        _attend(query_part, key_part, value_part, mask_part, y_part, room)
+        key_part, value_part = (each if axis == -2 else _narrow_part(each, axis, start, step) for each in (key, value))
+        _attend_in_parts(query_part, key_part, value_part, mask_part, y_part, room)
 
 
-def _part(x: Any, axis: int, start: int, step: int) -> Any:
+def _narrow_part(x: Any, axis: int, start: int, step: int) -> Any:
     """`step` places of `x` on an axis counted from the last; all of it where it is broadcast along that axis."""
     if x is None or x.dim() < -axis or x.shape[axis] == 1:
         return x
     return x.narrow(axis, start, min(step, x.shape[axis] - start))
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    scores = torch.matmul(tidy(query), tidy(key.mT)).div_(math.sqrt(query.shape[-1]))
+def _compute_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    scores = torch.matmul(canonicalize_layout(query), canonicalize_layout(key.mT)).div_(math.sqrt(query.shape[-1]))
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    return torch.matmul(apply_softmax(scores, -1), tidy(value))
+    return torch.matmul(apply_softmax(scores, -1), canonicalize_layout(value))

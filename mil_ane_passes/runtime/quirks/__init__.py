@@ -10,12 +10,12 @@ import importlib
 import pkgutil
 from typing import NamedTuple
 
-from .base import Quirk, in_force
+from .base import Quirk, select_quirks
 
-__all__ = ["QUIRKS", "Described", "Quirk", "described", "in_force"]
+__all__ = ["QUIRKS", "Quirk", "QuirkDescription", "describe_quirks", "select_quirks"]
 
 
-class Described(NamedTuple):
+class QuirkDescription(NamedTuple):
     """One row of a table of quirks."""
 
     name: str
@@ -23,7 +23,7 @@ class Described(NamedTuple):
     sources: tuple[str, ...]
 
 
-def _found() -> dict[str, type[Quirk]]:
+def _find_quirks() -> dict[str, type[Quirk]]:
     quirks: dict[str, type[Quirk]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda each: each.name):
         if info.name.startswith("_"):
@@ -38,11 +38,12 @@ def _is_quirk(value: object, module: str) -> bool:
 
 
 #: name -> class
-QUIRKS: dict[str, type[Quirk]] = _found()
+QUIRKS: dict[str, type[Quirk]] = _find_quirks()
 
 
-def described() -> list[Described]:
+def describe_quirks() -> list[QuirkDescription]:
     """Name, one-sentence summary and sources (URLs) of every quirk, by name: for `--help` and for tables."""
     return [
-        Described(name, quirk.summary(), tuple(quirk.source.split("; "))) for name, quirk in sorted(QUIRKS.items())
+        QuirkDescription(name, quirk.summary(), tuple(quirk.source.split("; ")))
+        for name, quirk in sorted(QUIRKS.items())
     ]

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from ..inputs import Inputs
+from ..op_inputs import OpInputs
 
-__all__ = ["ARRIVING_BIAS", "Operands", "decoded", "start_of_sums"]
+__all__ = ["ARRIVING_BIAS", "ReplacedInputs", "compute_sum_start", "decode_nonfinite"]
 
 #: a name no op has an input of: the bias per channel and position (1, C, n) when it reaches only the first n positions
 ARRIVING_BIAS = "bias that arrives"
 
 
-class Operands(Inputs):
+class ReplacedInputs(OpInputs):
     """`inputs` with some of them replaced; None leaves one out."""
 
-    def __init__(self, inputs: Inputs, replaced: dict[str, Any]) -> None:
+    def __init__(self, inputs: OpInputs, replaced: dict[str, Any]) -> None:
         super().__init__(inputs.op, inputs.machine)
         self._inputs = inputs
         self._replaced = replaced
@@ -27,7 +27,7 @@ class Operands(Inputs):
         return self._replaced[name] if name in self._replaced else self._inputs.get(name)
 
 
-def start_of_sums(inputs: Inputs, y: torch.Tensor) -> torch.Tensor:
+def compute_sum_start(inputs: OpInputs, y: torch.Tensor) -> torch.Tensor:
     """What the sums of products behind each element of `y` start from: the bias, where it arrives, else zero."""
     arriving, bias = inputs.get(ARRIVING_BIAS), inputs.get("bias")
     start = torch.zeros_like(y)
@@ -38,7 +38,7 @@ def start_of_sums(inputs: Inputs, y: torch.Tensor) -> torch.Tensor:
     return start
 
 
-def decoded(x: torch.Tensor) -> torch.Tensor:
+def decode_nonfinite(x: torch.Tensor) -> torch.Tensor:
     """`x` with what fp16 cannot hold read as if the exponent field of all ones were an ordinary exponent.
 
     Infinities become ±2**16. Every NaN becomes 1.5 * 2**16, as the usual one, 0x7E00: payload and sign of a NaN

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from ..inputs import Inputs
-from ..ops.conv import forward_pads, transposed_window
-from ._operands import Operands, start_of_sums
+from ..op_inputs import OpInputs
+from ..ops.conv import compute_pads, find_conv_transpose_window
+from ._operands import ReplacedInputs, compute_sum_start
 
-__all__ = ["sums_of_magnitudes", "with_overflows"]
+__all__ = ["insert_overflows", "sum_magnitudes"]
 
 #: products held at once: 32 MB of float64
-_AT_ONCE = 1 << 22
+_MAX_PRODUCTS_AT_ONCE = 1 << 22
 #: products summed as one block; an output is looked into when a block may bring it over the limit: few if it is short
-_BLOCK = 24
+_PRODUCTS_PER_BLOCK = 24
 #: a sum of magnitudes is rounded itself: one part in a hundred covers some hundred thousand float32 terms
-_SLACK = 1.01
+_ROUNDING_SLACK = 1.01
 
 
 class _Products(NamedTuple):
@@ -36,16 +36,17 @@ class _Products(NamedTuple):
     left_axes: tuple[int, ...]
     right_axes: tuple[int, ...]
 
-    def terms(self) -> int:
+    def count_terms(self) -> int:
         """How many products an output sums."""
         return math.prod(self.left.shape[len(self.left_axes) :])
 
     def blocks(self) -> Iterator[_Products]:
-        """Stretches of the sums, in order: as many products each as `_BLOCK` and `_AT_ONCE` allow."""
+        """Stretches of the sums, in order: as many products each as `_PRODUCTS_PER_BLOCK` and `_MAX_PRODUCTS_AT_ONCE`
+        allow."""
         axis, other = len(self.left_axes), len(self.right_axes)
         extent = self.left.shape[axis]
         rows = max(math.prod(self.left.shape[:axis]), math.prod(self.right.shape[:other]), 1)
-        size = max(1, min(_BLOCK, _AT_ONCE // rows) * extent // max(1, self.terms()))
+        size = max(1, min(_PRODUCTS_PER_BLOCK, _MAX_PRODUCTS_AT_ONCE // rows) * extent // max(1, self.count_terms()))
         for first in range(0, extent, size):
             length = min(size, extent - first)
             left, right = self.left.narrow(axis, first, length), self.right.narrow(other, first, length)
@@ -59,48 +60,49 @@ class _Products(NamedTuple):
         )
 
 
-def with_overflows(y: torch.Tensor, inputs: Inputs, limit: float) -> torch.Tensor:
+def insert_overflows(y: torch.Tensor, inputs: OpInputs, limit: float) -> torch.Tensor:
     """`y` with an infinity for each element one of whose partial sums reaches `limit`, signed as the first such sum.
 
     Takes one more run of the op, on magnitudes. Where that leaves a doubt, two more in float64, and time linear in the
     products of the stretches in doubt. Beyond copies of operands and results, the memory is bounded.
     """
-    start = start_of_sums(inputs, y)
-    places = (~(sums_of_magnitudes(inputs, start) * _SLACK < limit)).flatten().nonzero().squeeze(1)
+    start = compute_sum_start(inputs, y)
+    places = (~(sum_magnitudes(inputs, start) * _ROUNDING_SLACK < limit)).flatten().nonzero().squeeze(1)
     if not places.numel():
         return y
-    products = _PRODUCTS[inputs.op.op_type](inputs, y)
+    products = _PRODUCT_BUILDERS[inputs.op.op_type](inputs, y)
     start, sign = start.flatten().double(), torch.zeros(y.numel(), dtype=torch.float64)
-    if places.numel() * products.terms() <= _AT_ONCE:
-        sign[places] = _first_overflow(products, places, start[places], limit)
+    if places.numel() * products.count_terms() <= _MAX_PRODUCTS_AT_ONCE:
+        sign[places] = _find_first_overflow(products, places, start[places], limit)
     else:
-        _block_by_block(products, start, limit, sign)
+        _find_overflows_by_block(products, start, limit, sign)
     sign = sign.reshape(y.shape).to(y.dtype)
     return torch.where(sign == 0, y, sign * math.inf)
 
 
-def _block_by_block(products: _Products, sums: torch.Tensor, limit: float, sign: torch.Tensor) -> None:
-    """Fills `sign` as `_first_overflow` says, looking into a block only where it may matter; `sums` is the start."""
+def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: float, sign: torch.Tensor) -> None:
+    """Fills `sign` as `_find_first_overflow` says, looking into a block only where it may matter; `sum_windows` is the
+    start."""
     for block in products.blocks():
         magnitude = block._replace(left=block.left.abs(), right=block.right.abs()).total().flatten()
-        doubt = ~(sums.abs() + _SLACK * magnitude < limit) & (sign == 0) & ~sums.isnan()
-        for places in doubt.nonzero().squeeze(1).split(max(1, _AT_ONCE // max(1, block.terms()))):
-            sign[places] = _first_overflow(block, places, sums[places], limit)
+        doubt = ~(sums.abs() + _ROUNDING_SLACK * magnitude < limit) & (sign == 0) & ~sums.isnan()
+        for places in doubt.nonzero().squeeze(1).split(max(1, _MAX_PRODUCTS_AT_ONCE // max(1, block.count_terms()))):
+            sign[places] = _find_first_overflow(block, places, sums[places], limit)
         sums = sums + block.total().flatten()
 
 
-def sums_of_magnitudes(inputs: Inputs, start: torch.Tensor) -> torch.Tensor:
+def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
     """For each element the magnitudes of its products and of its `start`, summed: no partial sum exceeds that."""
     names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
     magnitudes: dict[str, Any] = {"bias": None}
     for name in names.get(inputs.op.op_type, ("x", "weight")):
         value = inputs[name]
         magnitudes[name] = [each.abs() for each in value] if isinstance(value, list) else value.abs()
-    sums: torch.Tensor = inputs.machine.kernels[inputs.op.op_type](inputs.op, Operands(inputs, magnitudes))
+    sums: torch.Tensor = inputs.machine.kernels[inputs.op.op_type](inputs.op, ReplacedInputs(inputs, magnitudes))
     return sums + start.abs()
 
 
-def _first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:
+def _find_first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:
     """For each flat output index in `places`: the sign of the first partial sum that reaches `limit`, or 0."""
     index = torch.unravel_index(places, products.shape)
     left = products.left[tuple(index[axis] for axis in products.left_axes)].flatten(1).double()
@@ -111,13 +113,13 @@ def _first_overflow(products: _Products, places: torch.Tensor, start: torch.Tens
     return (sums.gather(1, first).sign() * too_large.gather(1, first)).squeeze(1)
 
 
-def _linear(inputs: Inputs, y: torch.Tensor) -> _Products:
+def _make_linear_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
     weight = inputs["weight"]
     x = inputs["x"].reshape(-1, weight.shape[1])
     return _Products((x.shape[0], weight.shape[0]), x, weight, (0,), (1,))
 
 
-def _matmul(inputs: Inputs, y: torch.Tensor) -> _Products:
+def _make_matmul_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
     left, right = inputs["x"], inputs["y"]
     left = left[None] if left.dim() == 1 else left.mT if inputs.value("transpose_x") else left
     right = right if inputs.value("transpose_y") else right.mT
@@ -128,7 +130,7 @@ def _matmul(inputs: Inputs, y: torch.Tensor) -> _Products:
     return _Products((*batch, left.shape[-2], right.shape[-2]), left, right, (*axes, rows), (*axes, columns))
 
 
-def _einsum(inputs: Inputs, y: torch.Tensor) -> _Products:
+def _make_einsum_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
     """The two equations of the op: the last axis of the first operand against the last but two of the second."""
     left, right = inputs["values"]
     right = right.movedim(-3, -1)
@@ -138,15 +140,15 @@ def _einsum(inputs: Inputs, y: torch.Tensor) -> _Products:
     return _Products(tuple(y.shape), left, right, tuple(range(rank - 1)), (*range(rank - 3), rank - 2, rank - 1))
 
 
-def _conv(inputs: Inputs, y: torch.Tensor) -> _Products:
+def _make_conv_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
     x, weight = inputs["x"], inputs["weight"]
     strides, dilations = inputs.values("strides"), inputs.values("dilations")
     reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
-    pads = forward_pads(inputs, list(x.shape[2:]), reach, strides)
-    return _windows(_padded(x, pads), weight, y, strides, dilations, inputs.value("groups"))
+    pads = compute_pads(inputs, list(x.shape[2:]), reach, strides)
+    return _make_window_products(_pad_spatial(x, pads), weight, y, strides, dilations, inputs.value("groups"))
 
 
-def _conv_transpose(inputs: Inputs, y: torch.Tensor) -> _Products:
+def _make_conv_transpose_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
     """As a convolution: zeros between the elements of the input, the kernel turned round."""
     x, weight, groups = inputs["x"], inputs["weight"], inputs.value("groups")
     strides, dilations = inputs.values("strides"), inputs.values("dilations")
@@ -157,18 +159,18 @@ def _conv_transpose(inputs: Inputs, y: torch.Tensor) -> _Products:
     reach = [(size - 1) * step for size, step in zip(weight.shape[2:], dilations)]
     full = [extent + more for extent, more in zip(spread.shape[2:], reach)]
     same = [extent * step for extent, step in zip(x.shape[2:], strides)]
-    starts, _ = transposed_window(inputs, full, same)
+    starts, _ = find_conv_transpose_window(inputs, full, same)
     pads = [(reach[axis] - starts[axis], starts[axis] + y.shape[2 + axis] - spread.shape[2 + axis])
             for axis in range(rank)]
     turned = weight.flip(list(range(2, rank + 2))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    return _windows(_padded(spread, pads), turned, y, [1] * rank, dilations, groups)
+    return _make_window_products(_pad_spatial(spread, pads), turned, y, [1] * rank, dilations, groups)
 
 
-def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
+def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
     return functional.pad(x, [amount for pair in reversed(pads) for amount in pair]).contiguous()
 
 
-def _windows(
+def _make_window_products(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, strides: list[int], dilations: list[int], groups: int
 ) -> _Products:
     """A convolution of the padded `x`: each output's window of the input is a view, not a copy."""
@@ -181,10 +183,10 @@ def _windows(
     return _Products(shape, windows, weight.unflatten(0, (groups, -1)), (0, 1, *range(3, len(shape))), (1, 2))
 
 
-_PRODUCTS: dict[str, Callable[[Inputs, torch.Tensor], _Products]] = {
-    "conv": _conv,
-    "conv_transpose": _conv_transpose,
-    "einsum": _einsum,
-    "linear": _linear,
-    "matmul": _matmul,
+_PRODUCT_BUILDERS: dict[str, Callable[[OpInputs, torch.Tensor], _Products]] = {
+    "conv": _make_conv_products,
+    "conv_transpose": _make_conv_transpose_products,
+    "einsum": _make_einsum_products,
+    "linear": _make_linear_products,
+    "matmul": _make_matmul_products,
 }

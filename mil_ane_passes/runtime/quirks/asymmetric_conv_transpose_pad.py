@@ -23,10 +23,10 @@ class AsymmetricConvTransposePad(Quirk):
 
     def operands(self, op: Any, inputs: Any) -> Any:
         """The pads of each axis swapped."""
-        from ._operands import Operands
+        from ._operands import ReplacedInputs
 
         pad = inputs.values("pad")
         before, after = pad[::2], pad[1::2]
         if before == after or inputs.value("pad_type") != "custom":
             return inputs
-        return Operands(inputs, {"pad": [amount for pair in zip(after, before) for amount in pair]})
+        return ReplacedInputs(inputs, {"pad": [amount for pair in zip(after, before) for amount in pair]})

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from coremltools.converters.mil.mil import types
 
-__all__ = ["HALF_OVERFLOW", "Quirk", "in_force"]
+__all__ = ["HALF_OVERFLOW", "Quirk", "select_quirks"]
 
 #: the magnitude from which on a number rounds to an infinity in fp16: its largest number, 65504, and half a step
 HALF_OVERFLOW = 65520.0
@@ -29,7 +29,7 @@ class Quirk:
     #: True when the fault needs the results as all other quirks leave them
     last: ClassVar[bool] = False
 
-    def concerns(self, op: Any) -> bool:
+    def affects(self, op: Any) -> bool:
         """True when `op` is one that the fault may strike: by its type and by the declared types of its results."""
         if op.op_type not in self.op_types:
             return False
@@ -52,7 +52,7 @@ class Quirk:
         return (cls.__doc__ or "").strip().splitlines()[0]
 
 
-def in_force(quirks: Iterable[Quirk], op: Any) -> list[Quirk]:
+def select_quirks(quirks: Iterable[Quirk], op: Any) -> list[Quirk]:
     """Those of `quirks` that concern `op`: each once, and in one order whatever the order they were named in."""
-    concerned = {quirk.name: quirk for quirk in quirks if quirk.concerns(op)}
+    concerned = {quirk.name: quirk for quirk in quirks if quirk.affects(op)}
     return sorted(concerned.values(), key=lambda quirk: (quirk.last, quirk.name))

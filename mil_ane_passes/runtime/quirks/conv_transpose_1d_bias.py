@@ -29,16 +29,16 @@ class ConvTranspose1dBias(Quirk):
 
     def operands(self, op: Any, inputs: Any) -> Any:
         """The bias left out; beside it, what arrives of it."""
-        from ._operands import ARRIVING_BIAS, Operands
+        from ._operands import ARRIVING_BIAS, ReplacedInputs
 
         bias = inputs.get("bias")
         if bias is None or inputs["x"].dim() != 3 or not bias.any():
             return inputs
-        return Operands(inputs, {"bias": None, ARRIVING_BIAS: bias.reshape(1, -1, 1).expand(-1, -1, self.reach)})
+        return ReplacedInputs(inputs, {"bias": None, ARRIVING_BIAS: bias.reshape(1, -1, 1).expand(-1, -1, self.reach)})
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """The bias added to the first values."""
-        from ._operands import ARRIVING_BIAS, start_of_sums
+        from ._operands import ARRIVING_BIAS, compute_sum_start
 
         (y,) = outputs
-        return outputs if inputs.get(ARRIVING_BIAS) is None else (y + start_of_sums(inputs, y),)
+        return outputs if inputs.get(ARRIVING_BIAS) is None else (y + compute_sum_start(inputs, y),)

@@ -31,19 +31,19 @@ class InfiniteMask(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("softmax", "scaled_dot_product_attention")
 
     #: stands for ±2**16 plus any score: every score is lost beside it
-    drowning: ClassVar[float] = 1e30
+    drowned_score: ClassVar[float] = 1e30
 
     def operands(self, op: Any, inputs: Any) -> Any:
         """The operand of the softmax, or the mask of the attention, as it is read."""
         import torch
 
-        from ._operands import Operands, decoded
+        from ._operands import ReplacedInputs, decode_nonfinite
 
         if op.op_type == "softmax":
-            return Operands(inputs, {"x": decoded(inputs["x"])})
+            return ReplacedInputs(inputs, {"x": decode_nonfinite(inputs["x"])})
         mask = inputs.get("attn_mask")
         if mask is None or not mask.is_floating_point():
             return inputs
-        read = decoded(mask)
-        drowned = torch.copysign(torch.full_like(mask, self.drowning), read)
-        return Operands(inputs, {"attn_mask": torch.where(torch.isfinite(mask.half()), mask, drowned)})
+        read = decode_nonfinite(mask)
+        drowned = torch.copysign(torch.full_like(mask, self.drowned_score), read)
+        return ReplacedInputs(inputs, {"attn_mask": torch.where(torch.isfinite(mask.half()), mask, drowned)})

@@ -35,17 +35,17 @@ class LastAxisSlice4094(Quirk):
         last = inputs["x"].dim() - 1
         if op.op_type == "split":
             inside = inputs.value("axis") % (last + 1) == last
-            return [outputs[0], *(self._copied(part) if inside else part for part in outputs[1:])]
-        if self._begins(op, inputs, last) == 0:
+            return [outputs[0], *(self._copy_through_fixed_point(part) if inside else part for part in outputs[1:])]
+        if self._get_begin(op, inputs, last) == 0:
             return outputs
-        return [self._copied(part) for part in outputs]
+        return [self._copy_through_fixed_point(part) for part in outputs]
 
-    def _begins(self, op: Any, inputs: Any, last: int) -> int:
+    def _get_begin(self, op: Any, inputs: Any, last: int) -> int:
         masked = op.op_type == "slice_by_index" and inputs.get("begin_mask") is not None \
             and inputs.values("begin_mask")[last]
         return 0 if masked else int(inputs.values("begin")[last])
 
-    def _copied(self, part: Any) -> Any:
+    def _copy_through_fixed_point(self, part: Any) -> Any:
         import torch
 
         return torch.where(part.abs() > self.largest, torch.copysign(torch.full_like(part, math.inf), part), part)

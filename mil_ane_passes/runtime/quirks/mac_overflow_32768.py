@@ -37,7 +37,7 @@ class MacOverflow32768(Quirk):
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """Infinities where a partial sum is too large."""
-        from ._partial_sums import with_overflows
+        from ._partial_sums import insert_overflows
 
         (y,) = outputs
-        return (with_overflows(y, inputs, self.limit),)
+        return (insert_overflows(y, inputs, self.limit),)

@@ -34,10 +34,10 @@ class SquareOverflow(Quirk):
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """An infinity in place of what is too large."""
         (y,) = outputs
-        return (y.masked_fill(y >= HALF_OVERFLOW, math.inf),) if self._squares(op, inputs) else outputs
+        return (y.masked_fill(y >= HALF_OVERFLOW, math.inf),) if self._is_square(op, inputs) else outputs
 
     @staticmethod
-    def _squares(op: Any, inputs: Any) -> bool:
+    def _is_square(op: Any, inputs: Any) -> bool:
         if op.op_type == "mul":
             return op.x is op.y
         return op.op_type == "square" or bool((inputs["y"] == 2).all())

@@ -1,7 +1,7 @@
 """In-place writes of TorchScript made functional: every write through any chain of views reaches its base.
 
 TorchScript graphs keep PyTorch's aliasing: `x[..., -1] += 1` is a view of `x` and an `add_` on it, and every later
-read of `x` sees the sum. MIL has values only. `functionalise` tracks which values share memory, gives every write
+read of `x` sees the sum. MIL has values only. `functionalize_graph` tracks which values share memory, gives every write
 back to the base it belongs to (`select_scatter`, `slice_scatter`, ... as torch's own functionalisation does) and
 makes the other views of that base again where they are read later. What it cannot follow is an error, never a
 dropped write.
@@ -10,6 +10,12 @@ dropped write.
 from __future__ import annotations
 
 from .attributes import COMPLEX_CONSTANT, hoist_attributes, name_attributes_once, write_complex_constants
-from .graph import functionalise
+from .functionalization import functionalize_graph
 
-__all__ = ["COMPLEX_CONSTANT", "functionalise", "hoist_attributes", "name_attributes_once", "write_complex_constants"]
+__all__ = [
+    "COMPLEX_CONSTANT",
+    "functionalize_graph",
+    "hoist_attributes",
+    "name_attributes_once",
+    "write_complex_constants",
+]

@@ -7,18 +7,24 @@ from typing import Any
 
 from ..errors import NotConverted
 
-__all__ = ["COMPLEX_CONSTANT", "attribute_path", "hoist_attributes", "name_attributes_once", "write_complex_constants"]
+__all__ = [
+    "COMPLEX_CONSTANT",
+    "get_attribute_path",
+    "hoist_attributes",
+    "name_attributes_once",
+    "write_complex_constants",
+]
 
 COMPLEX_CONSTANT = "mil_ane::complex_constant"
 """The node of a complex number, such as 1j: float attributes `real` and `imag`."""
 
 
-def attribute_path(value: Any) -> tuple[str, ...]:
+def get_attribute_path(value: Any) -> tuple[str, ...]:
     """The names that lead from the module to a submodule or tensor of it."""
     node = value.node()
     if node.kind() != "prim::GetAttr":
         return ()
-    return (*attribute_path(next(node.inputs())), node.s("name"))
+    return (*get_attribute_path(next(node.inputs())), node.s("name"))
 
 
 def hoist_attributes(graph: Any) -> None:

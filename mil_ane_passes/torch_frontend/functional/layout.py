@@ -9,79 +9,88 @@ from __future__ import annotations
 
 from typing import Any
 
-from .emit import constant, constant_argument, is_tensor
+from .emitter import is_tensor, read_constant, read_constant_argument
 
-__all__ = ["MAY_COPY", "RESHAPES", "shares"]
+__all__ = ["MAY_COPY", "RESHAPES", "shares_memory"]
 
-def _aten(names: str) -> frozenset[str]:
+def _make_aten_kinds(names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names.split())
 
 
-_DROPOUTS = _aten("dropout feature_dropout alpha_dropout feature_alpha_dropout")
-RESHAPES = _aten("reshape reshape_as flatten ravel")
-MAY_COPY = RESHAPES | _DROPOUTS | _aten("contiguous to type_as cpu")
+_DROPOUTS = _make_aten_kinds("dropout feature_dropout alpha_dropout feature_alpha_dropout")
+RESHAPES = _make_aten_kinds("reshape reshape_as flatten ravel")
+MAY_COPY = RESHAPES | _DROPOUTS | _make_aten_kinds("contiguous to type_as cpu")
 """Ops that may give back memory of their first argument."""
 
-_KEEP_CONTIGUOUS = _aten(
+_KEEP_CONTIGUOUS = _make_aten_kinds(
     "add sub mul div relu sigmoid tanh exp neg abs sqrt clone cat stack linear matmul where clamp gelu silu softmax "
     "view reshape flatten unsqueeze index_put slice_scatter select_scatter copy fill contiguous")
-_SLICED = _aten("slice narrow select detach alias")
-_MAKE_CONTIGUOUS = _aten(
+_SLICING_OPS = _make_aten_kinds("slice narrow select detach alias")
+_MAKE_CONTIGUOUS = _make_aten_kinds(
     "zeros ones full empty arange rand randn new_zeros new_ones new_full new_empty tensor linspace eye index "
     "index_select gather embedding repeat")
 
 
-def shares(node: Any) -> bool | None:
+def shares_memory(node: Any) -> bool | None:
     """True: the output is the argument's memory; False: a copy; None: it cannot be told."""
     kind = node.kind()
     source = next(node.inputs())
     if kind in _DROPOUTS:
-        return _not(constant(list(node.inputs())[2]))
+        return _negate_if_known(read_constant(list(node.inputs())[2]))
     if kind in RESHAPES:
-        return _reshapes_in_place(source, node.output())
+        return _is_reshape_in_place(source, node.output())
     if kind == "aten::contiguous":
         return _is_contiguous(source)
-    return _casts_nothing(node, source)
+    return _is_noop_cast(node, source)
 
 
-def _not(training: Any) -> bool | None:
+def _negate_if_known(training: Any) -> bool | None:
     return None if training is None else not training
 
 
-def _reshapes_in_place(source: Any, output: Any) -> bool | None:
+def _is_reshape_in_place(source: Any, output: Any) -> bool | None:
     import torch
 
-    sizes, strides, wanted = *_layout(source), _layout(output)[0]
+    sizes, strides, wanted = *_get_sizes_and_strides(source), _get_sizes_and_strides(output)[0]
     if sizes is None or strides is None or wanted is None:
         return True if _is_contiguous(source) else None
     meta = torch.empty_strided(sizes, strides, device="meta")
     in_place = meta.reshape(wanted)
     shared = in_place is meta or in_place._base is meta
     # An axis of size 1 has no stride that matters; at another size of a flexible axis the answer could be the other.
-    return None if shared and ((1 in sizes and not _canonical(sizes, strides)) or _covers_by_chance(source)) else shared
+    return (
+        None
+        if shared and ((1 in sizes and not _has_contiguous_strides(sizes, strides)) or _is_full_slice_by_chance(source))
+        else shared
+    )
 
 
-def _covers_by_chance(value: Any) -> bool:
+def _is_full_slice_by_chance(value: Any) -> bool:
     """Whether a slice with bounds takes a whole axis: at another size of that axis it would not."""
-    while value.node().kind() in _SLICED:
+    while value.node().kind() in _SLICING_OPS:
         node = value.node()
-        before, after = _layout(next(node.inputs()))[0], _layout(value)[0]
-        if node.kind() != "aten::select" and before == after and not _takes_all(node):
+        before, after = _get_sizes_and_strides(next(node.inputs()))[0], _get_sizes_and_strides(value)[0]
+        if node.kind() != "aten::select" and before == after and not _is_full_slice(node):
             return True
         value = next(node.inputs())
     return False
 
 
-def _takes_all(node: Any) -> bool:
-    start, end = (constant_argument(node, name) for name in ("start", "end"))
-    return node.kind() == "aten::slice" and not start and (end is None or end >= 2**31 - 1) and not _is_computed(node)
+def _is_full_slice(node: Any) -> bool:
+    start, end = (read_constant_argument(node, name) for name in ("start", "end"))
+    return (
+        node.kind() == "aten::slice"
+        and not start
+        and (end is None or end >= 2**31 - 1)
+        and not _has_computed_arguments(node)
+    )
 
 
-def _is_computed(node: Any) -> bool:
+def _has_computed_arguments(node: Any) -> bool:
     return any(given.node().kind() != "prim::Constant" for given in list(node.inputs())[1:])
 
 
-def _canonical(sizes: list[int], strides: list[int]) -> bool:
+def _has_contiguous_strides(sizes: list[int], strides: list[int]) -> bool:
     step = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if stride != step:
@@ -90,7 +99,7 @@ def _canonical(sizes: list[int], strides: list[int]) -> bool:
     return True
 
 
-def _layout(value: Any) -> tuple[list[int] | None, list[int] | None]:
+def _get_sizes_and_strides(value: Any) -> tuple[list[int] | None, list[int] | None]:
     kind = value.type()
     if kind.kind() != "TensorType":
         return None, None
@@ -101,9 +110,9 @@ def _layout(value: Any) -> tuple[list[int] | None, list[int] | None]:
 
 def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
     """Whether a tensor is contiguous; inputs of the model are."""
-    sizes, strides = _layout(value)
+    sizes, strides = _get_sizes_and_strides(value)
     if sizes is not None and strides is not None:
-        return _canonical(sizes, strides) or (None if 1 in sizes else False)
+        return _has_contiguous_strides(sizes, strides) or (None if 1 in sizes else False)
     node = value.node()
     if node.kind() in ("prim::Param", "prim::GetAttr") or node.kind() in _MAKE_CONTIGUOUS:
         return True
@@ -113,9 +122,9 @@ def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
     return True if all(_is_contiguous(given, depth + 1) for given in tensors) else None
 
 
-def _casts_nothing(node: Any, source: Any) -> bool | None:
+def _is_noop_cast(node: Any, source: Any) -> bool | None:
     """`to`, `type_as`, `cpu`: the tensor itself when its dtype stays and no copy is asked for."""
-    if constant_argument(node, "copy"):
+    if read_constant_argument(node, "copy"):
         return False
     before, after = (value.type().dtype() if is_tensor(value) else None for value in (source, node.output()))
     return None if before is None or after is None else bool(before == after)

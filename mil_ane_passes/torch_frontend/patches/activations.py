@@ -16,8 +16,8 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, named, python, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH101",
               title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` convert to other values",
@@ -30,64 +30,64 @@ def probe() -> str | None:
     from torch.nn.functional import gelu, softplus
 
     x = torch.tensor([0.01, 0.5, 2.0])
-    return wrong(lambda x: softplus(x, 2.0, 1.0) + torch.reciprocal(x) + torch.asinh(x), x) \
-        or wrong(lambda x: gelu(x, approximate="tanh"), x, exporting=True)
+    return find_fault(lambda x: softplus(x, 2.0, 1.0) + torch.reciprocal(x) + torch.asinh(x), x) \
+        or find_fault(lambda x: gelu(x, approximate="tanh"), x, exporting=True)
 
 
 @PATCH.op("softplus")
 def softplus(context: Any, node: Any) -> None:
     """softplus(self, beta=1, threshold=20): log(1 + exp(beta·x)) / beta; x where beta·x > threshold."""
-    given = bind(context, node, "self beta=1 threshold=20")
-    beta, threshold = (float(python(given.beta, node, "beta")), float(python(given.threshold, node, "threshold")))
+    given = bind_arguments(context, node, "self beta=1 threshold=20")
+    beta, threshold = (float(to_python(given.beta, node, "beta")), float(to_python(given.threshold, node, "threshold")))
     x = given.self
     if threshold >= 20:  # over 20, the logarithm and x are the same number in fp32
         _TORCH_OPS_REGISTRY.name_to_func_mapping["softplus"](context, node)
         return
-    scaled = x if beta == 1 else mb.mul(x=x, y=cast(tensor(beta), x.dtype))
+    scaled = x if beta == 1 else mb.mul(x=x, y=cast_to(to_tensor(beta), x.dtype))
     soft = mb.softplus(x=scaled)
-    soft = soft if beta == 1 else mb.mul(x=soft, y=cast(tensor(1 / beta), x.dtype))
-    soft = mb.select(cond=mb.greater(x=scaled, y=cast(tensor(threshold), x.dtype)), a=x, b=soft)
-    add(context, node, named(soft, node))
+    soft = soft if beta == 1 else mb.mul(x=soft, y=cast_to(to_tensor(1 / beta), x.dtype))
+    soft = mb.select(cond=mb.greater(x=scaled, y=cast_to(to_tensor(threshold), x.dtype)), a=x, b=soft)
+    add_result(context, node, name_result(soft, node))
 
 
 @PATCH.op("reciprocal")
 def reciprocal(context: Any, node: Any) -> None:
     """reciprocal(self)."""
-    x = _float(bind(context, node, "self").self)
-    add(context, node, mb.real_div(x=cast(tensor(1.0), x.dtype), y=x, name=node.name))
+    x = _to_float(bind_arguments(context, node, "self").self)
+    add_result(context, node, mb.real_div(x=cast_to(to_tensor(1.0), x.dtype), y=x, name=node.name))
 
 
 @PATCH.op("gelu")
 def gelu(context: Any, node: Any) -> None:
     """gelu(self, *, approximate='none')."""
-    given = bind(context, node, "self approximate='none'")
-    approximate = python(given.approximate, node, "approximate")
+    given = bind_arguments(context, node, "self approximate='none'")
+    approximate = to_python(given.approximate, node, "approximate")
     if approximate not in ("none", "tanh"):
         raise NotConverted.at(node, f"approximate is {approximate!r}, expected 'none' or 'tanh'")
     mode = "EXACT" if approximate == "none" else "TANH_APPROXIMATION"
-    add(context, node, mb.gelu(x=given.self, mode=mode, name=node.name))
+    add_result(context, node, mb.gelu(x=given.self, mode=mode, name=node.name))
 
 
 @PATCH.op("asinh")
 def asinh(context: Any, node: Any) -> None:
     """asinh(self)."""
-    x = _float(bind(context, node, "self").self)
+    x = _to_float(bind_arguments(context, node, "self").self)
     size = mb.abs(x=x)
-    root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=_number(1, x)))
-    add(context, node, mb.mul(x=mb.log(x=mb.add(x=size, y=root)), y=mb.sign(x=x), name=node.name))
+    root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
+    add_result(context, node, mb.mul(x=mb.log(x=mb.add(x=size, y=root)), y=mb.sign(x=x), name=node.name))
 
 
 @PATCH.op("acosh")
 def acosh(context: Any, node: Any) -> None:
     """acosh(self)."""
-    x = _float(bind(context, node, "self").self)
-    root = mb.sqrt(x=mb.sub(x=mb.mul(x=x, y=x), y=_number(1, x)))
-    add(context, node, mb.log(x=mb.add(x=x, y=root), name=node.name))
+    x = _to_float(bind_arguments(context, node, "self").self)
+    root = mb.sqrt(x=mb.sub(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
+    add_result(context, node, mb.log(x=mb.add(x=x, y=root), name=node.name))
 
 
-def _float(x: Var) -> Var:
-    return x if types.is_float(x.dtype) else cast(x, types.fp32)
+def _to_float(x: Var) -> Var:
+    return x if types.is_float(x.dtype) else cast_to(x, types.fp32)
 
 
-def _number(value: float, x: Var) -> Any:
+def _make_number_like(value: float, x: Var) -> Any:
     return types.nptype_from_builtin(x.dtype)(value) if x.dtype != types.fp32 else np.float32(value)

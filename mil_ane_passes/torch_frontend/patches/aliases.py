@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind
+from ..lowering import add_result, bind_arguments
 
 PATCH = Patch(code="TORCH102",
               title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
@@ -31,7 +31,7 @@ SYNONYMS = {
 }
 
 
-def delegate(context: Any, node: Any) -> None:
+def lower_synonym(context: Any, node: Any) -> None:
     """Lower the node as the op it stands for."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
@@ -44,10 +44,10 @@ def delegate(context: Any, node: Any) -> None:
     lowering(context, node)
 
 
-PATCH.op(*SYNONYMS)(delegate)
+PATCH.op(*SYNONYMS)(lower_synonym)
 
 
 @PATCH.op("alias", "positive")
-def same(context: Any, node: Any) -> None:
+def lower_alias(context: Any, node: Any) -> None:
     """alias(self): the tensor itself, under a name of its own."""
-    add(context, node, mb.identity(x=bind(context, node, "self").self, name=node.name))
+    add_result(context, node, mb.identity(x=bind_arguments(context, node, "self").self, name=node.name))

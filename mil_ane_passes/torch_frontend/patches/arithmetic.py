@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, named, promoted, python, tensor
+from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands, to_python, to_tensor
 
 PATCH = Patch(code="TORCH103",
               title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))
@@ -23,29 +23,29 @@ PATCH = Patch(code="TORCH103",
 @PATCH.op("trunc")
 def trunc(context: Any, node: Any) -> None:
     """trunc(self)."""
-    x = bind(context, node, "self").self
+    x = bind_arguments(context, node, "self").self
     whole = x if not types.is_float(x.dtype) else mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)))
-    add(context, node, named(whole, node))
+    add_result(context, node, name_result(whole, node))
 
 
 @PATCH.op("hypot")
 def hypot(context: Any, node: Any) -> None:
     """hypot(self, other)."""
-    given = bind(context, node, "self other")
-    x, y = (mb.abs(x=operand) for operand in promoted(given.self, given.other))
+    given = bind_arguments(context, node, "self other")
+    x, y = (mb.abs(x=operand) for operand in promote_operands(given.self, given.other))
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
-    nothing = cast(mb.equal(x=larger, y=_number(0, larger)), larger.dtype)
+    nothing = cast_to(mb.equal(x=larger, y=_make_number_like(0, larger)), larger.dtype)
     ratio = mb.real_div(x=smaller, y=mb.add(x=larger, y=nothing))
-    root = mb.sqrt(x=mb.add(x=mb.mul(x=ratio, y=ratio), y=_number(1, ratio)))
-    add(context, node, mb.mul(x=larger, y=root, name=node.name))
+    root = mb.sqrt(x=mb.add(x=mb.mul(x=ratio, y=ratio), y=_make_number_like(1, ratio)))
+    add_result(context, node, mb.mul(x=larger, y=root, name=node.name))
 
 
 @PATCH.op("cdist", "_cdist_forward")
 def cdist(context: Any, node: Any) -> None:
     """cdist(x1, x2, p=2, compute_mode=None): distances between the rows of x1 and those of x2."""
-    given = bind(context, node, "x1 x2 p=2.0")
-    x, y = promoted(given.x1, given.x2)
-    power = float(python(given.p, node, "p"))
+    given = bind_arguments(context, node, "x1 x2 p=2.0")
+    x, y = promote_operands(given.x1, given.x2)
+    power = float(to_python(given.p, node, "p"))
     if max(x.rank, y.rank) > 4:
         raise NotConverted.at(node, "needs a rank of 6 to compare every two rows", "merge the batch dimensions")
     distance = mb.abs(x=mb.sub(x=mb.expand_dims(x=x, axes=[-2]), y=mb.expand_dims(x=y, axes=[-3])))
@@ -56,26 +56,26 @@ def cdist(context: Any, node: Any) -> None:
     elif power > 1e38:  # the host writes inf as the largest fp32
         result = mb.reduce_max(x=distance, axes=[-1])
     elif power == 0:
-        differs = cast(mb.not_equal(x=distance, y=_number(0, distance)), distance.dtype)
+        differs = cast_to(mb.not_equal(x=distance, y=_make_number_like(0, distance)), distance.dtype)
         result = mb.reduce_sum(x=differs, axes=[-1])
     else:
-        total = mb.reduce_sum(x=mb.pow(x=distance, y=_number(power, distance)), axes=[-1])
-        result = mb.pow(x=total, y=_number(1 / power, total))
-    add(context, node, named(result, node))
+        total = mb.reduce_sum(x=mb.pow(x=distance, y=_make_number_like(power, distance)), axes=[-1])
+        result = mb.pow(x=total, y=_make_number_like(1 / power, total))
+    add_result(context, node, name_result(result, node))
 
 
 @PATCH.op("bucketize")
 def bucketize(context: Any, node: Any) -> None:
     """bucketize(self, boundaries, out_int32=False, right=False): of the elements between sorted boundaries."""
-    given = bind(context, node, "self boundaries out_int32=False right=False")
-    x, boundaries = promoted(given.self, given.boundaries)
+    given = bind_arguments(context, node, "self boundaries out_int32=False right=False")
+    x, boundaries = promote_operands(given.self, given.boundaries)
     if x.rank > 4:
         raise NotConverted.at(node, "takes a rank up to 4", "reshape it first")
-    below = mb.less_equal if python(given.right, node, "right") else mb.less
+    below = mb.less_equal if to_python(given.right, node, "right") else mb.less
     column = mb.expand_dims(x=x, axes=[x.rank]) if x.rank else x
-    counted = mb.reduce_sum(x=cast(below(x=boundaries, y=column), types.int32), axes=[-1])
-    add(context, node, named(counted, node))
+    counted = mb.reduce_sum(x=cast_to(below(x=boundaries, y=column), types.int32), axes=[-1])
+    add_result(context, node, name_result(counted, node))
 
 
-def _number(value: float, x: Var) -> Var:
-    return cast(tensor(value), x.dtype) if types.is_float(x.dtype) else tensor(np.int32(value))
+def _make_number_like(value: float, x: Var) -> Var:
+    return cast_to(to_tensor(value), x.dtype) if types.is_float(x.dtype) else to_tensor(np.int32(value))

@@ -20,67 +20,69 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, dims, numbers_up_to, python, vector
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, to_python, to_size_vector
+from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH104",
     title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )
-_KIND = "scaled_dot_product_attention"
-_MASKED = -3e4  # what the host adds, far below any score and within fp16
+_OP_KIND = "scaled_dot_product_attention"
+_MASK_VALUE = -3e4  # what the host adds, far below any score and within fp16
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x > 1),
-                 torch.tensor([[0., 1], [2, 3]]))
+    return find_fault(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x > 1),
+                      torch.tensor([[0., 1], [2, 3]]))
 
 
-@PATCH.op(_KIND)
-def attention(context: Any, node: Any) -> None:
+@PATCH.op(_OP_KIND)
+def lower_attention(context: Any, node: Any) -> None:
     """scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)."""
-    given = bind(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
+    given = bind_arguments(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
                                 "enable_gqa=False")
-    if python(given.dropout_p, node, "dropout_p") != 0:
+    if to_python(given.dropout_p, node, "dropout_p") != 0:
         raise NotConverted.at(node, "drops values out at random", "pass dropout_p=0.0 for inference")
     key, value = given.key, given.value
-    if python(given.enable_gqa, node, "enable_gqa"):
-        key, value = (_as_many_heads(each, given.query) for each in (key, value))
+    if to_python(given.enable_gqa, node, "enable_gqa"):
+        key, value = (_repeat_heads(each, given.query) for each in (key, value))
     mask = given.attn_mask
-    if python(given.is_causal, node, "is_causal"):
-        mask = _causal(given.query, key)
-    mask, rows = _rows(mask, given.query.dtype)
+    if to_python(given.is_causal, node, "is_causal"):
+        mask = _make_causal_mask(given.query, key)
+    mask, rows = _prepare_mask(mask, given.query.dtype)
     if rows is None:
-        _host(context, node, given, key, value, mask, node.name)
+        _lower_with_coremltools(context, node, given, key, value, mask, node.name)
         return
-    found = _host(context, node, given, key, value, mask, node.name + "_unmasked")
+    found = _lower_with_coremltools(context, node, given, key, value, mask, node.name + "_unmasked")
     if rows.dtype == types.bool:
-        add(context, node, mb.select(cond=rows, a=found, b=mb.const(val=_zero(found)), name=node.name))
+        add_result(context, node, mb.select(cond=rows, a=found, b=mb.const(val=_make_zero(found)), name=node.name))
     else:
-        add(context, node, mb.mul(x=found, y=rows, name=node.name))
+        add_result(context, node, mb.mul(x=found, y=rows, name=node.name))
 
 
-def _rows(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]:
+def _prepare_mask(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]:
     """The mask to add, and which of its rows let anything through: None (all do), 0 and 1, or (float masks) bools."""
     if mask is None:
         return None, None
     if mask.dtype == types.bool:
         if mask.val is not None and np.all(np.any(mask.val, axis=-1)):
             return mask, None
-        through = cast(mask, dtype)
-        return (mb.mul(x=mb.sub(x=_const(1, dtype), y=through), y=_const(_MASKED, dtype)),
+        through = cast_to(mask, dtype)
+        return (mb.mul(x=mb.sub(x=_to_numpy_scalar(1, dtype), y=through), y=_to_numpy_scalar(_MASK_VALUE, dtype)),
                 mb.reduce_max(x=through, axes=[-1], keep_dims=True))
     if mask.val is not None and np.all(np.any(mask.val > -np.inf, axis=-1)):
         return mask, None
     highest = mb.reduce_max(x=mask, axes=[-1], keep_dims=True)
-    return mask, mb.greater(x=highest, y=_const(-np.inf, mask.dtype))
+    return mask, mb.greater(x=highest, y=_to_numpy_scalar(-np.inf, mask.dtype))
 
 
-def _host(context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str) -> Var:
+def _lower_with_coremltools(
+    context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str
+) -> Var:
     """The host's own lowering of query, key, value and mask, under `name`."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
@@ -90,32 +92,32 @@ def _host(context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var |
         context.add(each if each is None or isinstance(each, Var) else mb.const(val=np.float32(each)), inputs[-1])
     plain = SimpleNamespace(kind="coreml::sdpa", name=name, inputs=inputs[:4], outputs=[name],
                             kwinputs={"scale": [inputs[4]]} if given.scale is not None else None)
-    _TORCH_OPS_REGISTRY.name_to_func_mapping[_KIND](context, plain)
+    _TORCH_OPS_REGISTRY.name_to_func_mapping[_OP_KIND](context, plain)
     return context[name]
 
 
-def _causal(query: Var, key: Var) -> Var:
+def _make_causal_mask(query: Var, key: Var) -> Var:
     """True where the column is not beyond the row: a const where both lengths are known."""
-    rows, columns = dims(query)[-2], dims(key)[-2]
+    rows, columns = get_dims(query)[-2], get_dims(key)[-2]
     if isinstance(rows, int) and isinstance(columns, int):
         return mb.const(val=np.tril(np.ones((rows, columns), dtype=bool)))
-    return mb.greater_equal(x=mb.expand_dims(x=numbers_up_to(rows), axes=[1]), y=numbers_up_to(columns))
+    return mb.greater_equal(x=mb.expand_dims(x=make_range(rows), axes=[1]), y=make_range(columns))
 
 
-def _as_many_heads(x: Var, query: Var) -> Var:
+def _repeat_heads(x: Var, query: Var) -> Var:
     """`x` (..., heads, length, size) with each head repeated until there are as many as in `query`."""
     times = query.shape[-3] // x.shape[-3]
     if times == 1:
         return x
-    *batch, heads, length, size = dims(x)
-    apart = mb.reshape(x=x, shape=vector([*batch, heads, 1, length, size]))
+    *batch, heads, length, size = get_dims(x)
+    apart = mb.reshape(x=x, shape=to_size_vector([*batch, heads, 1, length, size]))
     repeated = mb.tile(x=apart, reps=[*[1] * len(batch), 1, times, 1, 1])
-    return mb.reshape(x=repeated, shape=vector([*batch, heads * times, length, size]))
+    return mb.reshape(x=repeated, shape=to_size_vector([*batch, heads * times, length, size]))
 
 
-def _const(value: float, dtype: Any) -> Any:
+def _to_numpy_scalar(value: float, dtype: Any) -> Any:
     return types.nptype_from_builtin(dtype)(value)
 
 
-def _zero(x: Var) -> Any:
+def _make_zero(x: Var) -> Any:
     return types.nptype_from_builtin(x.dtype)(0)

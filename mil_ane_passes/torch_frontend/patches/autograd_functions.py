@@ -11,7 +11,7 @@ from typing import Any
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..probing import wrong
+from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH105",
@@ -26,40 +26,40 @@ def probe() -> str | None:
     import torch
 
     doubled: Any = type("Doubled", (torch.autograd.Function,), {"forward": staticmethod(lambda context, x: x * 2)})
-    return wrong(lambda x: doubled.apply(x), torch.arange(3.))
+    return find_fault(lambda x: doubled.apply(x), torch.arange(3.))
 
 
-@PATCH.replaces("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")
 def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
     """The host's graph with what autograd functions do in their places."""
-    if _recorded(graph):
-        _inline(graph)
+    if _find_recorded_functions(graph):
+        _inline_functions(graph)
     return host(graph, module)
 
 
 @PATCH.op("pythonop")
-def python_op(context: Any, node: Any) -> None:
+def refuse_python_op(context: Any, node: Any) -> None:
     """What a trace recorded nothing of."""
     raise NotConverted.at(node, "is Python code of which the graph records nothing", "write it with torch's ops")
 
 
-def _recorded(graph: Any) -> list[Any]:
+def _find_recorded_functions(graph: Any) -> list[Any]:
     return [node for node in graph.findAllNodes("prim::PythonOp", True) if "Subgraph" in node.attributeNames()]
 
 
-def _inline(graph: Any) -> None:
+def _inline_functions(graph: Any) -> None:
     import torch
 
-    while _recorded(graph):  # a function may call another
+    while _find_recorded_functions(graph):  # a function may call another
         torch._C._jit_pass_onnx_autograd_function_process(graph)  # the Subgraph attribute becomes a block
         for node in graph.findAllNodes("prim::PythonOp", True):
             for block in list(node.blocks())[:1]:
-                _replace(graph, node, block)
+                _replace_by_block(graph, node, block)
                 node.destroy()
     torch._C._jit_pass_lint(graph)
 
 
-def _replace(graph: Any, node: Any, block: Any) -> None:
+def _replace_by_block(graph: Any, node: Any, block: Any) -> None:
     """Put the nodes of the block before `node`, whose values become the block's."""
     for inner, outer in zip(list(block.inputs()), list(node.inputs()), strict=True):
         inner.replaceAllUsesWith(outer)

@@ -12,8 +12,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, python, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, to_python, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH106",
               title="`hardtanh` and `elu` fail with default or int arguments", upstream=("none known",))
@@ -24,32 +24,32 @@ def probe() -> str | None:
     import torch
     from torch.nn.functional import hardtanh
 
-    return wrong(lambda x: torch.nn.functional.elu_(hardtanh(x, -1, 1) * 2), torch.tensor([-3.0, 0.5, 2.0]))
+    return find_fault(lambda x: torch.nn.functional.elu_(hardtanh(x, -1, 1) * 2), torch.tensor([-3.0, 0.5, 2.0]))
 
 
 @PATCH.op("hardtanh")
 def hardtanh(context: Any, node: Any) -> None:
     """hardtanh(self, min_val=-1, max_val=1)"""
-    given = bind(context, node, "self min_val=-1 max_val=1")
+    given = bind_arguments(context, node, "self min_val=-1 max_val=1")
     x = given.self
-    low, high = python(given.min_val, node, "min_val"), python(given.max_val, node, "max_val")
+    low, high = to_python(given.min_val, node, "min_val"), to_python(given.max_val, node, "max_val")
     if x.dtype in (types.fp16, types.fp32):
-        add(context, node, mb.clip(x=x, alpha=float(low), beta=float(high), name=node.name))
+        add_result(context, node, mb.clip(x=x, alpha=float(low), beta=float(high), name=node.name))
         return
-    above = mb.maximum(x=x, y=cast(tensor(low), x.dtype))
-    add(context, node, mb.minimum(x=above, y=cast(tensor(high), x.dtype), name=node.name))
+    above = mb.maximum(x=x, y=cast_to(to_tensor(low), x.dtype))
+    add_result(context, node, mb.minimum(x=above, y=cast_to(to_tensor(high), x.dtype), name=node.name))
 
 
 @PATCH.op("elu")
 def elu(context: Any, node: Any) -> None:
     """elu(self, alpha=1, scale=1, input_scale=1): scale · (x, or alpha · (exp(input_scale · x) - 1) below 0)."""
-    given = bind(context, node, "self alpha=1 scale=1 input_scale=1")
+    given = bind_arguments(context, node, "self alpha=1 scale=1 input_scale=1")
     x = given.self
     names = ("alpha", "scale", "input_scale")
-    alpha, scale, inner = (float(python(getattr(given, name), node, name)) for name in names)
+    alpha, scale, inner = (float(to_python(getattr(given, name), node, name)) for name in names)
     if scale == inner == 1:
-        add(context, node, mb.elu(x=x, alpha=alpha, name=node.name))
+        add_result(context, node, mb.elu(x=x, alpha=alpha, name=node.name))
         return
-    below = mb.elu(x=mb.mul(x=x, y=cast(tensor(inner), x.dtype)), alpha=alpha)
-    chosen = mb.select(cond=mb.greater(x=x, y=cast(tensor(0.0), x.dtype)), a=x, b=below)
-    add(context, node, mb.mul(x=chosen, y=cast(tensor(scale), x.dtype), name=node.name))
+    below = mb.elu(x=mb.mul(x=x, y=cast_to(to_tensor(inner), x.dtype)), alpha=alpha)
+    chosen = mb.select(cond=mb.greater(x=x, y=cast_to(to_tensor(0.0), x.dtype)), a=x, b=below)
+    add_result(context, node, mb.mul(x=chosen, y=cast_to(to_tensor(scale), x.dtype), name=node.name))

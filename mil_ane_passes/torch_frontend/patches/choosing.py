@@ -14,7 +14,17 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, is_known, named, promoted, python, static, tensor
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    has_static_shape,
+    is_constant,
+    name_result,
+    promote_operands,
+    to_python,
+    to_tensor,
+)
 
 PATCH = Patch(code="TORCH107",
               title="`where` of numbers, `x | y`, `x ^ y`, `x & 3` and shifts are not implemented",
@@ -29,26 +39,26 @@ def where(context: Any, node: Any) -> None:
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["where"](context, node)
         return
-    given = bind(context, node, "condition self other")
-    condition = cast(tensor(given.condition), types.bool)
-    first, second = promoted(given.self, given.other)
+    given = bind_arguments(context, node, "condition self other")
+    condition = cast_to(to_tensor(given.condition), types.bool)
+    first, second = promote_operands(given.self, given.other)
     if first.dtype == types.bool:
-        add(context, node, named(_bools(condition, first, second), node))
+        add_result(context, node, name_result(_select_bools(condition, first, second), node))
         return
     operands = [condition, first, second]
-    if all(map(static, operands)) and len({operand.shape for operand in operands}) > 1:
+    if all(map(has_static_shape, operands)) and len({operand.shape for operand in operands}) > 1:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        operands = [_expanded(operand, shape) for operand in operands]
+        operands = [_expand_to_shape(operand, shape) for operand in operands]
     condition, first, second = operands
-    add(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
+    add_result(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
 
 
-def _bools(condition: Var, first: Var, second: Var) -> Var:
+def _select_bools(condition: Var, first: Var, second: Var) -> Var:
     kept = mb.logical_and(x=mb.logical_not(x=condition), y=second)
     return mb.logical_or(x=mb.logical_and(x=condition, y=first), y=kept)
 
 
-def _expanded(x: Var, shape: tuple[int, ...]) -> Var:
+def _expand_to_shape(x: Var, shape: tuple[int, ...]) -> Var:
     from ..lowering import broadcast_to
 
     if x.val is not None:
@@ -57,30 +67,30 @@ def _expanded(x: Var, shape: tuple[int, ...]) -> Var:
 
 
 @PATCH.op("bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor")
-def bitwise(context: Any, node: Any) -> None:
+def lower_bitwise(context: Any, node: Any) -> None:
     """bitwise_and(self, other) and its kin."""
-    given = bind(context, node, "self other")
+    given = bind_arguments(context, node, "self other")
     kind = node.kind.strip("_").removeprefix("bitwise_").partition(".")[0]
-    x, y = promoted(given.self, given.other)
+    x, y = promote_operands(given.self, given.other)
     if x.dtype == types.bool:
         logical = {"and": mb.logical_and, "or": mb.logical_or, "xor": mb.logical_xor}[kind]
-        add(context, node, logical(x=x, y=y, name=node.name))
+        add_result(context, node, logical(x=x, y=y, name=node.name))
         return
     if kind != "and":
         raise NotConverted.at(node, f"'{kind}' of ints has no lowering", "use bools, or arithmetic")
-    x, y = (y, x) if is_known(x) else (x, y)
-    mask = np.unique(np.asarray(python(y, node, "other") if is_known(y) else -1, dtype=np.int64))
+    x, y = (y, x) if is_constant(x) else (x, y)
+    mask = np.unique(np.asarray(to_python(y, node, "other") if is_constant(y) else -1, dtype=np.int64))
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
         raise NotConverted.at(node, "'and' of ints is known for constant masks 2^k - 1 only. "
                               "The `bitwise_and` op only supports boolean input", "use arithmetic")
-    add(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
+    add_result(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
 
 
 @PATCH.op("lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift")
-def shift(context: Any, node: Any) -> None:
+def lower_shift(context: Any, node: Any) -> None:
     """__lshift__(self, other), __rshift__(self, other): times, or floored quotient by, 2^other."""
-    given = bind(context, node, "self other")
-    amount = np.asarray(python(given.other, node, "other"))
+    given = bind_arguments(context, node, "self other")
+    amount = np.asarray(to_python(given.other, node, "other"))
     if given.self.dtype == types.bool or np.any(amount < 0) or np.any(amount > 30):
         raise NotConverted.at(node, "shifts bools, or by less than 0 or more than 30 bits", "use arithmetic")
     left = "lshift" in node.kind or "left" in node.kind
@@ -88,4 +98,4 @@ def shift(context: Any, node: Any) -> None:
     if types.is_float(given.self.dtype):
         raise NotConverted.at(node, "shifts floats", "multiply by a power of two")
     result = (mb.mul if left else mb.floor_div)(x=given.self, y=factor if factor.ndim else factor[()])
-    add(context, node, named(result, node))
+    add_result(context, node, name_result(result, node))

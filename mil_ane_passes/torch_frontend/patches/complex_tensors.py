@@ -27,12 +27,21 @@ from coremltools.converters.mil.frontend.torch.utils import (
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ..complex_values import ComplexLiteral, is_complex, is_zero, join_parts, map_nested, parts_of, zeros_like
+from ..complex_values import ComplexLiteral, is_complex, is_zero, join_complex, map_nested, split_complex, zeros_like
 from ..contract import Lowering, Patch
 from ..errors import NotConverted
 from ..functional import COMPLEX_CONSTANT
-from ..lowering import add, bind, cast, named, promoted, python, static, tensor
-from ..probing import lowered_by_host
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    has_static_shape,
+    name_result,
+    promote_operands,
+    to_python,
+    to_tensor,
+)
+from ..probes import is_lowered_by_coremltools
 from .aliases import SYNONYMS
 
 PATCH = Patch(
@@ -40,15 +49,15 @@ PATCH = Patch(
     title="complex tensors: most ops are not implemented or fail; `view_as_complex`, `polar`, `angle`, `1j` do",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )
-_GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
+_GRAPH_MODULE = "coremltools.converters.mil.frontend.torch.internal_graph"
 
-_CONTAINERS = frozenset(("tupleconstruct", "listconstruct", "listunpack", "tupleunpack", "__getitem__", "getitem"))
-_READS_SHAPE = frozenset((
+_CONTAINER_KINDS = frozenset(("tupleconstruct", "listconstruct", "listunpack", "tupleunpack", "__getitem__", "getitem"))
+_SHAPE_READING_KINDS = frozenset((
     "size", "dim", "ndimension", "numel", "shape", "sym_size", "sym_numel", "len", "device", "is_floating_point"))
 _COMPLEX_DTYPES = (8, 9, 10)  # torch's numbers of complex32, complex64, complex128
-_LARGEST_POWER = 8
+_MAX_POWER = 8
 
-_BY_PARTS: dict[str, tuple[int, ...]] = dict.fromkeys((
+_PARTWISE_KINDS: dict[str, tuple[int, ...]] = dict.fromkeys((
     "view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy", "reshape_as", "view_as", "flatten", "unflatten",
     "ravel", "squeeze", "unsqueeze", "transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims",
     "numpy_t",
@@ -70,82 +79,82 @@ _BY_PARTS: dict[str, tuple[int, ...]] = dict.fromkeys((
 }
 """Ops that act on the real and the imaginary part alike, and which of their arguments hold complex values."""
 
-_PRODUCTS: dict[str, tuple[int, int]] = dict.fromkeys(
+_PRODUCT_KINDS: dict[str, tuple[int, int]] = dict.fromkeys(
     ("mul", "matmul", "mm", "bmm", "mv", "dot", "inner", "outer", "ger", "kron", "linear", "__matmul__"), (0, 1))
 
 
 @PATCH.probe
 def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
     return f"not implemented: {', '.join(missing)}" if missing else None
 
 
-@PATCH.wraps_lowerings
+@PATCH.wrap_lowerings
 def lower_complex(lowering: Lowering, context: Any, node: Any) -> None:
     """Lower a node with complex arguments by its meaning for complex numbers, every other node as before."""
-    kind = _kind(node)
-    given = [_resolve(context, item) for item in node.inputs]
-    named_given = {name: _resolve(context, item) for name, item in (node.kwinputs or {}).items()}
-    if kind in PATCH.ops or kind in _FOURIER:
+    kind = _get_base_kind(node)
+    given = [_resolve_input(context, item) for item in node.inputs]
+    named_given = {name: _resolve_input(context, item) for name, item in (node.kwinputs or {}).items()}
+    if kind in PATCH.ops or kind in _FOURIER_KINDS:
         lowering(context, node)
-    elif kind in _CONVERSIONS and _target_is_complex(given, named_given):
-        context.add(join_parts(*parts_of(given[0])), node.name)
-    elif not any(_holds_complex(value) for value in [*given, *named_given.values()]):
+    elif kind in _CONVERSION_KINDS and _is_complex_target(given, named_given):
+        context.add(join_complex(*split_complex(given[0])), node.name)
+    elif not any(_has_complex(value) for value in [*given, *named_given.values()]):
         lowering(context, node)
     else:
         call = SimpleNamespace(lowering=lowering, context=context, node=node, kind=kind, given=given, named=named_given)
-        _lower(call)
-    _refuse_as_result(context, node)
+        _lower_by_kind(call)
+    _refuse_complex_result(context, node)
 
 
-def _lower(call: Any) -> None:
-    if call.kind in _CONTAINERS:
+def _lower_by_kind(call: Any) -> None:
+    if call.kind in _CONTAINER_KINDS:
         _lower_container(call)
-    elif call.kind in _READS_SHAPE:
-        _add(call, _run(call, "shape", [map_nested(_real_part, value) for value in call.given]))
+    elif call.kind in _SHAPE_READING_KINDS:
+        _add_result(call, _run_lowering(call, "shape", [map_nested(_get_real_part, value) for value in call.given]))
     elif call.kind in _FORMULAS:
-        _add(call, _FORMULAS[call.kind](call))
-    elif call.kind in _PRODUCTS or call.kind == "einsum":
-        _add(call, _product(call))
-    elif call.kind in _BY_PARTS:
-        _add(call, _by_parts(call))
+        _add_result(call, _FORMULAS[call.kind](call))
+    elif call.kind in _PRODUCT_KINDS or call.kind == "einsum":
+        _add_result(call, _lower_product(call))
+    elif call.kind in _PARTWISE_KINDS:
+        _add_result(call, _lower_by_parts(call))
     else:
-        raise _unsupported(call.node)
+        raise _make_unsupported_error(call.node)
 
 
-def _unsupported(node: Any) -> NotConverted:
+def _make_unsupported_error(node: Any) -> NotConverted:
     return NotConverted.at(node, "has no lowering for complex numbers",
                            "compute with torch.view_as_real(...) there, or with .real and .imag")
 
 
-def _kind(node: Any) -> str:
+def _get_base_kind(node: Any) -> str:
     """The op kind without overload, in-place underscore and second names."""
     kind = str(unify_inplace_and_functional(sanitize_op_kind(node.kind))).partition(".")[0]
     return SYNONYMS.get(kind, kind)
 
 
-def _resolve(context: Any, item: Any) -> Any:
+def _resolve_input(context: Any, item: Any) -> Any:
     """An argument's value: what its name stands for in the context, or the literal."""
     if isinstance(item, list | tuple):
-        return type(item)(_resolve(context, one) for one in item)
+        return type(item)(_resolve_input(context, one) for one in item)
     return context[item] if isinstance(item, str) and item in context else item
 
 
-def _holds_complex(value: Any) -> bool:
-    return any(map(_holds_complex, value)) if isinstance(value, list | tuple) else is_complex(value)
+def _has_complex(value: Any) -> bool:
+    return any(map(_has_complex, value)) if isinstance(value, list | tuple) else is_complex(value)
 
 
-def _refuse_as_result(context: Any, node: Any) -> None:
+def _refuse_complex_result(context: Any, node: Any) -> None:
     """Raise NotConverted where a complex value leaves the program, a branch or a loop."""
     returned = set(getattr(node.parent, "outputs", None) or getattr(getattr(context, "_torch_graph", None), "outputs",
                                                                    None) or ())
     for name in {*node.outputs, node.name} & returned:
-        if name in context and _holds_complex(context[name]):
+        if name in context and _has_complex(context[name]):
             raise NotConverted.at(node, "returns complex numbers, which Core ML does not have",
                                   "return torch.view_as_real(...) of it, or .real and .imag")
 
 
-def _add(call: Any, result: Any) -> None:
+def _add_result(call: Any, result: Any) -> None:
     if isinstance(result, list | tuple):
         if call.context.frontend == TorchFrontend.TORCHSCRIPT and len(call.node.outputs) == len(result) > 1:
             for name, item in zip(call.node.outputs, result, strict=True):
@@ -164,18 +173,18 @@ def _lower_container(call: Any) -> None:
         for name, item in zip(call.node.outputs, call.given[0], strict=True):
             call.context.add(item, name)
     else:
-        call.context.add(call.given[0][int(python(call.given[1], call.node, "index"))], call.node.name)
+        call.context.add(call.given[0][int(to_python(call.given[1], call.node, "index"))], call.node.name)
 
 
 # Lowering a node with other arguments
 
-def _run(call: Any, label: str, given: Sequence[Any], named_given: Any = None, kind: str = "") -> Any:
+def _run_lowering(call: Any, label: str, given: Sequence[Any], named_given: Any = None, kind: str = "") -> Any:
     """The result of lowering a copy of the node, of another kind where one is given, with these arguments."""
     twin = copy.copy(call.node)
     twin.name = f"{call.node.name}_{label}"
     twin.outputs = [f"{name}_{label}" for name in call.node.outputs]
-    twin.inputs = [_entered(call.context, value, f"{twin.name}_input{place}") for place, value in enumerate(given)]
-    entered = {name: _entered(call.context, value, f"{twin.name}_{name}")
+    twin.inputs = [_add_input(call.context, value, f"{twin.name}_input{place}") for place, value in enumerate(given)]
+    entered = {name: _add_input(call.context, value, f"{twin.name}_{name}")
                for name, value in (call.named if named_given is None else named_given).items()}
     twin.kwinputs = entered or None
     lowering = call.lowering
@@ -187,192 +196,206 @@ def _run(call: Any, label: str, given: Sequence[Any], named_given: Any = None, k
     return call.context[twin.name]
 
 
-def _entered(context: Any, value: Any, name: str) -> Any:
+def _add_input(context: Any, value: Any, name: str) -> Any:
     """The name under which the context has the value now; a literal as it is."""
     if isinstance(value, tuple) and context.frontend != TorchFrontend.TORCHSCRIPT:
-        return tuple(_entered(context, item, f"{name}_{place}") for place, item in enumerate(value))
+        return tuple(_add_input(context, item, f"{name}_{place}") for place, item in enumerate(value))
     if isinstance(value, Var | list | tuple) or (value is None and context.frontend == TorchFrontend.TORCHSCRIPT):
         context.add(value, name)
         return name
     return value
 
 
-def _real_part(value: Any) -> Any:
-    return parts_of(value)[0] if is_complex(value) else value
+def _get_real_part(value: Any) -> Any:
+    return split_complex(value)[0] if is_complex(value) else value
 
 
-def _imag_part(value: Any) -> Any:
+def _get_imag_part(value: Any) -> Any:
     """The imaginary part: zeros for a real number or tensor, nothing else is changed."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Var) and (value.val is None or value.rank or types.is_complex(value.dtype)):
-        return parts_of(value)[1]
-    return parts_of(value)[1] if is_complex(value) else tensor(0.0) if isinstance(value, Var) else 0.0
+        return split_complex(value)[1]
+    return split_complex(value)[1] if is_complex(value) else to_tensor(0.0) if isinstance(value, Var) else 0.0
 
 
-def _by_parts(call: Any) -> Any:
-    places = _BY_PARTS[call.kind]
+def _lower_by_parts(call: Any) -> Any:
+    places = _PARTWISE_KINDS[call.kind]
 
     def run(label: str, part: Callable[[Any], Any]) -> Any:
         given = [map_nested(part, value) if place in places else value for place, value in enumerate(call.given)]
-        if any(map(_holds_complex, given)):
-            raise _unsupported(call.node)
-        return _run(call, label, given, {name: map_nested(part, value) if name in ("value", "other", "src") else value
-                                         for name, value in call.named.items()})
+        if any(map(_has_complex, given)):
+            raise _make_unsupported_error(call.node)
+        return _run_lowering(
+            call,
+            label,
+            given,
+            {
+                name: map_nested(part, value) if name in ("value", "other", "src") else value
+                for name, value in call.named.items()
+            },
+        )
 
-    real, imag = run("real", _real_part), run("imag", _imag_part)
+    real, imag = run("real", _get_real_part), run("imag", _get_imag_part)
     if isinstance(real, list | tuple):
-        return type(real)(map(join_parts, real, imag))
-    return join_parts(real, imag)
+        return type(real)(map(join_complex, real, imag))
+    return join_complex(real, imag)
 
 
-def _product(call: Any) -> Any:
+def _lower_product(call: Any) -> Any:
     """The sum of real products: (a + bi)(c + di) = ac - bd + (ad + bc)i; products by a known 0 are left out."""
     nested = call.kind == "einsum"
     first, second = (call.given[1] if nested else call.given)[:2]
     if len(call.given[1] if nested else call.given) > 2 and (nested or call.given[2] is not None):
         raise NotConverted.at(call.node, "has more than two complex operands", "multiply two at a time")
-    (a, b), (c, d) = parts_of(first), parts_of(second)
+    (a, b), (c, d) = split_complex(first), split_complex(second)
 
     def product(x: Var, y: Var, label: str) -> Var:
         operands = [call.given[0], type(call.given[1])((x, y)), *call.given[2:]] if nested else [x, y, *call.given[2:]]
-        return cast(_run(call, label, operands), types.fp32)
+        return cast_to(_run_lowering(call, label, operands), types.fp32)
 
     def times(x: Var, y: Var, label: str) -> Var | None:
         return None if is_zero(x) or is_zero(y) else product(x, y, label)
 
     ac, bd, ad, bc = times(a, c, "ac"), times(b, d, "bd"), times(a, d, "ad"), times(b, c, "bc")
-    real, imag = _difference(ac, bd), _total(ad, bc)
+    real, imag = _subtract_optional(ac, bd), _add_optional(ad, bc)
     if real is None and imag is None:  # a product by 0
         real = product(a, c, "zero")
     if real is None or imag is None:
         nothing = zeros_like(real if imag is None else imag)
         real, imag = nothing if real is None else real, nothing if imag is None else imag
-    return join_parts(real, imag)
+    return join_complex(real, imag)
 
 
-def _total(x: Var | None, y: Var | None) -> Var | None:
+def _add_optional(x: Var | None, y: Var | None) -> Var | None:
     return y if x is None else x if y is None else mb.add(x=x, y=y)
 
 
-def _difference(x: Var | None, y: Var | None) -> Var | None:
+def _subtract_optional(x: Var | None, y: Var | None) -> Var | None:
     return x if y is None else mb.mul(x=y, y=np.float32(-1)) if x is None else mb.sub(x=x, y=y)
 
 
 # Formulas
 
-def _sum(call: Any) -> Var:
+def _lower_sum(call: Any) -> Var:
     """add(self, other, alpha=1), sub, rsub: the sums of the parts, both of the shape of the result."""
-    real = _run(call, "real", [_real_part(value) for value in call.given])
-    imag = _run(call, "imag", [_imag_part(value) if place < 2 else value for place, value in enumerate(call.given)])
-    return join_parts(real, imag)
+    real = _run_lowering(call, "real", [_get_real_part(value) for value in call.given])
+    imag = _run_lowering(
+        call, "imag", [_get_imag_part(value) if place < 2 else value for place, value in enumerate(call.given)]
+    )
+    return join_complex(real, imag)
 
 
-def _quotient(call: Any) -> Var:
+def _lower_quotient(call: Any) -> Var:
     """div(self, other, rounding_mode=None), true_divide."""
-    given = bind(call.context, call.node, "self other rounding_mode=None")
+    given = bind_arguments(call.context, call.node, "self other rounding_mode=None")
     if given.rounding_mode is not None:
-        raise _unsupported(call.node)
-    (a, b), x = parts_of(given.self), given.other
+        raise _make_unsupported_error(call.node)
+    (a, b), x = split_complex(given.self), given.other
     if not is_complex(x):
-        divisor = tensor(x, types.fp32)
-        return join_parts(mb.real_div(x=cast(a, types.fp32), y=divisor), mb.real_div(x=cast(b, types.fp32), y=divisor))
-    return _times((a, b), _inverse(*parts_of(x)))
+        divisor = to_tensor(x, types.fp32)
+        return join_complex(
+            mb.real_div(x=cast_to(a, types.fp32), y=divisor), mb.real_div(x=cast_to(b, types.fp32), y=divisor)
+        )
+    return _multiply_complex((a, b), _invert_complex(*split_complex(x)))
 
 
-def _inverse(real: Var, imag: Var) -> tuple[Var, Var]:
+def _invert_complex(real: Var, imag: Var) -> tuple[Var, Var]:
     """1 / z = conj(z) / |z|²."""
     size = mb.add(x=mb.square(x=real), y=mb.square(x=imag))
     return mb.real_div(x=real, y=size), mb.real_div(x=mb.mul(x=imag, y=np.float32(-1)), y=size)
 
 
-def _times(one: tuple[Var, Var], other: tuple[Var, Var]) -> Var:
+def _multiply_complex(one: tuple[Var, Var], other: tuple[Var, Var]) -> Var:
     """The product of two numbers by elements."""
-    a, b, c, d = (cast(part, types.fp32) for part in (*one, *other))
+    a, b, c, d = (cast_to(part, types.fp32) for part in (*one, *other))
     if is_zero(b):
-        return join_parts(mb.mul(x=a, y=c), mb.mul(x=a, y=d))
-    return join_parts(mb.sub(x=mb.mul(x=a, y=c), y=mb.mul(x=b, y=d)), mb.add(x=mb.mul(x=a, y=d), y=mb.mul(x=b, y=c)))
+        return join_complex(mb.mul(x=a, y=c), mb.mul(x=a, y=d))
+    return join_complex(mb.sub(x=mb.mul(x=a, y=c), y=mb.mul(x=b, y=d)), mb.add(x=mb.mul(x=a, y=d), y=mb.mul(x=b, y=c)))
 
 
-def _power(call: Any) -> Var:
+def _lower_power(call: Any) -> Var:
     """pow(self, exponent) with a small whole exponent; square(self), reciprocal(self)."""
-    given = bind(call.context, call.node, "self exponent=2")
-    exponent = -1 if call.kind == "reciprocal" else python(given.exponent, call.node, "exponent")
+    given = bind_arguments(call.context, call.node, "self exponent=2")
+    exponent = -1 if call.kind == "reciprocal" else to_python(given.exponent, call.node, "exponent")
     if is_complex(exponent) or not is_complex(given.self) or exponent != int(exponent) \
-            or not 1 <= abs(exponent) <= _LARGEST_POWER:
+            or not 1 <= abs(exponent) <= _MAX_POWER:
         raise NotConverted.at(call.node, "raises complex numbers to a power other than a whole number from -8 to 8",
                               "use torch.polar(z.abs() ** p, z.angle() * p)")
-    base = parts_of(given.self) if exponent > 0 else _inverse(*parts_of(given.self))
-    result = join_parts(*base)
+    base = split_complex(given.self) if exponent > 0 else _invert_complex(*split_complex(given.self))
+    result = join_complex(*base)
     for _ in range(abs(int(exponent)) - 1):
-        result = _times(parts_of(result), base)
+        result = _multiply_complex(split_complex(result), base)
     return result
 
 
-def _exponential(call: Any) -> Var:
+def _lower_exp(call: Any) -> Var:
     """exp(self): e^a (cos b + i sin b)."""
-    real, imag = parts_of(call.given[0])
+    real, imag = split_complex(call.given[0])
     cosine, sine = mb.cos(x=imag), mb.sin(x=imag)
     if is_zero(real):
-        return join_parts(cosine, sine)
+        return join_complex(cosine, sine)
     size = mb.exp(x=real)
-    return join_parts(mb.mul(x=size, y=cosine), mb.mul(x=size, y=sine))
+    return join_complex(mb.mul(x=size, y=cosine), mb.mul(x=size, y=sine))
 
 
-def _logarithm(call: Any) -> Var:
+def _lower_log(call: Any) -> Var:
     """log(self): log |z| + i angle."""
-    return join_parts(mb.log(x=magnitude(*parts_of(call.given[0])), epsilon=0.0), direction(*parts_of(call.given[0])))
+    return join_complex(
+        mb.log(x=compute_magnitude(*split_complex(call.given[0])), epsilon=0.0),
+        compute_angle(*split_complex(call.given[0])),
+    )
 
 
-def _unit(call: Any) -> Var:
+def _lower_sgn(call: Any) -> Var:
     """sgn(self): z / |z|, 0 for 0."""
-    real, imag = parts_of(call.given[0])
-    size = magnitude(real, imag)
-    size = mb.add(x=size, y=cast(mb.equal(x=size, y=np.float32(0)), types.fp32))
-    return join_parts(mb.real_div(x=real, y=size), mb.real_div(x=imag, y=size))
+    real, imag = split_complex(call.given[0])
+    size = compute_magnitude(real, imag)
+    size = mb.add(x=size, y=cast_to(mb.equal(x=size, y=np.float32(0)), types.fp32))
+    return join_complex(mb.real_div(x=real, y=size), mb.real_div(x=imag, y=size))
 
 
-def _equal(call: Any) -> Var:
+def _lower_equality(call: Any) -> Var:
     """eq(self, other), ne(self, other)."""
-    same = [_run(call, label, [part(value) for value in call.given[:2]], kind="eq")
-            for label, part in (("real", _real_part), ("imag", _imag_part))]
+    same = [_run_lowering(call, label, [part(value) for value in call.given[:2]], kind="eq")
+            for label, part in (("real", _get_real_part), ("imag", _get_imag_part))]
     both = mb.logical_and(x=same[0], y=same[1])
     return both if call.kind == "eq" else mb.logical_not(x=both)
 
 
-def _to_real(call: Any) -> Var:
+def _lower_conversion(call: Any) -> Var:
     """to(self, dtype): the real part for a real dtype, as torch does; a complex one changes nothing."""
-    if not _has_target(call.given, call.named):
+    if not _has_real_target(call.given, call.named):
         return call.given[0]
-    return _run(call, "real", [_real_part(value) for value in call.given])
+    return _run_lowering(call, "real", [_get_real_part(value) for value in call.given])
 
 
-def magnitude(real: Var, imag: Var) -> Var:
+def compute_magnitude(real: Var, imag: Var) -> Var:
     """|z|, without squares that overflow."""
     x, y = mb.abs(x=real), mb.abs(x=imag)
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
-    nothing = cast(mb.equal(x=larger, y=np.float32(0)), types.fp32)
+    nothing = cast_to(mb.equal(x=larger, y=np.float32(0)), types.fp32)
     ratio = mb.real_div(x=smaller, y=mb.add(x=larger, y=nothing))
     return mb.mul(x=larger, y=mb.sqrt(x=mb.add(x=mb.square(x=ratio), y=np.float32(1))))
 
 
-def direction(real: Var, imag: Var) -> Var:
+def compute_angle(real: Var, imag: Var) -> Var:
     """The angle of z from -pi to pi: pi for negative real numbers, 0 for 0. Quotients stay from 0 to 1."""
     x, y = mb.abs(x=real), mb.abs(x=imag)
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
-    nothing = cast(mb.equal(x=larger, y=np.float32(0)), types.fp32)
+    nothing = cast_to(mb.equal(x=larger, y=np.float32(0)), types.fp32)
     angle = mb.atan(x=mb.real_div(x=smaller, y=mb.add(x=larger, y=nothing)))
     angle = mb.select(cond=mb.greater(x=y, y=x), a=mb.sub(x=np.float32(math.pi / 2), y=angle), b=angle)
     angle = mb.select(cond=mb.less(x=real, y=np.float32(0)), a=mb.sub(x=np.float32(math.pi), y=angle), b=angle)
     return mb.select(cond=mb.less(x=imag, y=np.float32(0)), a=mb.mul(x=angle, y=np.float32(-1)), b=angle)
 
 
-_CONVERSIONS = frozenset(("to", "_to_copy", "type_as"))
+_CONVERSION_KINDS = frozenset(("to", "_to_copy", "type_as"))
 
 
-def _has_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
+def _has_real_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
     """Whether the conversion names a dtype or a tensor to be like, and that is not complex."""
-    if _target_is_complex(given, named_given):
+    if _is_complex_target(given, named_given):
         return False
     if named_given.get("dtype") is not None:
         return True
@@ -381,7 +404,7 @@ def _has_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
         or (isinstance(second, int) and not isinstance(second, bool))
 
 
-def _target_is_complex(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
+def _is_complex_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
     targets = [*given[1:2], *map_nested(lambda item: item, list(named_given.get("dtype") or ()))]
     for target in targets:
         value = target.val if isinstance(target, Var) and target.rank == 0 and target.val is not None else target
@@ -392,17 +415,22 @@ def _target_is_complex(given: Sequence[Any], named_given: dict[str, Any]) -> boo
 
 
 _FORMULAS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("add", "sub", "rsub", "__add__"), _sum),
-    **dict.fromkeys(("div", "true_divide"), _quotient),
-    **dict.fromkeys(("pow", "square", "reciprocal"), _power),
-    **dict.fromkeys(("eq", "ne"), _equal),
-    **dict.fromkeys(_CONVERSIONS, _to_real),
-    "exp": _exponential, "log": _logarithm, "sgn": _unit,
-    "abs": lambda call: magnitude(*parts_of(call.given[0])),
+    **dict.fromkeys(("add", "sub", "rsub", "__add__"), _lower_sum),
+    **dict.fromkeys(("div", "true_divide"), _lower_quotient),
+    **dict.fromkeys(("pow", "square", "reciprocal"), _lower_power),
+    **dict.fromkeys(("eq", "ne"), _lower_equality),
+    **dict.fromkeys(_CONVERSION_KINDS, _lower_conversion),
+    "exp": _lower_exp, "log": _lower_log, "sgn": _lower_sgn,
+    "abs": lambda call: compute_magnitude(*split_complex(call.given[0])),
     "is_complex": lambda call: mb.const(val=True),
 }
-_FOURIER = frozenset(("stft", "istft", *(f"fft_{inverse}{real}fft{axes}" for inverse in ("", "i") for real in ("", "r")
-                                        for axes in ("", "2", "n"))))
+_FOURIER_KINDS = frozenset(
+    (
+        "stft",
+        "istft",
+        *(f"fft_{inverse}{real}fft{axes}" for inverse in ("", "i") for real in ("", "r") for axes in ("", "2", "n")),
+    )
+)
 """Lowered by patches of their own, which take complex values."""
 
 
@@ -411,120 +439,126 @@ _FOURIER = frozenset(("stft", "istft", *(f"fft_{inverse}{real}fft{axes}" for inv
 @PATCH.op(COMPLEX_CONSTANT)
 def complex_constant(context: Any, node: Any) -> None:
     """A complex number of the graph, such as 1j."""
-    context.add(join_parts(tensor(node.attr["real"]), tensor(node.attr["imag"])), node.name)
+    context.add(join_complex(to_tensor(node.attr["real"]), to_tensor(node.attr["imag"])), node.name)
 
 
 @PATCH.op("complex")
-def complex_of(context: Any, node: Any) -> None:
+def lower_complex_pair(context: Any, node: Any) -> None:
     """complex(real, imag)."""
-    given = bind(context, node, "real imag")
-    context.add(join_parts(*_broadcast(given.real, given.imag)), node.name)
+    given = bind_arguments(context, node, "real imag")
+    context.add(join_complex(*_broadcast_pair(given.real, given.imag)), node.name)
 
 
 @PATCH.op("view_as_complex", "view_as_complex_copy")
 def view_as_complex(context: Any, node: Any) -> None:
     """view_as_complex(self): the last axis holds the real and the imaginary part."""
-    x = bind(context, node, "self").self
+    x = bind_arguments(context, node, "self").self
     if x.rank == 0 or x.shape[-1] != 2:
         raise NotConverted.at(node, f"views a tensor of shape {list(x.shape)} as complex numbers",
                               "the last axis must have 2 elements")
-    real, imag = mb.split(x=cast(x, types.fp32), num_splits=2, axis=-1)
-    context.add(join_parts(mb.squeeze(x=real, axes=[-1]), mb.squeeze(x=imag, axes=[-1])), node.name)
+    real, imag = mb.split(x=cast_to(x, types.fp32), num_splits=2, axis=-1)
+    context.add(join_complex(mb.squeeze(x=real, axes=[-1]), mb.squeeze(x=imag, axes=[-1])), node.name)
 
 
 @PATCH.op("view_as_real", "view_as_real_copy")
 def view_as_real(context: Any, node: Any) -> None:
     """view_as_real(self)."""
-    x = bind(context, node, "self").self
+    x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "is called on real numbers",
                               "call it on complex ones; a model takes those as torch.view_as_real(...) of them")
-    add(context, node, mb.stack(values=parts_of(x), axis=-1, name=node.name))
+    add_result(context, node, mb.stack(values=split_complex(x), axis=-1, name=node.name))
 
 
 @PATCH.op("polar")
 def polar(context: Any, node: Any) -> None:
     """polar(abs, angle)."""
-    given = bind(context, node, "abs angle")
-    size, angle = (cast(x, types.fp32) for x in (given.abs, given.angle))
-    context.add(join_parts(mb.mul(x=size, y=mb.cos(x=angle)), mb.mul(x=size, y=mb.sin(x=angle))), node.name)
+    given = bind_arguments(context, node, "abs angle")
+    size, angle = (cast_to(x, types.fp32) for x in (given.abs, given.angle))
+    context.add(join_complex(mb.mul(x=size, y=mb.cos(x=angle)), mb.mul(x=size, y=mb.sin(x=angle))), node.name)
 
 
 @PATCH.op("angle")
 def angle(context: Any, node: Any) -> None:
     """angle(self): 0 or pi for real numbers."""
-    x = bind(context, node, "self").self
+    x = bind_arguments(context, node, "self").self
     if is_complex(x):
-        add(context, node, named(direction(*parts_of(x)), node))
+        add_result(context, node, name_result(compute_angle(*split_complex(x)), node))
         return
-    x = cast(x, types.fp32)
-    negative = cast(mb.less(x=x, y=np.float32(0)), types.fp32)
-    add(context, node, mb.mul(x=negative, y=np.float32(math.pi), name=node.name))
+    x = cast_to(x, types.fp32)
+    negative = cast_to(mb.less(x=x, y=np.float32(0)), types.fp32)
+    add_result(context, node, mb.mul(x=negative, y=np.float32(math.pi), name=node.name))
 
 
 @PATCH.op("real")
 def real(context: Any, node: Any) -> None:
     """real(self): a real tensor as it is."""
-    x = bind(context, node, "self").self
-    add(context, node, mb.identity(x=parts_of(x)[0] if is_complex(x) else x, name=node.name))
+    x = bind_arguments(context, node, "self").self
+    add_result(context, node, mb.identity(x=split_complex(x)[0] if is_complex(x) else x, name=node.name))
 
 
 @PATCH.op("imag")
 def imag(context: Any, node: Any) -> None:
     """imag(self)."""
-    x = bind(context, node, "self").self
+    x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "reads the imaginary part of real numbers",
                               "call it on complex ones; a model takes those as torch.view_as_real(...) of them")
-    add(context, node, mb.identity(x=parts_of(x)[1], name=node.name))
+    add_result(context, node, mb.identity(x=split_complex(x)[1], name=node.name))
 
 
 @PATCH.op("_conj", "conj", "conj_physical", "_conj_physical", "resolve_conj", "resolve_neg", "_neg_view")
 def conjugate(context: Any, node: Any) -> None:
     """conj(self): the imaginary part with the other sign; a real tensor as it is."""
-    x = bind(context, node, "self").self
-    kind = _kind(node)
+    x = bind_arguments(context, node, "self").self
+    kind = _get_base_kind(node)
     if not is_complex(x):
         x = mb.mul(x=x, y=types.nptype_from_builtin(x.dtype)(-1)) if kind == "_neg_view" else x
-        add(context, node, mb.identity(x=x, name=node.name))
+        add_result(context, node, mb.identity(x=x, name=node.name))
         return
-    first, second = parts_of(x)
+    first, second = split_complex(x)
     if "conj" in kind and "resolve" not in kind:
         second = mb.mul(x=second, y=np.float32(-1))
-    context.add(join_parts(first, second), node.name)
+    context.add(join_complex(first, second), node.name)
 
 
-def _broadcast(x: Any, y: Any) -> tuple[Var, Var]:
+def _broadcast_pair(x: Any, y: Any) -> tuple[Var, Var]:
     """Both parts of the shape they broadcast to."""
-    first, second = promoted(x, y)
-    if first.shape == second.shape or not (static(first) and static(second)):
+    first, second = promote_operands(x, y)
+    if first.shape == second.shape or not (has_static_shape(first) and has_static_shape(second)):
         return first, second
     nothing = np.zeros(np.broadcast_shapes(first.shape, second.shape), dtype=np.float32)
-    return mb.add(x=cast(first, types.fp32), y=nothing), mb.add(x=cast(second, types.fp32), y=nothing)
+    return mb.add(x=cast_to(first, types.fp32), y=nothing), mb.add(x=cast_to(second, types.fp32), y=nothing)
 
 
-@PATCH.replaces(_GRAPH, "InternalTorchIRNode.from_exir_node")
+@PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRNode.from_exir_node")
 def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
     """Reads complex literals and dtypes of exported programs, at which coremltools raises."""
-    if not any(map(_is_unread, _literals([node.args, node.kwargs]))):
+    if not any(map(_is_complex_literal, _collect_literals([node.args, node.kwargs]))):
         return host(cls, node)
-    shown = SimpleNamespace(target=node.target, name=node.name, meta=node.meta, args=_readable(node.args),
-                            kwargs={name: _readable(value) for name, value in node.kwargs.items()})
+    shown = SimpleNamespace(target=node.target, name=node.name, meta=node.meta, args=_to_readable(node.args),
+                            kwargs={name: _to_readable(value) for name, value in node.kwargs.items()})
     return host(cls, shown)
 
 
-def _literals(value: Any) -> list[Any]:
+def _collect_literals(value: Any) -> list[Any]:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
-    return [value] if items is None else [literal for item in items for literal in _literals(item)]
+    return [value] if items is None else [literal for item in items for literal in _collect_literals(item)]
 
 
-def _is_unread(value: Any) -> bool:
+def _is_complex_literal(value: Any) -> bool:
     return isinstance(value, complex) or getattr(value, "is_complex", None) is True
 
 
-def _readable(value: Any) -> Any:
+def _to_readable(value: Any) -> Any:
     """The literals as coremltools reads them: a complex dtype by torch's number of complex64."""
     def readable(item: Any) -> Any:
-        return ComplexLiteral(item) if isinstance(item, complex) else _COMPLEX_DTYPES[1] if _is_unread(item) else item
+        return (
+            ComplexLiteral(item)
+            if isinstance(item, complex)
+            else _COMPLEX_DTYPES[1]
+            if _is_complex_literal(item)
+            else item
+        )
 
     return map_nested(readable, value)

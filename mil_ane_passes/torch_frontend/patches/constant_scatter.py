@@ -15,9 +15,9 @@ from ..contract import Patch
 
 PATCH = Patch(code="TORCH170", title="scatter_along_axis of constants is folded as an update, whatever its mode",
               upstream=("none known",))
-_OPS = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
-_FUNCTIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
-              "min": np.minimum}
+_OPS_MODULE = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
+_UFUNCS_BY_MODE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
+                   "min": np.minimum}
 
 
 @PATCH.probe
@@ -37,12 +37,12 @@ def probe() -> str | None:
     return f"converts to other values, silently: {found[0][0]:g}, not 14"
 
 
-@PATCH.replaces(_OPS, "scatter_along_axis.value_inference")
+@PATCH.replace_function(_OPS_MODULE, "scatter_along_axis.value_inference")
 def value_inference(host: Callable[..., Any], op: Any) -> Any:
     """As coremltools where it updates or a value is not known; otherwise by the function that `mode` names."""
     replaced = host(op)
     mode = op.mode.val
-    if replaced is None or mode not in _FUNCTIONS or op.data.val.dtype.kind != "f" and mode == "div":
+    if replaced is None or mode not in _UFUNCS_BY_MODE or op.data.val.dtype.kind != "f" and mode == "div":
         return replaced if mode == "update" else None
     result = np.copy(op.data.val)
     indices, axis = np.asarray(op.indices.val), int(op.axis.val) % result.ndim
@@ -50,5 +50,5 @@ def value_inference(host: Callable[..., Any], op: Any) -> Any:
              for at, extent in enumerate(indices.shape)]
     place[axis] = indices
     with np.errstate(all="ignore"):
-        _FUNCTIONS[mode].at(result, tuple(place), op.updates.val)
+        _UFUNCS_BY_MODE[mode].at(result, tuple(place), op.updates.val)
     return result

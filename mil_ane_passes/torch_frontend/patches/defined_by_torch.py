@@ -1,12 +1,12 @@
 """Ops that the host does not know and torch itself defines by others.
 
-Each is replaced by torch's own definition, see `..decomposing`.
+Each is replaced by torch's own definition, see `..decomposition`.
 """
 
 from __future__ import annotations
 
 from ..contract import Patch
-from ..decomposing import decomposed
+from ..decomposition import lower_by_decomposition
 
 PATCH = Patch(code="TORCH108",
               title="ops made of simpler ones are not implemented: `lerp`, `logaddexp`, `kron`, `take_along_dim`",
@@ -36,4 +36,4 @@ PATCH.op(
     "cross_entropy_loss", "nll_loss_forward", "nll_loss_nd", "poisson_nll_loss", "soft_margin_loss",
     # statistics
     "quantile", "nanquantile", "nanmean", "isin", "isin.tensor_tensor",
-)(decomposed)
+)(lower_by_decomposition)

@@ -19,25 +19,25 @@ from ..errors import NotConverted
 PATCH = Patch(code="TORCH162",
               title="a dict as result (`DictConstruct`) is not implemented; exported, its keys are lost",
               upstream=("none known",))
-_GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
-_NAMED = "mil_ane::named_output"
-_LISTS = ("tupleconstruct", "listconstruct")
+_GRAPH_MODULE = "coremltools.converters.mil.frontend.torch.internal_graph"
+_NAMED_OUTPUT_KIND = "mil_ane::named_output"
+_LIST_KINDS = ("tupleconstruct", "listconstruct")
 
 
-@PATCH.replaces("coremltools.converters.mil.frontend.torch.converter", "flatten_graph_output_values")
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.converter", "flatten_graph_output_values")
 def flatten_outputs(host: Callable[..., None], graph: Any) -> None:
     """Replace each dict among the outputs of TorchScript by what it holds, in place."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
     if not any(_has_dict(makers, output) for output in graph.outputs):
         host(graph)
         return
-    leaves = [leaf for output in graph.outputs for leaf in _leaves(makers, output, ())]
-    used = {value for node in graph.nodes if node.kind != "dictconstruct" for value in _read_by(node)}
+    leaves = [leaf for output in graph.outputs for leaf in _iterate_leaves(makers, output, ())]
+    used = {value for node in graph.nodes if node.kind != "dictconstruct" for value in _iterate_read_values(node)}
     graph.nodes[:] = [node for node in graph.nodes if node.kind != "dictconstruct" or node.name in used]
-    graph.outputs = _renamed(graph, leaves)
+    graph.outputs = _rename_outputs(graph, leaves)
 
 
-@PATCH.replaces(_GRAPH, "InternalTorchIRGraph.from_exir")
+@PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRGraph.from_exir")
 def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
     """The graph of an exported program, its outputs named by the keys of the dicts they were in."""
     from torch.utils import _pytree as pytree
@@ -50,12 +50,12 @@ def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named
     keys = [tuple(str(getattr(step, "key", getattr(step, "idx", ""))) for step in itertools.dropwhile(
         lambda step: not isinstance(step, pytree.MappingKey), path)) for path in paths]
     if any(keys) or "" in graph.outputs:  # coremltools' name for None
-        graph.outputs = _renamed(graph, [(key, output) for key, output in zip(keys, graph.outputs, strict=True)
-                                         if output])
+        graph.outputs = _rename_outputs(graph, [(key, output) for key, output in zip(keys, graph.outputs, strict=True)
+                                                if output])
     return graph
 
 
-@PATCH.op(_NAMED)
+@PATCH.op(_NAMED_OUTPUT_KIND)
 def named_output(context: Any, node: Any) -> None:
     """(value): the value under the name of an output; None, which is no output, stays None."""
     value = context[node.inputs[0]]
@@ -63,40 +63,40 @@ def named_output(context: Any, node: Any) -> None:
 
 
 @PATCH.op("dictconstruct")
-def dict_inside(context: Any, node: Any) -> None:
+def refuse_inner_dict(context: Any, node: Any) -> None:
     """A dict that something other than the return of the model reads."""
     raise NotConverted.at(node, "uses a dict inside of the model", "use a tuple, or a dict literal as the result only")
 
 
-def _read_by(node: Any) -> Iterator[str]:
+def _iterate_read_values(node: Any) -> Iterator[str]:
     yield from node.inputs
     for block in node.blocks:
         yield from block.outputs
         for inner in block.nodes:
-            yield from _read_by(inner)
+            yield from _iterate_read_values(inner)
 
 
 def _has_dict(makers: dict[str, Any], value: str) -> bool:
     node = makers.get(value)
-    if node is None or node.kind not in (*_LISTS, "dictconstruct"):
+    if node is None or node.kind not in (*_LIST_KINDS, "dictconstruct"):
         return False
     return node.kind == "dictconstruct" or any(_has_dict(makers, inner) for inner in node.inputs)
 
 
-def _leaves(makers: dict[str, Any], value: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iterate_leaves(makers: dict[str, Any], value: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """The tensors of an output, each with the keys that lead to it; () outside of any dict."""
     node = makers.get(value)
-    if node is None or node.kind not in (*_LISTS, "dictconstruct"):
+    if node is None or node.kind not in (*_LIST_KINDS, "dictconstruct"):
         yield path, value
     elif node.kind == "dictconstruct":
         for key, inner in zip(node.inputs[::2], node.inputs[1::2], strict=True):
-            yield from _leaves(makers, inner, (*path, str(makers[key].attr["value"])))
+            yield from _iterate_leaves(makers, inner, (*path, str(makers[key].attr["value"])))
     else:
         for place, inner in enumerate(node.inputs):
-            yield from _leaves(makers, inner, (*path, str(place)) if path else ())
+            yield from _iterate_leaves(makers, inner, (*path, str(place)) if path else ())
 
 
-def _renamed(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> list[str]:
+def _rename_outputs(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> list[str]:
     """The names of the outputs, with a node for each that gets one: of its keys, and unlike all other names."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
@@ -112,7 +112,7 @@ def _renamed(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> list[str]
             taken.add(name)
             maker = makers.get(value)
             graph.nodes.append(InternalTorchIRNode(
-                kind=_NAMED, inputs=[value], outputs=[name], name=name, parent=graph,
+                kind=_NAMED_OUTPUT_KIND, inputs=[value], outputs=[name], name=name, parent=graph,
                 model_hierarchy=getattr(maker, "model_hierarchy", None), meta=dict(getattr(maker, "meta", None) or {})))
         outputs.append(name if path else value)
     return outputs

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, named, python, result_type
+from ..lowering import add_result, bind_arguments, cast_to, name_result, normalize_axis, result_type, to_python
 
 PATCH = Patch(code="TORCH109",
               title="`diff` is not implemented", upstream=("none known",))
@@ -22,27 +22,27 @@ PATCH = Patch(code="TORCH109",
 @PATCH.op("diff")
 def diff(context: Any, node: Any) -> None:
     """diff(self, n=1, dim=-1, prepend=None, append=None)."""
-    given = bind(context, node, "self n=1 dim=-1 prepend=None append=None")
-    axis = axis_of(python(given.dim, node, "dim"), given.self.rank)
+    given = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
+    axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
     parts = [part for part in (given.prepend, given.self, given.append) if part is not None]
     dtype = result_type(*parts)
-    x = mb.concat(values=[cast(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else given.self
-    times = python(given.n, node, "n")
+    x = mb.concat(values=[cast_to(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else given.self
+    times = to_python(given.n, node, "n")
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and size <= times:
         raise NotConverted.at(node, f"{times} differences of {size} elements leave none")
     for _ in range(times):
-        x = _difference(_part(x, axis, 1, None), _part(x, axis, 0, -1))
-    add(context, node, named(x, node))
+        x = _subtract_values(_slice_axis(x, axis, 1, None), _slice_axis(x, axis, 0, -1))
+    add_result(context, node, name_result(x, node))
 
 
-def _difference(later: Var, earlier: Var) -> Var:
+def _subtract_values(later: Var, earlier: Var) -> Var:
     if later.dtype == types.bool:
         return mb.logical_xor(x=later, y=earlier)
     return mb.sub(x=later, y=earlier)
 
 
-def _part(x: Var, axis: int, start: int, end: int | None) -> Var:
+def _slice_axis(x: Var, axis: int, start: int, end: int | None) -> Var:
     begins = [start if place == axis else 0 for place in range(x.rank)]
     ends = [end or 0 if place == axis else 0 for place in range(x.rank)]
     whole = [place != axis or end is None for place in range(x.rank)]

@@ -18,10 +18,10 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, promoted, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, promote_operands, to_python
+from ..probes import find_fault
 
-_NOOPS = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
+_NOOP_MODULE = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
 
 PATCH = Patch(code="TORCH110",
               title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
@@ -38,17 +38,17 @@ def probe() -> str | None:
     import torch
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    from ..probing import converted, traced
+    from ..probes import convert_to_mil, trace_function
 
     x = torch.tensor([0.5, -1.5])
-    program = converted(traced(lambda x: torch.abs(x // 1), x), x)
+    program = convert_to_mil(trace_function(lambda x: torch.abs(x // 1), x), x)
     PASS_REGISTRY["common::noop_elimination"](program)
     if len(program.find_ops(op_type="floor_div") + program.find_ops(op_type="floor")) == 0:
         return "converts to other values, silently"
-    return wrong(lambda i: torch.div(i, 3, rounding_mode="floor"), torch.tensor([2 ** 30 + 1]))
+    return find_fault(lambda i: torch.div(i, 3, rounding_mode="floor"), torch.tensor([2 ** 30 + 1]))
 
 
-@PATCH.replaces(_NOOPS, "noop_elimination._match_pattern")
+@PATCH.replace_function(_NOOP_MODULE, "noop_elimination._match_pattern")
 def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
     """The host's removal function of an op that does nothing, None for one that does something."""
     return None if op.op_type == "floor_div" and not types.is_int(op.outputs[0].dtype) else host(op)
@@ -57,36 +57,36 @@ def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
 @PATCH.op("div", "truediv", "true_divide", "div.scalar_mode")
 def div(context: Any, node: Any) -> None:
     """div(self, other, *, rounding_mode=None)."""
-    given = bind(context, node, "self other rounding_mode=None")
-    mode = python(given.rounding_mode, node, "rounding_mode")
+    given = bind_arguments(context, node, "self other rounding_mode=None")
+    mode = to_python(given.rounding_mode, node, "rounding_mode")
     if mode is None:
-        x, y = (cast(operand, types.fp32) if not types.is_float(operand.dtype) else operand
-                for operand in promoted(given.self, given.other))
-        add(context, node, mb.real_div(x=x, y=y, name=node.name))
+        x, y = (cast_to(operand, types.fp32) if not types.is_float(operand.dtype) else operand
+                for operand in promote_operands(given.self, given.other))
+        add_result(context, node, mb.real_div(x=x, y=y, name=node.name))
         return
     if mode not in ("floor", "trunc"):
         raise NotConverted.at(node, f"rounding_mode is {mode!r}, expected None, 'floor' or 'trunc'")
-    x, y = promoted(given.self, given.other)
-    add(context, node, (_floor_div if mode == "floor" else _trunc_div)(x, y, node.name))
+    x, y = promote_operands(given.self, given.other)
+    add_result(context, node, (_floor_div if mode == "floor" else _trunc_div)(x, y, node.name))
 
 
 @PATCH.op("floor_divide", "floordiv")
 def floor_divide(context: Any, node: Any) -> None:
     """floor_divide(self, other), and `//` of numbers."""
-    given = bind(context, node, "self other")
-    x, y = promoted(given.self, given.other)
-    add(context, node, _floor_div(x, y, node.name))
+    given = bind_arguments(context, node, "self other")
+    x, y = promote_operands(given.self, given.other)
+    add_result(context, node, _floor_div(x, y, node.name))
 
 
 @PATCH.op("remainder", "remainder.scalar_tensor", "mod")
 def remainder(context: Any, node: Any) -> None:
     """remainder(self, other): of the divisor's sign."""
-    given = bind(context, node, "self other")
-    x, y = promoted(given.self, given.other)
+    given = bind_arguments(context, node, "self other")
+    x, y = promote_operands(given.self, given.other)
     if _is_one(y):
-        add(context, node, mb.sub(x=x, y=_floor_div(x, y, f"{node.name}_whole"), name=node.name))
+        add_result(context, node, mb.sub(x=x, y=_floor_div(x, y, f"{node.name}_whole"), name=node.name))
     else:
-        add(context, node, mb.mod(x=x, y=y, name=node.name))
+        add_result(context, node, mb.mod(x=x, y=y, name=node.name))
 
 
 def _floor_div(x: Var, y: Var, name: str) -> Var:

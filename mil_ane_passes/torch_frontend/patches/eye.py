@@ -8,9 +8,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..creation import constant, mil_type
-from ..lowering import add, bind, python
-from ..probing import wrong
+from ..creation import make_constant, to_mil_type
+from ..lowering import add_result, bind_arguments, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH112",
               title="`eye` loses its dtype", upstream=("none known",))
@@ -20,19 +20,21 @@ PATCH = Patch(code="TORCH112",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: (x > 0) & torch.eye(2, dtype=torch.bool), torch.tensor([3., -5.]))
+    return find_fault(lambda x: (x > 0) & torch.eye(2, dtype=torch.bool), torch.tensor([3., -5.]))
 
 
 @PATCH.op("eye", "eye.m")
 def eye(context: Any, node: Any) -> None:
     """eye(n, dtype=float), eye.m(n, m, dtype=float)."""
-    given = bind(context, node, _signature(node))
-    rows = python(given.n, node, "n")
-    columns = rows if given.m is None else python(given.m, node, "m")
-    add(context, node, constant(np.eye(int(rows), int(columns)), mil_type(given.dtype, node, types.fp32)))
+    given = bind_arguments(context, node, _make_signature(node))
+    rows = to_python(given.n, node, "n")
+    columns = rows if given.m is None else to_python(given.m, node, "m")
+    add_result(
+        context, node, make_constant(np.eye(int(rows), int(columns)), to_mil_type(given.dtype, node, types.fp32))
+    )
 
 
-def _signature(node: Any) -> str:
+def _make_signature(node: Any) -> str:
     """TorchScript writes every argument, so their number tells; torch.export names the overload."""
     with_columns = node.kind.endswith(".m") or len(node.inputs) == 6
     return f"n {'m' if with_columns else ''} dtype=None layout=None device=None pin_memory=None " \

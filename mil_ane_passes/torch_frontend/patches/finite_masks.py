@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 
 from ..contract import Patch
 
-_PASS = "coremltools.converters.mil.mil.passes.defs.quantization"
-_LARGEST = 65504.0
-_MASK = 1e9
-_PRODUCT = 2e12
-_STAND_IN = np.float32(3.4e38)
-_KEPT = frozenset((
+_PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.quantization"
+_FP16_MAX = 65504.0
+_MIN_MASK_VALUE = 1e9
+_MIN_OVERFLOWING_FACTOR = 2e12
+_INFINITY_STAND_IN = np.float32(3.4e38)
+_MASK_PRESERVING_OPS = frozenset((
     "add", "band_part", "concat", "equal", "expand_dims", "fill", "fill_like", "gather", "gather_along_axis",
     "gather_nd", "greater", "greater_equal", "identity", "less", "less_equal", "not_equal", "pad", "reshape", "reverse",
     "scatter", "scatter_along_axis", "scatter_nd", "select", "slice_by_index", "slice_by_size", "slice_update", "split",
     "squeeze", "stack", "sub", "tile", "transpose"))
-_BOUNDS = frozenset(("clip", "maximum", "minimum"))
+_BOUND_OPS = frozenset(("clip", "maximum", "minimum"))
 
 PATCH = Patch(code="TORCH114",
               title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
@@ -51,34 +51,34 @@ def probe() -> str | None:
     import torch
     from coremltools.converters.mil.mil.passes.defs.quantization import add_fp16_cast
 
-    from ..probing import converted, traced
+    from ..probes import convert_to_mil, trace_function
 
     x = torch.ones(2)
-    program = converted(traced(lambda x: x * torch.finfo(torch.float32).min, x), x)
+    program = convert_to_mil(trace_function(lambda x: x * torch.finfo(torch.float32).min, x), x)
     add_fp16_cast().apply(program)
     product, = program.find_ops(op_type="mul")
     values = [operand.val for operand in (product.x, product.y) if operand.val is not None]
     return None if np.isfinite(values).all() else "converts to other values, silently"
 
 
-@PATCH.replaces(_PASS, "FP16ComputePrecision.fp16_overflow")
+@PATCH.replace_function(_PASS_MODULE, "FP16ComputePrecision.fp16_overflow")
 def fp16_overflow(host: Callable[[Any], bool], op: Any) -> bool:
     """Whether the op has to stay in fp32 for one of its consts."""
-    if op.op_type in _BOUNDS:
+    if op.op_type in _BOUND_OPS:
         return host(op)
-    sizes = [np.abs(var.val)[_huge(var.val)] for var in _variables(op) if _is_number(var)]
+    sizes = [np.abs(var.val)[_is_finite_overflow(var.val)] for var in _collect_operands(op) if _is_fp32_const(var)]
     smallest = min((size.min() for size in sizes if size.size), default=None)
-    if smallest is None or (op.op_type in _KEPT and smallest >= _MASK):
+    if smallest is None or (op.op_type in _MASK_PRESERVING_OPS and smallest >= _MIN_MASK_VALUE):
         return False
-    return not (op.op_type == "mul" and _factor(op) is not None)
+    return not (op.op_type == "mul" and _find_overflowing_factor(op) is not None)
 
 
-@PATCH.replaces(_PASS, "CastTypeQuantization.transform_op")
+@PATCH.replace_function(_PASS_MODULE, "CastTypeQuantization.transform_op")
 def transform_op(host: Callable[[Any, Any], None], graph_pass: Any, op: Any) -> None:
     """The host's transformation of an op to fp16, with finite operands."""
-    if graph_pass.target_dtype == "fp16" and op.op_type not in _BOUNDS:
-        changed = {param: _finite_operand(graph_pass, op, operand) for param, operand in op.inputs.items()}
-        factor = _factor(op) if op.op_type == "mul" else None
+    if graph_pass.target_dtype == "fp16" and op.op_type not in _BOUND_OPS:
+        changed = {param: _make_operand_finite(graph_pass, op, operand) for param, operand in op.inputs.items()}
+        factor = _find_overflowing_factor(op) if op.op_type == "mul" else None
         sign = None
         if factor is not None:
             other = "y" if op.x is factor else "x"
@@ -91,58 +91,64 @@ def transform_op(host: Callable[[Any, Any], None], graph_pass: Any, op: Any) -> 
     host(graph_pass, op)
 
 
-def _finite_operand(graph_pass: Any, op: Any, operand: Any) -> Any:
+def _make_operand_finite(graph_pass: Any, op: Any, operand: Any) -> Any:
     if isinstance(operand, list | tuple):
-        finite = [_finite_operand(graph_pass, op, one) for one in operand]
+        finite = [_make_operand_finite(graph_pass, op, one) for one in operand]
         return operand if all(one is other for one, other in zip(finite, operand, strict=True)) else tuple(finite)
-    if _is_number(operand):
-        return operand if not _huge(operand.val).any() else mb.const(val=_finite(operand.val), before_op=op)
-    if not _stays_wide(graph_pass, operand):
+    if _is_fp32_const(operand):
+        return (
+            operand
+            if not _is_finite_overflow(operand.val).any()
+            else mb.const(val=_make_const_finite(operand.val), before_op=op)
+        )
+    if not _is_kept_in_fp32(graph_pass, operand):
         return operand
     cache = graph_pass.current_cache_vars()
     key = f"{operand.name}_finite"
     if key not in cache:
-        cache[key] = _saturated(operand, op)
+        cache[key] = _saturate_overflow(operand, op)
     return cache[key]
 
 
-def _finite(value: Any) -> Any:
+def _make_const_finite(value: Any) -> Any:
     """The const with 29000 and 30000, of its sign, for what is finite and beyond fp16's range."""
     mask = np.sign(value) * np.where(np.abs(value) < 1e30, 29000.0, 30000.0)
-    return np.where(_huge(value), mask, value).astype(np.float32)[()]
+    return np.where(_is_finite_overflow(value), mask, value).astype(np.float32)[()]
 
 
-def _saturated(x: Var, op: Any) -> Var:
-    beyond = mb.greater(x=mb.abs(x=x, before_op=op), y=np.float32(_LARGEST), before_op=op)
+def _saturate_overflow(x: Var, op: Any) -> Var:
+    beyond = mb.greater(x=mb.abs(x=x, before_op=op), y=np.float32(_FP16_MAX), before_op=op)
     mask = mb.mul(x=mb.sign(x=x, before_op=op), y=np.float32(30000), before_op=op)
     return mb.select(cond=beyond, a=mask, b=x, before_op=op)
 
 
-def _stays_wide(graph_pass: Any, var: Any) -> bool:
+def _is_kept_in_fp32(graph_pass: Any, var: Any) -> bool:
     """Whether an op makes this Var that stays in fp32 for one of its consts."""
     return (isinstance(var, Var) and var.op is not None and var.val is None
-            and var.is_tensor_or_scalar_of(dtype="fp32") and var.op.op_type not in _BOUNDS
+            and var.is_tensor_or_scalar_of(dtype="fp32") and var.op.op_type not in _BOUND_OPS
             and graph_pass.fp16_overflow(var.op))
 
 
-def _factor(op: Any) -> Any:
+def _find_overflowing_factor(op: Any) -> Any:
     """The const of a product that is beyond fp16's range for every fp16 number but 0, or None."""
     for var in (op.x, op.y):
-        if _is_number(var) and bool(np.all(_huge(var.val) & (np.abs(var.val) >= _PRODUCT))):
+        if _is_fp32_const(var) and bool(
+            np.all(_is_finite_overflow(var.val) & (np.abs(var.val) >= _MIN_OVERFLOWING_FACTOR))
+        ):
             return var
     return None
 
 
-def _variables(op: Any) -> list[Any]:
+def _collect_operands(op: Any) -> list[Any]:
     return [var for operand in op.inputs.values()
             for var in (operand if isinstance(operand, list | tuple) else [operand])]
 
 
-def _is_number(var: Any) -> bool:
+def _is_fp32_const(var: Any) -> bool:
     return isinstance(var, Var) and var.op is not None and var.op.op_type == "const" \
         and var.is_tensor_or_scalar_of(dtype="fp32") and types.is_float(var.dtype)
 
 
-def _huge(value: Any) -> NDArray[np.bool_]:
+def _is_finite_overflow(value: Any) -> NDArray[np.bool_]:
     size = np.abs(np.asarray(value))
-    return np.asarray((size > _LARGEST) & np.isfinite(size) & (size != _STAND_IN))
+    return np.asarray((size > _FP16_MAX) & np.isfinite(size) & (size != _INFINITY_STAND_IN))

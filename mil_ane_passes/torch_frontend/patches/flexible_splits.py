@@ -16,8 +16,8 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import axis_of, bind, dims, python, tensor, vector
-from ..probing import wrong
+from ..lowering import bind_arguments, get_dims, normalize_axis, to_python, to_size_vector, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH115",
               title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
@@ -27,72 +27,72 @@ PATCH = Patch(code="TORCH115",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x.chunk(2)[1], torch.arange(4.0), flexible=(0,))
+    return find_fault(lambda x: x.chunk(2)[1], torch.arange(4.0), flexible=(0,))
 
 
 @PATCH.op("constantchunk")
 def constantchunk(context: Any, node: Any) -> None:
     """ConstantChunk[chunks, dim](self): as many outputs."""
     x = context[node.inputs[0]]
-    axis = axis_of(node.attr["dim"], x.rank)
-    if _known(x, axis):
+    axis = normalize_axis(node.attr["dim"], x.rank)
+    if _has_known_size(x, axis):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return
-    size = dims(x)[axis]
+    size = get_dims(x)[axis]
     step = mb.floor_div(x=mb.add(x=size, y=node.attr["chunks"] - 1), y=node.attr["chunks"])
     for place, name in enumerate(node.outputs):
         end = None if place == len(node.outputs) - 1 else mb.mul(x=step, y=place + 1)
-        context.add(_slice(x, axis, 0 if place == 0 else mb.mul(x=step, y=place), end, name), name)
+        context.add(_slice_axis(x, axis, 0 if place == 0 else mb.mul(x=step, y=place), end, name), name)
 
 
 @PATCH.op("chunk")
 def chunk(context: Any, node: Any) -> None:
     """chunk(self, chunks, dim=0) as a list, as scripts that index it have it."""
-    given = bind(context, node, "self chunks dim=0")
-    x, chunks = given.self, python(given.chunks, node, "chunks")
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    size = dims(x)[axis]
+    given = bind_arguments(context, node, "self chunks dim=0")
+    x, chunks = given.self, to_python(given.chunks, node, "chunks")
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    size = get_dims(x)[axis]
     if not isinstance(size, int):
         raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "fix the size")
     step = -(-size // chunks)
-    context.add([_slice(x, axis, begin, min(begin + step, size), f"{node.name}_{place}")
+    context.add([_slice_axis(x, axis, begin, min(begin + step, size), f"{node.name}_{place}")
                  for place, begin in enumerate(range(0, size, step))], node.name)
 
 
 @PATCH.op("split", "split_with_sizes")
 def split(context: Any, node: Any) -> None:
     """split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
-    given = bind(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
-                 else "self split_sizes dim=0")
-    x, sizes = tensor(given.self), given.split_size if hasattr(given, "split_size") else given.split_sizes
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    if _known(x, axis) and not isinstance(sizes, list):
+    given = bind_arguments(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
+                           else "self split_sizes dim=0")
+    x, sizes = to_tensor(given.self), given.split_size if hasattr(given, "split_size") else given.split_sizes
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    if _has_known_size(x, axis) and not isinstance(sizes, list):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return
     if (isinstance(sizes, Var) and sizes.rank == 0) or isinstance(sizes, int):
-        sizes = [python(sizes, node, "split_size")] * _pieces(node)
+        sizes = [to_python(sizes, node, "split_size")] * _count_pieces(node)
     elif isinstance(sizes, Var):
-        sizes = python(sizes, node, "split_sizes")
+        sizes = to_python(sizes, node, "split_sizes")
     begin: Any = 0
     found = []
     for place, size in enumerate(sizes):
         size = int(size.val) if isinstance(size, Var) and size.val is not None else size
         end = begin + size if isinstance(begin, int) and isinstance(size, int) else mb.add(x=begin, y=size)
-        found.append(_slice(x, axis, begin, end, f"{node.name}_{place}"))
+        found.append(_slice_axis(x, axis, begin, end, f"{node.name}_{place}"))
         begin = end
     context.add(found, node.name)
 
 
-def _slice(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
+def _slice_axis(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
     """x[begin:end] along an axis, to its end for None."""
     others = [place != axis for place in range(x.rank)]
     begins = [0] * axis + [begin] + [0] * (x.rank - axis - 1)
     ends = [0] * axis + [0 if end is None else end] + [0] * (x.rank - axis - 1)
-    return mb.slice_by_index(x=x, begin=vector(begins), end=vector(ends), begin_mask=others,
+    return mb.slice_by_index(x=x, begin=to_size_vector(begins), end=to_size_vector(ends), begin_mask=others,
                              end_mask=[other or end is None for other in others], name=name)
 
 
-def _pieces(node: Any) -> int:
+def _count_pieces(node: Any) -> int:
     """How many pieces the graph unpacks."""
     for other in getattr(node.parent, "nodes", ()):
         if other.kind == "listunpack" and node.name in other.inputs:
@@ -100,5 +100,5 @@ def _pieces(node: Any) -> int:
     raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "unpack them, or fix the size")
 
 
-def _known(x: Var, axis: int) -> bool:
+def _has_known_size(x: Var, axis: int) -> bool:
     return isinstance(x.shape[axis], int | np.integer)

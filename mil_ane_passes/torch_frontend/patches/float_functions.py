@@ -16,68 +16,91 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, named, python, tensor
-from ..probing import lowered_by_host, wrong
+from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
+from ..probes import find_fault, is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH116",
               title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
               upstream=("none known",))
 
-_FLOAT_ONLY = ("acos", "asin", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "log", "log10",
-               "log1p", "log2", "logsumexp", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh")
+_FLOAT_ONLY_KINDS = (
+    "acos",
+    "asin",
+    "atan",
+    "atan2",
+    "atanh",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logsumexp",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+)
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.sqrt(x) + torch.log(x + 1), torch.tensor([1, 2, 5], dtype=torch.int32))
+    return find_fault(lambda x: torch.sqrt(x) + torch.log(x + 1), torch.tensor([1, 2, 5], dtype=torch.int32))
 
 
-def in_floats(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def cast_operands_to_float(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """The host's lowering, given its operands that are ints or bools as fp32."""
     def lowering(context: Any, node: Any) -> None:
         changed = copy.copy(node)
-        changed.inputs = [_as_float(context, node, name, place) for place, name in enumerate(node.inputs)]
+        changed.inputs = [_cast_to_float(context, node, name, place) for place, name in enumerate(node.inputs)]
         host(context, changed)
     return lowering
 
 
-for _kind in filter(lowered_by_host, _FLOAT_ONLY):
-    PATCH.op(_kind)(in_floats(_TORCH_OPS_REGISTRY.name_to_func_mapping[_kind]))
+for _kind in filter(is_lowered_by_coremltools, _FLOAT_ONLY_KINDS):
+    PATCH.op(_kind)(cast_operands_to_float(_TORCH_OPS_REGISTRY.name_to_func_mapping[_kind]))
 
 
-def _as_float(context: Any, node: Any, name: Any, place: int) -> Any:
+def _cast_to_float(context: Any, node: Any, name: Any, place: int) -> Any:
     """The name of an operand, or of its cast to fp32. Of `logsumexp` only the first operand is numbers."""
     value = context[name] if isinstance(name, str) and name in context else None
     if not isinstance(value, Var) or types.is_float(value.dtype) or (place > 0 and node.kind != "atan2"):
         return name
     as_float = f"{node.name}_float{place}"
-    context.add(cast(value, types.fp32), as_float)
+    context.add(cast_to(value, types.fp32), as_float)
     return as_float
 
 
 @PATCH.op("floor", "ceil", "round", "round.decimals")
-def rounding(context: Any, node: Any) -> None:
+def lower_rounding(context: Any, node: Any) -> None:
     """floor(self), ceil(self), round(self, *, decimals=0): ints are whole."""
-    given = bind(context, node, "self decimals=0")
-    x, decimals = tensor(given.self), python(given.decimals, node, "decimals")
+    given = bind_arguments(context, node, "self decimals=0")
+    x, decimals = to_tensor(given.self), to_python(given.decimals, node, "decimals")
     if node.kind.startswith("round") and types.is_float(x.dtype):
         scale = types.nptype_from_builtin(x.dtype)(10.0 ** abs(decimals))
         to, back = (mb.mul, mb.real_div) if decimals > 0 else (mb.real_div, mb.mul)
         rounded = back(x=mb.round(x=to(x=x, y=scale)), y=scale) if decimals else mb.round(x=x)
-        add(context, node, named(rounded, node))
+        add_result(context, node, name_result(rounded, node))
     elif types.is_float(x.dtype):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
     else:
-        add(context, node, mb.identity(x=x, name=node.name))
+        add_result(context, node, mb.identity(x=x, name=node.name))
 
 
 @PATCH.op("relu")
 def relu(context: Any, node: Any) -> None:
     """relu(self)."""
-    x = tensor(bind(context, node, "self").self)
+    x = to_tensor(bind_arguments(context, node, "self").self)
     if types.is_float(x.dtype):
         _TORCH_OPS_REGISTRY.name_to_func_mapping["relu"](context, node)
     else:
-        add(context, node, mb.maximum(x=x, y=0, name=node.name))
+        add_result(context, node, mb.maximum(x=x, y=0, name=node.name))

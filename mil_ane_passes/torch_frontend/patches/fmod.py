@@ -10,7 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder as mb
 
 from ..contract import Patch
-from ..lowering import add, bind, promoted
+from ..lowering import add_result, bind_arguments, promote_operands
 
 PATCH = Patch(code="TORCH117",
               title="`fmod` is not implemented", upstream=("none known",))
@@ -19,7 +19,7 @@ PATCH = Patch(code="TORCH117",
 @PATCH.op("fmod")
 def fmod(context: Any, node: Any) -> None:
     """fmod(self, other): any shapes that broadcast."""
-    given = bind(context, node, "self other")
-    x, y = promoted(given.self, given.other)
+    given = bind_arguments(context, node, "self other")
+    x, y = promote_operands(given.self, given.other)
     size = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))
-    add(context, node, mb.mul(x=size, y=mb.sign(x=x), name=node.name))
+    add_result(context, node, mb.mul(x=size, y=mb.sign(x=x), name=node.name))

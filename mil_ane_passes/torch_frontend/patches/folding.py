@@ -13,8 +13,8 @@ from coremltools.converters.mil.mil import Builder as mb
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, dims, python, vector
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, get_dims, to_python, to_size_vector
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH118",
               title="`fold` of overlapping blocks is refused", upstream=("none known",))
@@ -24,15 +24,15 @@ PATCH = Patch(code="TORCH118",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.nn.functional.fold(x, (2, 3), 2), torch.arange(8.).reshape(1, 4, 2))
+    return find_fault(lambda x: torch.nn.functional.fold(x, (2, 3), 2), torch.arange(8.).reshape(1, 4, 2))
 
 
 @PATCH.op("col2im")
 def fold(context: Any, node: Any) -> None:
     """col2im(self, output_size, kernel_size, dilation, padding, stride)."""
-    given = bind(context, node, "self output_size kernel_size dilation padding stride")
+    given = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
     size, kernel, dilation, padding, stride = (
-        [int(number) for number in np.ravel(python(getattr(given, name), node, name))]
+        [int(number) for number in np.ravel(to_python(getattr(given, name), node, name))]
         for name in ("output_size", "kernel_size", "dilation", "padding", "stride"))
     x = given.self
     batched = x.rank == 3
@@ -44,7 +44,7 @@ def fold(context: Any, node: Any) -> None:
     channels = int(x.shape[1]) // taps
     grid = [(whole + 2 * pad - step * (width - 1) - 1) // by + 1
             for whole, pad, step, width, by in zip(size, padding, dilation, kernel, stride, strict=True)]
-    x = mb.reshape(x=x, shape=vector([dims(x)[0], channels * taps, *grid]))
+    x = mb.reshape(x=x, shape=to_size_vector([get_dims(x)[0], channels * taps, *grid]))
     weight = np.tile(np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel), (channels, 1, 1, 1))
     spread = [(count - 1) * by + step * (width - 1) + 1
               for count, by, step, width in zip(grid, stride, dilation, kernel, strict=True)]
@@ -56,4 +56,4 @@ def fold(context: Any, node: Any) -> None:
         x = mb.slice_by_index(x=x, begin=[0, 0, *padding], end=[0, 0, *(pad + whole for pad, whole in
                                                                         zip(padding, size, strict=True))],
                               begin_mask=[True, True, False, False], end_mask=[True, True, False, False])
-    add(context, node, mb.identity(x=x if batched else mb.squeeze(x=x, axes=[0]), name=node.name))
+    add_result(context, node, mb.identity(x=x if batched else mb.squeeze(x=x, axes=[0]), name=node.name))

@@ -16,8 +16,17 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, broadcast_to, dims, promoted, python, static
-from ..probing import wrong
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    broadcast_to,
+    get_dims,
+    has_static_shape,
+    normalize_axis,
+    promote_operands,
+    to_python,
+)
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH119",
               title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` want every argument",
@@ -30,17 +39,17 @@ def probe() -> str | None:
 
     if not hasattr(torch.nn.functional, "rms_norm"):
         return "unknown: this torch has no rms_norm"
-    return wrong(lambda x: torch.nn.functional.rms_norm(x, (4,), eps=1e-2), torch.arange(4.) / 8) \
-        or wrong(lambda x: torch.cross(x, x + 1), torch.arange(6.).reshape(2, 3))
+    return find_fault(lambda x: torch.nn.functional.rms_norm(x, (4,), eps=1e-2), torch.arange(4.) / 8) \
+        or find_fault(lambda x: torch.cross(x, x + 1), torch.arange(6.).reshape(2, 3))
 
 
 @PATCH.op("rms_norm")
 def rms_norm(context: Any, node: Any) -> None:
     """rms_norm(input, normalized_shape, weight=None, eps=None): eps is that of float32 where none is given."""
-    given = bind(context, node, "input normalized_shape weight=None eps=None")
-    x, shape = given.input, python(given.normalized_shape, node, "normalized_shape")
+    given = bind_arguments(context, node, "input normalized_shape weight=None eps=None")
+    x, shape = given.input, to_python(given.normalized_shape, node, "normalized_shape")
     axes = list(range(-len(shape), 0))
-    eps = python(given.eps, node, "eps")
+    eps = to_python(given.eps, node, "eps")
     root = np.float32(np.sqrt(np.finfo(np.float32).eps if eps is None else eps))
     most = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True), y=np.float32(1))
     scaled = mb.real_div(x=x, y=most)
@@ -49,60 +58,62 @@ def rms_norm(context: Any, node: Any) -> None:
     normed = mb.real_div(x=scaled, y=mb.sqrt(x=mb.add(x=mean, y=added)))
     if given.weight is not None:
         normed = mb.mul(x=normed, y=given.weight)
-    add(context, node, mb.identity(x=normed, name=node.name))
+    add_result(context, node, mb.identity(x=normed, name=node.name))
 
 
 @PATCH.op("cosine_similarity")
 def cosine_similarity(context: Any, node: Any) -> None:
     """cosine_similarity(x1, x2, dim=1, eps=1e-8)."""
-    given = bind(context, node, "x1 x2 dim=1 eps=1e-08")
-    x, y = _same_shape(*promoted(given.x1, given.x2))
-    axis, eps = axis_of(python(given.dim, node, "dim"), x.rank), np.float32(python(given.eps, node, "eps"))
+    given = bind_arguments(context, node, "x1 x2 dim=1 eps=1e-08")
+    x, y = _broadcast_pair(*promote_operands(given.x1, given.x2))
+    axis, eps = normalize_axis(to_python(given.dim, node, "dim"), x.rank), np.float32(to_python(given.eps, node, "eps"))
 
     def unit(vector: Var) -> Var:
         norm = mb.reduce_l2_norm(x=vector, axes=[axis], keep_dims=True)
         return mb.real_div(x=vector, y=mb.maximum(x=norm, y=eps))
 
-    add(context, node, mb.reduce_sum(x=mb.mul(x=unit(x), y=unit(y)), axes=[axis], keep_dims=False, name=node.name))
+    add_result(
+        context, node, mb.reduce_sum(x=mb.mul(x=unit(x), y=unit(y)), axes=[axis], keep_dims=False, name=node.name)
+    )
 
 
 @PATCH.op("mse_loss")
 def mse_loss(context: Any, node: Any) -> None:
     """mse_loss(self, target, reduction=1): 0 none, 1 mean, 2 sum."""
-    given = bind(context, node, "self target reduction=1")
-    x, y = promoted(given.self, given.target)
-    reduction = python(given.reduction, node, "reduction")
+    given = bind_arguments(context, node, "self target reduction=1")
+    x, y = promote_operands(given.self, given.target)
+    reduction = to_python(given.reduction, node, "reduction")
     squares = mb.square(x=mb.sub(x=x, y=y))
     if reduction == 0:
-        add(context, node, mb.identity(x=squares, name=node.name))
+        add_result(context, node, mb.identity(x=squares, name=node.name))
         return
     reduce = mb.reduce_mean if reduction == 1 else mb.reduce_sum
-    add(context, node, reduce(x=squares, axes=list(range(squares.rank)), keep_dims=False, name=node.name))
+    add_result(context, node, reduce(x=squares, axes=list(range(squares.rank)), keep_dims=False, name=node.name))
 
 
 @PATCH.op("cross", "linalg_cross")
 def cross(context: Any, node: Any) -> None:
     """cross(self, other, dim=the first of size 3), linalg_cross(self, other, *, dim=-1)."""
-    given = bind(context, node, f"self other dim={'None' if node.kind == 'cross' else '-1'}")
-    x, y = _same_shape(*promoted(given.self, given.other))
-    dim = python(given.dim, node, "dim")
+    given = bind_arguments(context, node, f"self other dim={'None' if node.kind == 'cross' else '-1'}")
+    x, y = _broadcast_pair(*promote_operands(given.self, given.other))
+    dim = to_python(given.dim, node, "dim")
     if dim is None:
         dim = next((place for place, size in enumerate(x.shape) if size == 3), None)
     if dim is None:
         raise NotConverted.at(node, "no dimension has size 3")
-    axis = axis_of(dim, x.rank)
+    axis = normalize_axis(dim, x.rank)
     (a, b, c), (d, e, f) = (mb.split(x=each, num_splits=3, axis=axis) for each in (x, y))
     parts = [mb.sub(x=mb.mul(x=one, y=last), y=mb.mul(x=other, y=first))
              for one, last, other, first in ((b, f, c, e), (c, d, a, f), (a, e, b, d))]
-    add(context, node, mb.concat(values=parts, axis=axis, name=node.name))
+    add_result(context, node, mb.concat(values=parts, axis=axis, name=node.name))
 
 
-def _same_shape(x: Var, y: Var) -> tuple[Var, Var]:
+def _broadcast_pair(x: Var, y: Var) -> tuple[Var, Var]:
     """Both expanded to the shape they broadcast to."""
-    if static(x) and static(y):
+    if has_static_shape(x) and has_static_shape(y):
         shape = np.broadcast_shapes(x.shape, y.shape)
         return broadcast_to(x, shape), broadcast_to(y, shape)
     if x.rank == y.rank:
         return x, y
-    longer = dims(x if x.rank > y.rank else y)
+    longer = get_dims(x if x.rank > y.rank else y)
     return broadcast_to(x, longer), broadcast_to(y, longer)

@@ -13,21 +13,21 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ..complex_values import is_complex, join_parts, parts_of
+from ..complex_values import is_complex, join_complex, split_complex
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, python
-from ..probing import lowered_by_host, wrong
+from ..lowering import add_result, bind_arguments, cast_to, normalize_axis, to_python
+from ..probes import find_fault, is_lowered_by_coremltools
 
 PATCH = Patch(
     code="TORCH120",
     title="`torch.fft` fails with default arguments (torch.export); `fft2` is not implemented",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )
-_ONE = ("fft_fft", "fft_rfft", "fft_ifft", "fft_irfft")
-_TWO = ("fft_fft2", "fft_rfft2", "fft_ifft2", "fft_irfft2")
-_MANY = ("fft_fftn", "fft_rfftn", "fft_ifftn", "fft_irfftn")
-Pair = tuple[Var, Var | None]
+_ONE_AXIS_KINDS = ("fft_fft", "fft_rfft", "fft_ifft", "fft_irfft")
+_TWO_AXES_KINDS = ("fft_fft2", "fft_rfft2", "fft_ifft2", "fft_irfft2")
+_ANY_AXES_KINDS = ("fft_fftn", "fft_rfftn", "fft_ifftn", "fft_irfftn")
+ComplexPair = tuple[Var, Var | None]
 """The real and the imaginary part; None for zeros."""
 
 
@@ -35,64 +35,70 @@ Pair = tuple[Var, Var | None]
 def probe() -> str | None:
     import torch
 
-    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
     if missing:
         return f"not implemented: {', '.join(missing)}"
-    return wrong(lambda x: torch.fft.rfft(x).real, torch.arange(4.), exporting=True)
+    return find_fault(lambda x: torch.fft.rfft(x).real, torch.arange(4.), exporting=True)
 
 
-@PATCH.op(*_ONE)
-def along_one_axis(context: Any, node: Any) -> None:
+@PATCH.op(*_ONE_AXIS_KINDS)
+def lower_fft(context: Any, node: Any) -> None:
     """fft_rfft(self, n=None, dim=-1, norm=None)."""
-    given = bind(context, node, "self n=None dim=-1 norm=None")
-    _transform(context, node, given.self, [python(given.n, node, "n")], [python(given.dim, node, "dim")], given.norm)
+    given = bind_arguments(context, node, "self n=None dim=-1 norm=None")
+    _transform_axes(
+        context, node, given.self, [to_python(given.n, node, "n")], [to_python(given.dim, node, "dim")], given.norm
+    )
 
 
-@PATCH.op(*_TWO, *_MANY)
-def along_axes(context: Any, node: Any) -> None:
+@PATCH.op(*_TWO_AXES_KINDS, *_ANY_AXES_KINDS)
+def lower_fftn(context: Any, node: Any) -> None:
     """fft_rfftn(self, s=None, dim=None, norm=None), fft_rfft2(self, s=None, dim=[-2, -1], norm=None)."""
-    given = bind(context, node, f"self s=None dim={'None' if node.kind.endswith('n') else '[-2,-1]'} norm=None")
-    lengths, axes = python(given.s, node, "s"), python(given.dim, node, "dim")
+    given = bind_arguments(
+        context, node, f"self s=None dim={'None' if node.kind.endswith('n') else '[-2,-1]'} norm=None"
+    )
+    lengths, axes = to_python(given.s, node, "s"), to_python(given.dim, node, "dim")
     if axes is None:
         axes = list(range(given.self.rank)) if lengths is None else list(range(-len(lengths), 0))
-    _transform(context, node, given.self, [None] * len(axes) if lengths is None else lengths, axes, given.norm)
+    _transform_axes(context, node, given.self, [None] * len(axes) if lengths is None else lengths, axes, given.norm)
 
 
-def _transform(context: Any, node: Any, x: Any, lengths: list[int | None], axes: list[int], norm: Any) -> None:
+def _transform_axes(context: Any, node: Any, x: Any, lengths: list[int | None], axes: list[int], norm: Any) -> None:
     """Transform along every axis: the last one first for real numbers, last for a result of real numbers."""
     kind = node.kind.partition(".")[0].removeprefix("fft_")
     inverse, real = kind.startswith("i"), "rfft" in kind
-    steps = [(None if length in (None, -1) else int(length), axis_of(axis, x.rank))
+    steps = [(None if length in (None, -1) else int(length), normalize_axis(axis, x.rank))
              for length, axis in zip(lengths, axes, strict=True)]
-    pair: Pair = parts_of(x) if is_complex(x) else (cast(x, types.fp32), None)
+    pair: ComplexPair = split_complex(x) if is_complex(x) else (cast_to(x, types.fp32), None)
     for number, (length, axis) in enumerate(steps if inverse or not real else steps[::-1]):
         halved = real and number == (len(steps) - 1 if inverse else 0)
-        pair = _along(node, pair, length, axis, inverse, halved, python(norm, node, "norm"))
+        pair = _transform_axis(node, pair, length, axis, inverse, halved, to_python(norm, node, "norm"))
     if inverse and real:
-        add(context, node, mb.identity(x=pair[0], name=node.name))
+        add_result(context, node, mb.identity(x=pair[0], name=node.name))
     else:
         first, second = pair
-        context.add(join_parts(first, mb.mul(x=first, y=np.float32(0)) if second is None else second), node.name)
+        context.add(join_complex(first, mb.mul(x=first, y=np.float32(0)) if second is None else second), node.name)
 
 
-def _along(node: Any, pair: Pair, length: int | None, axis: int, inverse: bool, halved: bool, norm: str | None) -> Pair:
+def _transform_axis(
+    node: Any, pair: ComplexPair, length: int | None, axis: int, inverse: bool, halved: bool, norm: str | None
+) -> ComplexPair:
     """Transform along one axis; `halved` is rfft and irfft."""
     size = pair[0].shape[axis]
     if not isinstance(size, int | np.integer):
         raise NotConverted.at(node, f"transforms axis {axis}, which has a flexible size", "fix that size")
     count = int(length or (2 * (size - 1) if inverse and halved else size))
     kept = min(int(size), count // 2 + 1 if inverse and halved else count)
-    cosine, sine = fourier_matrices(count, kept, inverse, halved, norm)
-    real, imag = (None if part is None else _first(part, kept, axis) for part in pair)
-    first, second = _product(real, cosine, axis), _product(real, sine, axis)
+    cosine, sine = make_fourier_matrices(count, kept, inverse, halved, norm)
+    real, imag = (None if part is None else _slice_first(part, kept, axis) for part in pair)
+    first, second = _multiply_along_axis(real, cosine, axis), _multiply_along_axis(real, sine, axis)
     if imag is None:
         return first, second
-    return (mb.sub(x=first, y=_product(imag, sine, axis)),
-            None if inverse and halved else mb.add(x=second, y=_product(imag, cosine, axis)))
+    return (mb.sub(x=first, y=_multiply_along_axis(imag, sine, axis)),
+            None if inverse and halved else mb.add(x=second, y=_multiply_along_axis(imag, cosine, axis)))
 
 
-def fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, norm: str | None
-                     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def make_fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, norm: str | None
+                          ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The real and the imaginary part of the matrix [input, output] of a transform of `count` elements.
 
     Of an inverse one from the half (`halved`), every element but the first and the middle one stands for two.
@@ -112,7 +118,7 @@ def fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, norm: s
     return cosine, sine if inverse else -sine
 
 
-def _first(x: Var, count: int, axis: int) -> Var:
+def _slice_first(x: Var, count: int, axis: int) -> Var:
     if x.shape[axis] == count:
         return x
     ends = [0] * x.rank
@@ -120,7 +126,7 @@ def _first(x: Var, count: int, axis: int) -> Var:
     return mb.slice_by_index(x=x, begin=[0] * x.rank, end=ends, end_mask=[place != axis for place in range(x.rank)])
 
 
-def _product(x: Var | None, matrix: np.ndarray[Any, Any], axis: int) -> Any:
+def _multiply_along_axis(x: Var | None, matrix: np.ndarray[Any, Any], axis: int) -> Any:
     """`x` times the matrix along the axis."""
     matrix = matrix.astype(np.float32)
     if x is None:

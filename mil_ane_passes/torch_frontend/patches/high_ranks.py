@@ -11,17 +11,17 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Program
 
-from ...core.engine import find
-from ...core.query import all_ops
-from ...core.registry import by_name
+from ...core.engine import find_matches
+from ...core.query import iterate_ops
+from ...core.registry import find_rewrite
 from ..contract import Patch
 from ..errors import NotConverted
-from ..failures import place_of_op
+from ..failures import describe_op_location
 
 PATCH = Patch(code="TORCH161",
               title="tensors of rank 6 are refused without a module and a line",
               upstream=("https://github.com/apple/coremltools/issues/1723",))
-_MOST = 5
+_MAX_RANK = 5
 
 
 @PATCH.probe
@@ -36,27 +36,29 @@ def probe() -> str | None:
     return None
 
 
-@PATCH.replaces("coremltools.converters.mil.mil.program", "Program._check_invalid_tensor_rank")
+@PATCH.replace_function("coremltools.converters.mil.mil.program", "Program._check_invalid_tensor_rank")
 def check_ranks(host: Callable[..., None], self: Program) -> None:
     """The check that precedes the writing of a program."""
     try:
         host(self)
     except ValueError as error:
-        raise _refusal(self, error) from error
+        raise _make_rank_error(self, error) from error
 
 
-def _refusal(program: Program, error: ValueError) -> NotConverted:
-    high = next((op for _, op in all_ops(program) if op.op_type != "const"
-                 and any(_rank(var) > _MOST for var in op.outputs)), None)
+def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
+    high = next((op for _, op in iterate_ops(program) if op.op_type != "const"
+                 and any(_get_rank(var) > _MAX_RANK for var in op.outputs)), None)
     if high is None:
         return NotConverted(str(error))
-    rank = max(_rank(var) for var in high.outputs)
-    missed = find(by_name("lower_rank").configured(any_extent=True), program).near_misses
+    rank = max(_get_rank(var) for var in high.outputs)
+    missed = find_matches(find_rewrite("lower_rank").configured(any_extent=True), program).near_misses
     reason = f" and cannot be done in fewer axes ({missed[0].note})" if missed else ""
-    return NotConverted(f"{place_of_op(high)}: makes a tensor of rank {rank}, Core ML has {_MOST} at most{reason}; "
-                        "merge axes that stay together, or index or loop over one of them, so that no tensor has more "
-                        f"than {_MOST} axes")
+    return NotConverted(
+        f"{describe_op_location(high)}: makes a tensor of rank {rank}, Core ML has {_MAX_RANK} at most{reason}; "
+        "merge axes that stay together, or index or loop over one of them, so that no tensor has more "
+        f"than {_MAX_RANK} axes"
+    )
 
 
-def _rank(var: Any) -> int:
+def _get_rank(var: Any) -> int:
     return int(getattr(var, "rank", 0) or 0)

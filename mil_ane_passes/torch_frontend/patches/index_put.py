@@ -1,7 +1,7 @@
 """`x[:, idx] = v`, `x[mask] = v`, index_put with any mix of indices, and `accumulate`.
 
 The host takes a None among the indices only for single positions, one mask at the front, and no accumulation beside a
-whole axis; masks of a flexible size fail. See `indexing.put` for what is made instead.
+whole axis; masks of a flexible size fail. See `index_assignment.assign_at_indices` for what is made instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..indexing import put
-from ..lowering import add, bind, broadcast_to, cast, dims, named, python, tensor, vector
-from ..probing import wrong
+from ..index_assignment import assign_at_indices
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    broadcast_to,
+    cast_to,
+    get_dims,
+    name_result,
+    to_python,
+    to_size_vector,
+    to_tensor,
+)
+from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH121",
@@ -35,48 +45,48 @@ def probe() -> str | None:
     def write(x: Any) -> Any:
         return torch.ops.aten.index_put(x, [None, torch.tensor([0, 2])], torch.tensor(0.))
 
-    return wrong(write, torch.arange(12.).reshape(3, 4))
+    return find_fault(write, torch.arange(12.).reshape(3, 4))
 
 
 @PATCH.op("index_put", "_unsafe_index_put", "_index_put_impl", "index_put.hacked_twin")
 def index_put(context: Any, node: Any) -> None:
     """index_put(self, indices, values, accumulate)"""
-    given = bind(context, node, "self indices values accumulate=False")
+    given = bind_arguments(context, node, "self indices values accumulate=False")
     x = given.self
-    indices = _indices(given.indices, node)
-    values = tensor(given.values)
-    accumulate = bool(python(given.accumulate, node, "accumulate"))
+    indices = _to_index_tensors(given.indices, node)
+    values = to_tensor(given.values)
+    accumulate = bool(to_python(given.accumulate, node, "accumulate"))
     if not any(index is not None for index in indices):
-        whole = broadcast_to(cast(values, x.dtype), dims(x))
+        whole = broadcast_to(cast_to(values, x.dtype), get_dims(x))
         new = mb.add(x=x, y=whole) if accumulate else whole
     elif any(index is not None and 0 in index.shape for index in indices):
         new = x
     elif accumulate and x.dtype == types.bool:
         raise NotConverted.at(node, "accumulates into bools", "use logical_or")
     else:
-        new = put(x, indices, values, accumulate)
-    add(context, node, named(new, node, x, given.values, *indices))
+        new = assign_at_indices(x, indices, values, accumulate)
+    add_result(context, node, name_result(new, node, x, given.values, *indices))
 
 
 @PATCH.op("masked_scatter")
 def masked_scatter(context: Any, node: Any) -> None:
     """masked_scatter(self, mask, source): the n-th element the mask picks is the n-th of source."""
-    given = bind(context, node, "self mask source")
-    x, source = given.self, cast(given.source, given.self.dtype)
-    mask = broadcast_to(cast(given.mask, types.bool), dims(x))
-    picked = mb.reshape(x=cast(mask, types.int32), shape=[-1])
+    given = bind_arguments(context, node, "self mask source")
+    x, source = given.self, cast_to(given.source, given.self.dtype)
+    mask = broadcast_to(cast_to(given.mask, types.bool), get_dims(x))
+    picked = mb.reshape(x=cast_to(mask, types.int32), shape=[-1])
     place = mb.maximum(x=mb.sub(x=mb.cumsum(x=picked, axis=0), y=np.int32(1)), y=np.int32(0))
     values = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=place, axis=0)
-    new = mb.select(cond=mask, a=mb.reshape(x=values, shape=vector(dims(x))), b=x)
-    add(context, node, named(new, node, x))
+    new = mb.select(cond=mask, a=mb.reshape(x=values, shape=to_size_vector(get_dims(x))), b=x)
+    add_result(context, node, name_result(new, node, x))
 
 
-def _indices(given: Any, node: Any) -> list[Var | None]:
+def _to_index_tensors(given: Any, node: Any) -> list[Var | None]:
     """The indices as Vars; lists of numbers, as torch.export may leave them, become tensors."""
     indices = []
     for index in given if isinstance(given, list) else [given]:
-        index = tensor(index) if index is not None else None
+        index = to_tensor(index) if index is not None else None
         if index is not None and index.dtype not in (types.bool, types.int32):
-            index = cast(index, types.int32)
+            index = cast_to(index, types.int32)
         indices.append(index)
     return indices

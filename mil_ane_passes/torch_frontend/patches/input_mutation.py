@@ -31,7 +31,7 @@ def probe() -> str | None:
     return None
 
 
-@PATCH.replaces("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_outputs_from_exir_program")
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_outputs_from_exir_program")
 def extract_outputs(host: Callable[..., Any], exported_program: Any) -> Any:
     """The host's outputs without the caller's changed inputs."""
     from torch.export.graph_signature import OutputKind

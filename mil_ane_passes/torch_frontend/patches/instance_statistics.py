@@ -10,8 +10,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder as mb
 
 from ..contract import Patch
-from ..lowering import add, bind, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH167",
               title="`instance_norm` ignores running statistics, silently", upstream=("none known",))
@@ -24,18 +24,18 @@ def probe() -> str | None:
     def normalized(x: Any) -> Any:
         return torch.instance_norm(x, None, None, torch.ones(2), torch.ones(2) * 4, False, 0.1, 1e-5, False)
 
-    return wrong(normalized, torch.arange(8.).reshape(1, 2, 2, 2))
+    return find_fault(normalized, torch.arange(8.).reshape(1, 2, 2, 2))
 
 
 @PATCH.op("instance_norm")
 def instance_norm(context: Any, node: Any) -> None:
     """instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)."""
-    given = bind(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
-    if python(given.use_input_stats, node, "use_input_stats"):
+    given = bind_arguments(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
+    if to_python(given.use_input_stats, node, "use_input_stats"):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["instance_norm"](context, node)
         return
     scale = {name: value for name, value in (("gamma", given.weight), ("beta", given.bias)) if value is not None}
-    add(context, node, mb.batch_norm(x=given.input, mean=given.running_mean, variance=given.running_var, **scale,
-                                     epsilon=python(given.eps, node, "eps"), name=node.name))
+    add_result(context, node, mb.batch_norm(x=given.input, mean=given.running_mean, variance=given.running_var, **scale,
+                                            epsilon=to_python(given.eps, node, "eps"), name=node.name))

@@ -10,17 +10,17 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import bind, dims
+from ..lowering import bind_arguments, get_dims
 
 PATCH = Patch(code="TORCH124",
               title="`len` of a tensor is not implemented", upstream=("none known",))
 
 
 @PATCH.op("len")
-def length(context: Any, node: Any) -> None:
+def lower_len(context: Any, node: Any) -> None:
     """len(t)."""
-    given = bind(context, node, "t").t
+    given = bind_arguments(context, node, "t").t
     if isinstance(given, Var) and given.rank == 0:
         raise NotConverted.at(node, "a tensor of rank 0 has no length")
-    size = dims(given)[0] if isinstance(given, Var) else len(given)
+    size = get_dims(given)[0] if isinstance(given, Var) else len(given)
     context.add(size if isinstance(size, Var) else mb.const(val=np.int32(size)), torch_name=node.name)

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..failures import cause_of, passes_through, remember
+from ..failures import format_cause, is_reported_unchanged, record_node
 
 PATCH = Patch(code="TORCH160",
               title="failures name no module and no line", upstream=("none known",))
-_TORCH = "coremltools.converters.mil.frontend.torch"
+_TORCH_FRONTEND = "coremltools.converters.mil.frontend.torch"
 _ADVICE_UNKNOWN = ("write it with ops that Core ML has, compute it outside of the model, or register a lowering "
                    "(coremltools.converters.mil.frontend.torch.register_torch_op)")
 _ADVICE_FAILS = ("use other arguments or another op for the same, or register a lowering "
@@ -40,30 +40,30 @@ def probe() -> str | None:
     return None
 
 
-@PATCH.replaces(f"{_TORCH}.ops", "convert_single_node")
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.ops", "convert_single_node")
 def convert_single_node(host: Callable[..., None], context: Any, node: Any) -> None:
     """The conversion of one node."""
-    remember(node)
+    record_node(node)
     try:
         host(context, node)
     except Exception as error:
-        if passes_through(error):
+        if is_reported_unchanged(error):
             raise
-        raise _located(node, error) from error
+        raise _make_located_error(node, error) from error
 
 
-@PATCH.replaces(f"{_TORCH}.internal_graph", "InternalTorchIRNode.from_exir_node")
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.internal_graph", "InternalTorchIRNode.from_exir_node")
 def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
     """The reading of one node of an exported program; it is where coremltools refuses unknown ops of those."""
     try:
         return host(cls, node)
     except Exception as error:
-        if passes_through(error):
+        if is_reported_unchanged(error):
             raise
-        raise _located(SimpleNamespace(kind=str(node.target), meta=node.meta), error) from error
+        raise _make_located_error(SimpleNamespace(kind=str(node.target), meta=node.meta), error) from error
 
 
-def _located(node: Any, error: Exception) -> NotConverted:
+def _make_located_error(node: Any, error: Exception) -> NotConverted:
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     lowering = None
@@ -74,5 +74,5 @@ def _located(node: Any, error: Exception) -> NotConverted:
     while isinstance(lowering, functools.partial):  # a patch is around it
         lowering = lowering.args[0]
     maker = "coremltools" if lowering.__module__.startswith("coremltools.") else lowering.__module__
-    return NotConverted.at(node, f"cannot be converted; the lowering of {maker} fails: {cause_of(error)}",
+    return NotConverted.at(node, f"cannot be converted; the lowering of {maker} fails: {format_cause(error)}",
                            _ADVICE_FAILS)

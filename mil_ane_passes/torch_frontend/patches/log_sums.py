@@ -14,78 +14,81 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import mil_type
+from ..creation import to_mil_type
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, dims, numbers_up_to, python
-from ..probing import wrong
-from ..windows import running
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, normalize_axis, to_python
+from ..probes import find_fault
+from ..slice_assignment import scan_axis
 
 PATCH = Patch(code="TORCH164",
               title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 
-_MOST_AXES = 5
+_MAX_RANK = 5
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: (torch.log_softmax(x, -1), torch.logcumsumexp(x, -1)), torch.tensor([[0., 800., 400.]]))
+    return find_fault(lambda x: (torch.log_softmax(x, -1), torch.logcumsumexp(x, -1)), torch.tensor([[0., 800., 400.]]))
 
 
 @PATCH.op("log_softmax", "_log_softmax")
 def log_softmax(context: Any, node: Any) -> None:
     """log_softmax(self, dim, dtype=None), _log_softmax(self, dim, half_to_float)."""
-    given = bind(context, node, "self dim dtype=None")
+    given = bind_arguments(context, node, "self dim dtype=None")
     own = given.self.dtype if types.is_float(given.self.dtype) else types.fp32
-    dtype = own if node.kind.startswith("_") else mil_type(given.dtype, node, own)
-    x = cast(given.self, dtype)
+    dtype = own if node.kind.startswith("_") else to_mil_type(given.dtype, node, own)
+    x = cast_to(given.self, dtype)
     if x.rank == 0:
-        add(context, node, mb.mul(x=x, y=cast(mb.const(val=np.float32(0)), dtype), name=node.name))
+        add_result(context, node, mb.mul(x=x, y=cast_to(mb.const(val=np.float32(0)), dtype), name=node.name))
         return
-    axes = [axis_of(python(given.dim, node, "dim"), x.rank)]
+    axes = [normalize_axis(to_python(given.dim, node, "dim"), x.rank)]
     shifted = mb.sub(x=x, y=mb.reduce_max(x=x, axes=axes, keep_dims=True))
     total = mb.reduce_log_sum_exp(x=shifted, axes=axes, keep_dims=True)
-    add(context, node, mb.sub(x=shifted, y=total, name=node.name))
+    add_result(context, node, mb.sub(x=shifted, y=total, name=node.name))
 
 
 @PATCH.op("logcumsumexp", "_logcumsumexp")
-def running_log_sum(context: Any, node: Any) -> None:
+def lower_logcumsumexp(context: Any, node: Any) -> None:
     """logcumsumexp(self, dim)."""
-    given = bind(context, node, "self dim")
+    given = bind_arguments(context, node, "self dim")
     x = given.self
     if x.rank == 0:
-        add(context, node, mb.identity(x=x, name=node.name))
+        add_result(context, node, mb.identity(x=x, name=node.name))
         return
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
     if isinstance(x.shape[axis], int | np.integer):
-        add(context, node, mb.identity(x=running(x, axis, _log_add), name=node.name))
-    elif x.rank < _MOST_AXES:
-        add(context, node, _of_all_pairs(x, axis, node.name))
+        add_result(context, node, mb.identity(x=scan_axis(x, axis, _compute_logaddexp), name=node.name))
+    elif x.rank < _MAX_RANK:
+        add_result(context, node, _compute_by_pair_matrix(x, axis, node.name))
     else:
         raise NotConverted.at(node, f"runs along a flexible dimension of a tensor of rank {x.rank}", "fix the size")
 
 
-def _log_add(x: Var, y: Var) -> Var:
+def _compute_logaddexp(x: Var, y: Var) -> Var:
     """log(exp(x) + exp(y)); of two equal infinities the one, for which the difference would be NaN."""
-    most, same = mb.maximum(x=x, y=y), cast(mb.equal(x=x, y=y), x.dtype)
-    apart = mb.select(cond=mb.equal(x=x, y=y), a=mb.mul(x=same, y=_number(0, x)),
+    most, same = mb.maximum(x=x, y=y), cast_to(mb.equal(x=x, y=y), x.dtype)
+    apart = mb.select(cond=mb.equal(x=x, y=y), a=mb.mul(x=same, y=_make_number_like(0, x)),
                       b=mb.sub(x=mb.minimum(x=x, y=y), y=most))
-    return mb.add(x=most, y=mb.log(x=mb.add(x=mb.exp(x=apart), y=_number(1, x))))
+    return mb.add(x=most, y=mb.log(x=mb.add(x=mb.exp(x=apart), y=_make_number_like(1, x))))
 
 
-def _of_all_pairs(x: Var, axis: int, name: str) -> Var:
+def _compute_by_pair_matrix(x: Var, axis: int, name: str) -> Var:
     """Each row of a matrix has the numbers so far, and the lowest of fp32 for those to come."""
-    numbers = numbers_up_to(dims(x)[axis])
+    numbers = make_range(get_dims(x)[axis])
     so_far = mb.less_equal(x=mb.expand_dims(x=numbers, axes=[0]), y=mb.expand_dims(x=numbers, axes=[1]))
-    limits = mb.mul(x=mb.sub(x=cast(so_far, x.dtype), y=_number(0.5, x)), y=_number(float(np.finfo(np.float32).max), x))
-    limits = mb.mul(x=limits, y=_number(2, x))
+    limits = mb.mul(
+        x=mb.sub(x=cast_to(so_far, x.dtype), y=_make_number_like(0.5, x)),
+        y=_make_number_like(float(np.finfo(np.float32).max), x),
+    )
+    limits = mb.mul(x=limits, y=_make_number_like(2, x))
     if x.rank - 1 > axis:
         limits = mb.expand_dims(x=limits, axes=list(range(2, x.rank - axis + 1)))
     kept = mb.minimum(x=mb.expand_dims(x=x, axes=[axis]), y=limits)
     return mb.reduce_log_sum_exp(x=kept, axes=[axis + 1], keep_dims=False, name=name)
 
 
-def _number(value: float, like: Var) -> Var:
-    return cast(mb.const(val=np.float32(value)), like.dtype)
+def _make_number_like(value: float, like: Var) -> Var:
+    return cast_to(mb.const(val=np.float32(value)), like.dtype)

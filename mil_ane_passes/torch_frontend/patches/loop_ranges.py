@@ -12,7 +12,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 
 from ..contract import Patch
-from ..lowering import add, bind, is_known, python, tensor
+from ..lowering import add_result, bind_arguments, is_constant, to_python, to_tensor
 
 PATCH = Patch(code="TORCH125",
               title="loops over `range(start, stop, step)` in scripts are not implemented", upstream=("none known",))
@@ -21,20 +21,20 @@ PATCH = Patch(code="TORCH125",
 @PATCH.op("__range_length")
 def range_length(context: Any, node: Any) -> None:
     """__range_length(lo, hi, step): ints."""
-    given = bind(context, node, "lo hi step")
+    given = bind_arguments(context, node, "lo hi step")
     bounds = [given.lo, given.hi, given.step]
-    if is_known(bounds):
-        start, stop, step = (int(python(bound, node, "range")) for bound in bounds)
-        add(context, node, mb.const(val=np.int32(len(range(start, stop, step))), name=node.name))
+    if is_constant(bounds):
+        start, stop, step = (int(to_python(bound, node, "range")) for bound in bounds)
+        add_result(context, node, mb.const(val=np.int32(len(range(start, stop, step))), name=node.name))
         return
-    start, stop, step = (tensor(bound) for bound in bounds)
+    start, stop, step = (to_tensor(bound) for bound in bounds)
     turns = mb.sub(x=np.int32(0), y=mb.floor_div(x=mb.sub(x=start, y=stop), y=step))
-    add(context, node, mb.maximum(x=turns, y=np.int32(0), name=node.name))
+    add_result(context, node, mb.maximum(x=turns, y=np.int32(0), name=node.name))
 
 
 @PATCH.op("__derive_index")
 def derive_index(context: Any, node: Any) -> None:
     """__derive_index(index, start, step): ints."""
-    given = bind(context, node, "index start step")
-    step = mb.mul(x=tensor(given.index), y=tensor(given.step))
-    add(context, node, mb.add(x=tensor(given.start), y=step, name=node.name))
+    given = bind_arguments(context, node, "index start step")
+    step = mb.mul(x=to_tensor(given.index), y=to_tensor(given.step))
+    add_result(context, node, mb.add(x=to_tensor(given.start), y=step, name=node.name))

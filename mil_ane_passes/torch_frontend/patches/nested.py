@@ -18,7 +18,7 @@ PATCH = Patch(
 
 
 @PATCH.op("_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "nested_to_padded_tensor")
-def refused(context: Any, node: Any) -> None:
+def refuse_nested_tensor(context: Any, node: Any) -> None:
     """Core ML has only rectangular tensors."""
     raise NotConverted.at(node, "needs a nested tensor, which Core ML has not",
                           "trace under torch.backends.mha.set_fastpath_enabled(False), or make the encoder with "

@@ -17,10 +17,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import filled
+from ..creation import make_filled
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, dims, is_known, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, is_constant, to_python
+from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH127",
@@ -28,7 +28,10 @@ PATCH = Patch(
     upstream=("https://github.com/apple/coremltools/issues/2576",),
 )
 
-_REPEATED: dict[str, Any] = {"reflect": lambda width: range(1, width + 1), "replicate": lambda width: [0] * width}
+_REPEATED_OFFSETS: dict[str, Any] = {
+    "reflect": lambda width: range(1, width + 1),
+    "replicate": lambda width: [0] * width,
+}
 """How far from the edge the slices lie that are repeated, the nearest to the edge first."""
 
 
@@ -36,49 +39,49 @@ _REPEATED: dict[str, Any] = {"reflect": lambda width: range(1, width + 1), "repl
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.nn.functional.pad(x, (-1, 2)), torch.arange(4.)) \
-        or wrong(lambda x: torch.nn.functional.pad(x, (1, 2), mode="circular"), torch.arange(8.).reshape(1, 2, 4))
+    return find_fault(lambda x: torch.nn.functional.pad(x, (-1, 2)), torch.arange(4.)) \
+        or find_fault(lambda x: torch.nn.functional.pad(x, (1, 2), mode="circular"), torch.arange(8.).reshape(1, 2, 4))
 
 
 @PATCH.op("pad", "constant_pad_nd")
 def pad(context: Any, node: Any) -> None:
     """pad(self, pad, mode="constant", value=0), constant_pad_nd(self, pad, value=0)."""
     constant = node.kind.startswith("constant")
-    given = bind(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
-    mode = "constant" if constant else python(given.mode, node, "mode")
+    given = bind_arguments(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
+    mode = "constant" if constant else to_python(given.mode, node, "mode")
     x = given.self
-    if not is_known(given.pad):
-        _by_host(context, node)
+    if not is_constant(given.pad):
+        _lower_with_coremltools(context, node)
         return
-    flat = [int(width) for width in np.ravel(python(given.pad, node, "pad"))]
+    flat = [int(width) for width in np.ravel(to_python(given.pad, node, "pad"))]
     widths = [(0, 0)] * (x.rank - len(flat) // 2) + list(zip(flat[-2::-2], flat[-1::-2], strict=True))
     if mode == "circular":
-        x = _cropped(x, widths)
+        x = _crop_negative_widths(x, widths)
         for axis, (before, after) in enumerate(widths):
-            x = _circular(x, axis, before, after, node)
-    elif mode in _REPEATED and min(flat) >= 0 and (any(map(any, widths[:-2])) or not types.is_float(x.dtype)):
+            x = _pad_circular(x, axis, before, after, node)
+    elif mode in _REPEATED_OFFSETS and min(flat) >= 0 and (any(map(any, widths[:-2])) or not types.is_float(x.dtype)):
         for axis, (before, after) in enumerate(widths):
-            parts = [_slice(x, axis, place, place + 1) for place in _REPEATED[mode](before)[::-1]]
-            ends = [_slice(x, axis, -1 - place, -place) for place in _REPEATED[mode](after)]
+            parts = [_slice_axis(x, axis, place, place + 1) for place in _REPEATED_OFFSETS[mode](before)[::-1]]
+            ends = [_slice_axis(x, axis, -1 - place, -place) for place in _REPEATED_OFFSETS[mode](after)]
             x = mb.concat(values=[*parts, x, *ends], axis=axis) if parts or ends else x
     elif min(flat, default=0) >= 0 and types.is_float(x.dtype):
-        _by_host(context, node)
+        _lower_with_coremltools(context, node)
         return
     elif mode == "constant":
-        x = _constant(_cropped(x, widths), widths, python(given.value, node, "value") or 0)
+        x = _pad_constant(_crop_negative_widths(x, widths), widths, to_python(given.value, node, "value") or 0)
     else:
         raise NotConverted.at(node, f"pads a {types.builtin_to_string(x.dtype)} with widths {flat} in mode '{mode}'",
                               "slice first, then pad")
-    add(context, node, mb.identity(x=x, name=node.name))
+    add_result(context, node, mb.identity(x=x, name=node.name))
 
 
-def _by_host(context: Any, node: Any) -> None:
+def _lower_with_coremltools(context: Any, node: Any) -> None:
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     _TORCH_OPS_REGISTRY.name_to_func_mapping["pad"](context, node)
 
 
-def _slice(x: Var, axis: int, begin: int, end: int) -> Var:
+def _slice_axis(x: Var, axis: int, begin: int, end: int) -> Var:
     """`x[begin:end]` along the axis; an end of 0 is the end of the axis."""
     begins, ends, rest = [0] * x.rank, [0] * x.rank, [True] * x.rank
     size = x.shape[axis]
@@ -88,35 +91,37 @@ def _slice(x: Var, axis: int, begin: int, end: int) -> Var:
     return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[each == 0 for each in begins], end_mask=rest)
 
 
-def _circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
+def _pad_circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
     """The last `before` in front, the first `after` behind."""
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and max(before, after) > size:
         raise NotConverted.at(node, f"wraps {max(before, after)} around an axis of {size}")
-    parts = [_slice(x, axis, -before, 0)] if before > 0 else []
-    parts += [x, _slice(x, axis, 0, after)] if after > 0 else [x]
+    parts = [_slice_axis(x, axis, -before, 0)] if before > 0 else []
+    parts += [x, _slice_axis(x, axis, 0, after)] if after > 0 else [x]
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
 
 
-def _cropped(x: Var, widths: Sequence[tuple[int, int]]) -> Var:
+def _crop_negative_widths(x: Var, widths: Sequence[tuple[int, int]]) -> Var:
     """`x` without what negative widths take away."""
     for axis, (before, after) in enumerate(widths):
         if min(before, after) < 0:
-            x = _slice(x, axis, max(-before, 0), min(after, 0))
+            x = _slice_axis(x, axis, max(-before, 0), min(after, 0))
     return x
 
 
-def _constant(x: Var, widths: Sequence[tuple[int, int]], value: Any) -> Var:
+def _pad_constant(x: Var, widths: Sequence[tuple[int, int]], value: Any) -> Var:
     """`x` padded with the value where a width is positive, in the dtype of `x`."""
     flat = [max(width, 0) for pair in widths for width in pair]
     if not any(flat):
         return x
     if x.dtype == types.bool:
-        return cast(_constant(cast(x, types.int32), widths, bool(value)), types.bool)
+        return cast_to(_pad_constant(cast_to(x, types.int32), widths, bool(value)), types.bool)
     if types.is_float(x.dtype):
         return mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(value))
     for axis, pair in enumerate(widths):
-        before, after = ([filled([*dims(x)[:axis], width, *dims(x)[axis + 1:]], value, x.dtype)] if width > 0 else []
-                         for width in pair)
+        before, after = (
+            [make_filled([*get_dims(x)[:axis], width, *get_dims(x)[axis + 1 :]], value, x.dtype)] if width > 0 else []
+            for width in pair
+        )
         x = mb.concat(values=[*before, x, *after], axis=axis) if before or after else x
     return x

@@ -15,8 +15,8 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, named, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, name_result, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128",
               title="max pools with dilation and average pools with `divisor_override` are refused; with ceil_mode a "
@@ -29,42 +29,47 @@ def probe() -> str | None:
     import torch
 
     pools = torch.nn.functional
-    return wrong(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.).reshape(1, 1, 5)) \
-        or wrong(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2)) \
-        or wrong(lambda x: pools.max_pool1d(x, 1, 2, ceil_mode=True), torch.arange(4.).reshape(1, 1, 4))
+    return find_fault(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.).reshape(1, 1, 5)) \
+        or find_fault(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2)) \
+        or find_fault(lambda x: pools.max_pool1d(x, 1, 2, ceil_mode=True), torch.arange(4.).reshape(1, 1, 4))
 
 
 @PATCH.op("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
     """max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
-    given = bind(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
+    given = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
     count = int(node.kind.removeprefix("max_pool")[0])
-    dilation = _each(given.dilation, node, "dilation", count)
+    dilation = _read_per_axis(given.dilation, node, "dilation", count)
     if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
         _convert_as_coremltools(context, node, given, count)
         return
-    x, kernel = given.self, _each(given.kernel_size, node, "kernel_size", count)
-    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
-    padding, ceil = _each(given.padding, node, "padding", count), bool(python(given.ceil_mode, node, "ceil_mode"))
+    x, kernel = given.self, _read_per_axis(given.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
+    padding, ceil = (
+        _read_per_axis(given.padding, node, "padding", count),
+        bool(to_python(given.ceil_mode, node, "ceil_mode")),
+    )
     if all(step == 1 for step in dilation) and not ceil:
         pad = np.repeat(padding, 2)
-        _give(context, node, mb.max_pool(x=x, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=pad))
+        _add_maxima(context, node, mb.max_pool(x=x, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=pad))
         return
     if not types.is_float(x.dtype) or not all(isinstance(size, int | np.integer) for size in x.shape[-count:]):
         raise NotConverted.at(node, "dilation takes floats of known spatial sizes", "fix the sizes")
     for place in range(count):
-        x = _largest(x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil)
-    _give(context, node, x)
+        x = _compute_axis_maxima(
+            x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil
+        )
+    _add_maxima(context, node, x)
 
 
-def _give(context: Any, node: Any, x: Var) -> None:
+def _add_maxima(context: Any, node: Any, x: Var) -> None:
     """The maxima; their places, a second output, are given by nothing."""
     exported = node.kind.endswith("with_indices") and len(node.outputs) == 1
-    context.add((named(x, node), None) if exported else named(x, node), torch_name=node.outputs[0])
+    context.add((name_result(x, node), None) if exported else name_result(x, node), torch_name=node.outputs[0])
 
 
-def _largest(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Var:
+def _compute_axis_maxima(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Var:
     """The maxima along one axis."""
     size, reach = int(x.shape[axis]), dilation * (kernel - 1) + 1
     places = (size + 2 * padding - reach + (stride - 1 if ceil else 0)) // stride + 1
@@ -88,31 +93,34 @@ def _largest(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation
 @PATCH.op("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(context: Any, node: Any) -> None:
     """avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True, divisor_override)."""
-    given = bind(context, node, "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True "
-                                "divisor_override=None")
+    given = bind_arguments(
+        context,
+        node,
+        "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True divisor_override=None",
+    )
     count = int(node.kind.removeprefix("avg_pool")[0])
-    divisor = python(given.divisor_override, node, "divisor_override")
+    divisor = to_python(given.divisor_override, node, "divisor_override")
     if divisor is None:
         _convert_as_coremltools(context, node, given, count)
         return
-    if python(given.ceil_mode, node, "ceil_mode"):
+    if to_python(given.ceil_mode, node, "ceil_mode"):
         raise NotConverted.at(node, "divisor_override with ceil_mode is not expressed", "pad the input instead")
-    kernel = _each(given.kernel_size, node, "kernel_size", count)
-    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
-    padding = np.repeat(_each(given.padding, node, "padding", count), 2)
+    kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
+    padding = np.repeat(_read_per_axis(given.padding, node, "padding", count), 2)
     average = mb.avg_pool(x=given.self, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=padding,
                           exclude_padding_from_average=False)
-    add(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
+    add_result(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
 
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
     """Convert by coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-    kernel = _each(given.kernel_size, node, "kernel_size", count)
-    stride = _each(given.stride, node, "stride", count) if _given(given.stride, node) else kernel
-    padding = _each(given.padding, node, "padding", count) if given.padding is not None else [0] * count
-    ceil, sizes = bool(python(given.ceil_mode, node, "ceil_mode")), given.self.shape[-count:]
+    kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
+    padding = _read_per_axis(given.padding, node, "padding", count) if given.padding is not None else [0] * count
+    ceil, sizes = bool(to_python(given.ceil_mode, node, "ceil_mode")), given.self.shape[-count:]
     # With padding MIL drops a window behind the input as well, and a window within the kernel's reach begins inside.
     skips = [ceil and not pad and step > reach for pad, step, reach in zip(padding, stride, kernel)]
     if any(skip and not isinstance(size, int | np.integer) for skip, size in zip(skips, sizes)):
@@ -142,16 +150,16 @@ def _pool_by_rounding_down(
     pads = [pad for reach, step in zip(kernel, stride) for pad in (0, min(step, reach) - 1)]
     common = {"x": x, "kernel_sizes": kernel, "strides": stride, "pad_type": "custom", "pad": pads}
     if node.kind.startswith("max"):
-        _give(context, node, mb.max_pool(**common))
+        _add_maxima(context, node, mb.max_pool(**common))
     else:
-        add(context, node, mb.avg_pool(**common, exclude_padding_from_average=True, name=node.name))
+        add_result(context, node, mb.avg_pool(**common, exclude_padding_from_average=True, name=node.name))
 
 
-def _given(value: Any, node: Any) -> bool:
-    return value is not None and np.size(python(value, node, "stride")) > 0
+def _is_stride_given(value: Any, node: Any) -> bool:
+    return value is not None and np.size(to_python(value, node, "stride")) > 0
 
 
-def _each(value: Any, node: Any, name: str, count: int) -> list[int]:
+def _read_per_axis(value: Any, node: Any, name: str, count: int) -> list[int]:
     """One number for each spatial axis."""
-    numbers = [int(number) for number in np.ravel(python(value, node, name))]
+    numbers = [int(number) for number in np.ravel(to_python(value, node, name))]
     return numbers * count if len(numbers) == 1 else numbers

@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH129",
               title="per-channel PReLU is refused for every rank but 4", upstream=(
@@ -28,32 +28,32 @@ PATCH = Patch(code="TORCH129",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.nn.functional.prelu(x, torch.tensor([0.1, 0.5])), torch.tensor([[1.0, -1.0]]))
+    return find_fault(lambda x: torch.nn.functional.prelu(x, torch.tensor([0.1, 0.5])), torch.tensor([[1.0, -1.0]]))
 
 
 @PATCH.op("prelu", "prelu_kernel")
 def prelu(context: Any, node: Any) -> None:
     """prelu(self, weight): `weight` has one slope, or one for each size of axis 1 of `self`."""
-    given = bind(context, node, "self weight")
-    x = tensor(given.self)
-    slopes = cast(tensor(given.weight), x.dtype)
+    given = bind_arguments(context, node, "self weight")
+    x = to_tensor(given.self)
+    slopes = cast_to(to_tensor(given.weight), x.dtype)
     if slopes.val is not None:
         values = np.unique(slopes.val)
         if values.size == 1:
-            add(context, node, mb.leaky_relu(x=x, alpha=values[0], name=node.name))
+            add_result(context, node, mb.leaky_relu(x=x, alpha=values[0], name=node.name))
             return
         if x.rank == 4:
-            add(context, node, mb.prelu(x=x, alpha=slopes.val.reshape(-1), name=node.name))
+            add_result(context, node, mb.prelu(x=x, alpha=slopes.val.reshape(-1), name=node.name))
             return
-    below = mb.mul(x=mb.relu(x=mb.mul(x=x, y=_minus_one(x))), y=_along_channels(slopes, x.rank))
-    add(context, node, mb.sub(x=mb.relu(x=x), y=below, name=node.name))
+    below = mb.mul(x=mb.relu(x=mb.mul(x=x, y=_make_minus_one(x))), y=_reshape_along_channels(slopes, x.rank))
+    add_result(context, node, mb.sub(x=mb.relu(x=x), y=below, name=node.name))
 
 
-def _minus_one(x: Any) -> Any:
+def _make_minus_one(x: Any) -> Any:
     return types.nptype_from_builtin(x.dtype)(-1)
 
 
-def _along_channels(slopes: Any, rank: int) -> Any:
+def _reshape_along_channels(slopes: Any, rank: int) -> Any:
     """The slopes in a shape that broadcasts along axis 1."""
     after = max(rank - 2, 0)
     if slopes.rank != 1:  # torch.export gives them in the shape of the operand

@@ -14,44 +14,44 @@ from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import constant, mil_type
+from ..creation import make_constant, to_mil_type
 from ..errors import NotConverted
-from ..lowering import add, as_written, bind, cast, is_known, python, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, find_written_literal, is_constant, to_python, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH130",
               title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
 
-_LARGEST_CONST = 1 << 20
+_MAX_CONST_ELEMENTS = 1 << 20
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x + torch.arange(4, dtype=torch.float32).mean(), torch.zeros(1))
+    return find_fault(lambda x: x + torch.arange(4, dtype=torch.float32).mean(), torch.zeros(1))
 
 
 @PATCH.op("arange", "arange.start", "arange.start_step")
 def arange(context: Any, node: Any) -> None:
     """arange(start=0, end, step=1, dtype=int64, or float32 when any of them is a float)."""
-    given = bind(context, node, _signature(context, node))
+    given = bind_arguments(context, node, _make_signature(context, node))
     numbers = [getattr(given, name, default) for name, default in (("start", 0), ("end", None), ("step", 1))]
-    dtype = mil_type(given.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
-    if is_known(numbers):
-        start, end, step = (_number(number, node) for number in numbers)
+    dtype = to_mil_type(given.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
+    if is_constant(numbers):
+        start, end, step = (_read_number(number, node) for number in numbers)
         count = max(int(np.ceil((end - start) / step)), 0) if step else 0
         if not step:
             raise NotConverted.at(node, "the step is 0")
-        if count <= _LARGEST_CONST:
+        if count <= _MAX_CONST_ELEMENTS:
             values = np.arange(count, dtype=np.float64 if isinstance(start + step, float) else np.int64) * step + start
-            add(context, node, constant(values, dtype))
+            add_result(context, node, make_constant(values, dtype))
             return
-    ops._arange(context, node.name, *(tensor(number) for number in numbers))
-    context.add(cast(context[node.name], dtype), torch_name=node.name, override=True)
+    ops._arange(context, node.name, *(to_tensor(number) for number in numbers))
+    context.add(cast_to(context[node.name], dtype), torch_name=node.name, override=True)
 
 
-def _signature(context: Any, node: Any) -> str:
+def _make_signature(context: Any, node: Any) -> str:
     """Overloads of TorchScript are told by the number of arguments, four of which are dtype, layout, device, pin."""
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         count = len(node.inputs) - 4 if len(node.inputs) > 4 else len(node.inputs)
@@ -63,22 +63,25 @@ def _signature(context: Any, node: Any) -> str:
 @PATCH.op("linspace")
 def linspace(context: Any, node: Any) -> None:
     """linspace(start, end, steps, dtype=float32)."""
-    given = bind(context, node, "start end steps dtype=None")
-    dtype = mil_type(given.dtype, node, types.fp32)
-    if is_known([given.start, given.end, given.steps]) and python(given.steps, node, "steps") <= _LARGEST_CONST:
-        steps = int(python(given.steps, node, "steps"))
-        values = np.linspace(_number(given.start, node), _number(given.end, node), steps)
-        add(context, node, constant(np.trunc(values) if dtype == types.int32 else values, dtype))
+    given = bind_arguments(context, node, "start end steps dtype=None")
+    dtype = to_mil_type(given.dtype, node, types.fp32)
+    if (
+        is_constant([given.start, given.end, given.steps])
+        and to_python(given.steps, node, "steps") <= _MAX_CONST_ELEMENTS
+    ):
+        steps = int(to_python(given.steps, node, "steps"))
+        values = np.linspace(_read_number(given.start, node), _read_number(given.end, node), steps)
+        add_result(context, node, make_constant(np.trunc(values) if dtype == types.int32 else values, dtype))
         return
     ops.linspace(context, node)
-    context.add(cast(context[node.name], dtype), torch_name=node.name, override=True)
+    context.add(cast_to(context[node.name], dtype), torch_name=node.name, override=True)
 
 
 def _is_float(value: Any) -> bool:
     return types.is_float(value.dtype) if isinstance(value, Var) else isinstance(value, float)
 
 
-def _number(value: Any, node: Any) -> Any:
+def _read_number(value: Any, node: Any) -> Any:
     """The Python number that was written."""
-    number = python(value, node, "start, end or step")
-    return as_written(number, node) if isinstance(number, float) else int(number)
+    number = to_python(value, node, "start, end or step")
+    return find_written_literal(number, node) if isinstance(number, float) else int(number)

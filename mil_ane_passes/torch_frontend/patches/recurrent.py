@@ -16,91 +16,95 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_all, bind, python, tensor
-from ..probing import lowered_by_host
-from ..recurrence import gathered, lengths_of, packed_places, run
+from ..lowering import add_results, bind_arguments, to_python, to_tensor
+from ..probes import is_lowered_by_coremltools
+from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
 PATCH = Patch(code="TORCH131",
               title="recurrent layers are not exported; packed sequences run on through their padding, silently",
               upstream=("none known",))
 
-_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_REST = "params has_biases num_layers dropout train bidirectional"
+_LAYER_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_SHARED_PARAMETERS = "params has_biases num_layers dropout train bidirectional"
 
 
 @PATCH.probe
 def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
     return f"not implemented: {', '.join(missing)}" if missing else None
 
 
-@PATCH.op(*(kind + form for kind in _KINDS for form in ("", ".input", ".data")))
-def recurrent(context: Any, node: Any) -> None:
+@PATCH.op(*(kind + form for kind in _LAYER_KINDS for form in ("", ".input", ".data")))
+def lower_recurrent(context: Any, node: Any) -> None:
     """lstm(input, hx, ..., batch_first), lstm(data, batch_sizes, hx, ...): of tensors or of packed data."""
     kind, _, form = node.kind.partition(".")
     states = context[node.inputs[1]] if isinstance(node.inputs[1], str) else node.inputs[1]
-    packed = form == "data" or (not form and _packed(kind, states))
-    given = bind(context, node, f"data batch_sizes hx {_REST}" if packed else f"input hx {_REST} batch_first")
+    packed = form == "data" or (not form and _is_packed(kind, states))
+    given = bind_arguments(
+        context,
+        node,
+        f"data batch_sizes hx {_SHARED_PARAMETERS}" if packed else f"input hx {_SHARED_PARAMETERS} batch_first",
+    )
     states = given.hx if isinstance(given.hx, list | tuple) else [given.hx]
     if not packed:
-        add_all(context, node, run(context, node, kind, given.input, states, given))
+        add_results(context, node, lower_recurrent_layer(context, node, kind, given.input, states, given))
         return
     given.batch_first = False
-    sizes = np.asarray(python(given.batch_sizes, node, "batch_sizes"))
+    sizes = np.asarray(to_python(given.batch_sizes, node, "batch_sizes"))
     results: list[list[Var]] = []
     whole, places, ends = given.data, [], np.cumsum([0, *sizes])
-    for length, first, last in lengths_of(sizes):
+    for length, first, last in iterate_equal_lengths(sizes):
         rows = np.array([[ends[step] + which for which in range(first, last)] for step in range(length)])
         places.append(rows.ravel())
-        x = mb.reshape(x=gathered(whole, rows.ravel()), shape=[*rows.shape, whole.shape[-1]])
+        x = mb.reshape(x=gather_rows(whole, rows.ravel()), shape=[*rows.shape, whole.shape[-1]])
         parts = [state if last - first == sizes[0] else mb.slice_by_index(
             x=state, begin=[0, first, 0], end=[0, last, 0], begin_mask=[True, False, True],
             end_mask=[True, False, True]) for state in states]
-        out, *left = run(context, node, kind, x, parts, given)
+        out, *left = lower_recurrent_layer(context, node, kind, x, parts, given)
         results.append([mb.reshape(x=out, shape=[rows.size, out.shape[-1]]), *left])
     out, *left = (mb.concat(values=list(each), axis=0 if not which else 1) if len(each) > 1 else each[0]
                   for which, each in enumerate(zip(*results, strict=True)))
-    add_all(context, node, [gathered(out, np.argsort(np.concatenate(places))), *left])
+    add_results(context, node, [gather_rows(out, np.argsort(np.concatenate(places))), *left])
 
 
-def _packed(kind: str, second: Any) -> bool:
+def _is_packed(kind: str, second: Any) -> bool:
     """Whether a node of TorchScript is of packed data: its second argument is a vector of sizes, and no state."""
     return isinstance(second, Var) and (kind == "lstm" or second.rank == 1)
 
 
 @PATCH.op("_pack_padded_sequence")
-def pack(context: Any, node: Any) -> None:
+def pack_padded_sequence(context: Any, node: Any) -> None:
     """_pack_padded_sequence(input, lengths, batch_first) -> data, batch_sizes."""
-    given = bind(context, node, "input lengths batch_first")
+    given = bind_arguments(context, node, "input lengths batch_first")
     try:
-        lengths = np.asarray(python(given.lengths, node, "lengths"))
+        lengths = np.asarray(to_python(given.lengths, node, "lengths"))
     except NotConverted as error:
         raise NotConverted.at(node, "the lengths of the sequences are computed by the model",
                               "make them constants, sorted (enforce_sorted=True)") from error
     x = given.input
-    if python(given.batch_first, node, "batch_first"):
+    if to_python(given.batch_first, node, "batch_first"):
         x = mb.transpose(x=x, perm=[1, 0, *range(2, x.rank)])
     steps, samples, *rest = x.shape
     if not all(isinstance(size, int | np.integer) for size in x.shape):
         raise NotConverted.at(node, "sequences of a flexible size are not packed", "fix the size")
     sizes = np.array([np.sum(lengths > step) for step in range(lengths.max())])
     rows = np.concatenate([step * samples + np.arange(size) for step, size in enumerate(sizes)])
-    data = gathered(mb.reshape(x=x, shape=[steps * samples, *rest]), rows)
-    add_all(context, node, [data, tensor(sizes)])
+    data = gather_rows(mb.reshape(x=x, shape=[steps * samples, *rest]), rows)
+    add_results(context, node, [data, to_tensor(sizes)])
 
 
 @PATCH.op("_pad_packed_sequence")
-def unpack(context: Any, node: Any) -> None:
+def pad_packed_sequence(context: Any, node: Any) -> None:
     """_pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length) -> padded, lengths."""
-    given = bind(context, node, "data batch_sizes batch_first padding_value total_length")
-    sizes = np.asarray(python(given.batch_sizes, node, "batch_sizes"))
-    steps = max(len(sizes), int(python(given.total_length, node, "total_length")))
-    rows, lengths = packed_places(sizes, steps)
+    given = bind_arguments(context, node, "data batch_sizes batch_first padding_value total_length")
+    sizes = np.asarray(to_python(given.batch_sizes, node, "batch_sizes"))
+    steps = max(len(sizes), int(to_python(given.total_length, node, "total_length")))
+    rows, lengths = compute_packed_rows(sizes, steps)
     data = given.data
     if np.any(rows == sizes.sum()):
-        padding = np.full((1, *data.shape[1:]), python(given.padding_value, node, "padding_value"), np.float32)
-        data = mb.concat(values=[data, tensor(padding, data.dtype)], axis=0)
-    padded = mb.reshape(x=gathered(data, rows.ravel()), shape=[*rows.shape, *data.shape[1:]])
-    if python(given.batch_first, node, "batch_first"):
+        padding = np.full((1, *data.shape[1:]), to_python(given.padding_value, node, "padding_value"), np.float32)
+        data = mb.concat(values=[data, to_tensor(padding, data.dtype)], axis=0)
+    padded = mb.reshape(x=gather_rows(data, rows.ravel()), shape=[*rows.shape, *data.shape[1:]])
+    if to_python(given.batch_first, node, "batch_first"):
         padded = mb.transpose(x=padded, perm=[1, 0, *range(2, padded.rank)])
-    add_all(context, node, [padded, tensor(lengths)])
+    add_results(context, node, [padded, to_tensor(lengths)])

@@ -16,8 +16,8 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, python, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, to_python, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH132",
               title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
@@ -29,55 +29,55 @@ def probe() -> str | None:
     import torch
 
     x = torch.tensor([[0.25, 2.0]])
-    return wrong(lambda x: x.all(1).float(), x) or wrong(lambda x: x.int().mean(1, dtype=torch.float32), x)
+    return find_fault(lambda x: x.all(1).float(), x) or find_fault(lambda x: x.int().mean(1, dtype=torch.float32), x)
 
 
 @PATCH.op("mean", "mean.dim", "sum", "sum.dim_intlist")
 def reduce_numbers(context: Any, node: Any) -> None:
     """mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
-    given = _bound(context, node, "dtype=None")
-    x = tensor(given.self)
-    dtype = _dtype(python(given.dtype, node, "dtype"), node)
+    given = _bind_reduction(context, node, "dtype=None")
+    x = to_tensor(given.self)
+    dtype = _to_reduction_type(to_python(given.dtype, node, "dtype"), node)
     if dtype is None:
         dtype = x.dtype if types.is_float(x.dtype) else types.int32
     reduce = mb.reduce_mean if node.kind.startswith("mean") else mb.reduce_sum
-    add(context, node, _reduced(reduce, cast(x, dtype), given, node, node.name))
+    add_result(context, node, _reduce_axes(reduce, cast_to(x, dtype), given, node, node.name))
 
 
 @PATCH.op("all", "all.dim", "all.dims", "any", "any.dim", "any.dims")
-def reduce_truth(context: Any, node: Any) -> None:
+def reduce_to_bool(context: Any, node: Any) -> None:
     """all and any (self), or (self, dim, keepdim=False)."""
-    given = _bound(context, node, "")
-    x = tensor(given.self)
+    given = _bind_reduction(context, node, "")
+    x = to_tensor(given.self)
     if x.dtype != types.bool:
         x = mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0))
-    dim = python(given.dim, node, "dim")
+    dim = to_python(given.dim, node, "dim")
     if dim is not None and np.size(dim) == 0:  # over no axis, unlike sum, which takes an empty list for all
-        add(context, node, mb.identity(x=x, name=node.name))
+        add_result(context, node, mb.identity(x=x, name=node.name))
         return
     reduce = mb.reduce_min if node.kind.startswith("all") else mb.reduce_max
-    found = _reduced(reduce, cast(x, types.fp32), given, node, f"{node.name}_number")
-    add(context, node, mb.cast(x=found, dtype="bool", name=node.name))
+    found = _reduce_axes(reduce, cast_to(x, types.fp32), given, node, f"{node.name}_number")
+    add_result(context, node, mb.cast(x=found, dtype="bool", name=node.name))
 
 
-def _bound(context: Any, node: Any, more: str) -> Any:
+def _bind_reduction(context: Any, node: Any, more: str) -> Any:
     """The arguments; a reduction over everything has no `dim`, by the overload's name or in a trace by their number."""
     whole = "." not in node.kind and len(node.inputs) <= (2 if more else 1) and "dim" not in (node.kwinputs or {})
-    given = bind(context, node, f"self {'' if whole else 'dim=None keepdim=False'} {more}")
+    given = bind_arguments(context, node, f"self {'' if whole else 'dim=None keepdim=False'} {more}")
     if whole:
         given.dim, given.keepdim = None, False
     return given
 
 
-def _reduced(reduce: Any, x: Var, given: Any, node: Any, name: str) -> Var:
-    axes = python(given.dim, node, "dim")
+def _reduce_axes(reduce: Any, x: Var, given: Any, node: Any, name: str) -> Var:
+    axes = to_python(given.dim, node, "dim")
     axes = None if axes is None or np.size(axes) == 0 else np.atleast_1d(axes).astype(np.int32)
     if x.rank == 0:
         return mb.identity(x=x, name=name)
-    return reduce(x=x, axes=axes, keep_dims=bool(python(given.keepdim, node, "keepdim")), name=name)
+    return reduce(x=x, axes=axes, keep_dims=bool(to_python(given.keepdim, node, "keepdim")), name=name)
 
 
-def _dtype(given: Any, node: Any) -> Any:
+def _to_reduction_type(given: Any, node: Any) -> Any:
     """The MIL type of a torch.dtype or its number; None for None."""
     if given is None:
         return None

@@ -13,10 +13,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import mil_type
+from ..creation import to_mil_type
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, dims, named, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH133",
               title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
@@ -27,113 +27,121 @@ PATCH = Patch(code="TORCH133",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x.var(1, correction=2) + x.std() + x.prod(1) + x.median() + x.argmax(), torch.randn(3, 4))
+    return find_fault(
+        lambda x: x.var(1, correction=2) + x.std() + x.prod(1) + x.median() + x.argmax(), torch.randn(3, 4)
+    )
 
 
-_SPREADS = ("var", "std", "var_mean", "std_mean")
+_SPREAD_KINDS = ("var", "std", "var_mean", "std_mean")
 
 
-@PATCH.op(*(kind + form for kind in _SPREADS for form in ("", ".dim", ".correction")), "var_correction",
+@PATCH.op(*(kind + form for kind in _SPREAD_KINDS for form in ("", ".dim", ".correction")), "var_correction",
           "std_correction")
-def spread(context: Any, node: Any) -> None:
+def lower_var_std(context: Any, node: Any) -> None:
     """var(self, unbiased=True), .dim(self, dim, unbiased, keepdim), .correction(self, dim, correction, keepdim)."""
     kind = node.kind.partition(".")[0].removesuffix("_correction")
     bare = node.kind == kind and len(node.inputs) <= 2 and not {"dim", "correction"} & set(node.kwinputs or {})
     if bare:
-        given = bind(context, node, "self unbiased=True")
-        dim, correction, keepdim = None, python(given.unbiased, node, "unbiased"), False
+        given = bind_arguments(context, node, "self unbiased=True")
+        dim, correction, keepdim = None, to_python(given.unbiased, node, "unbiased"), False
     else:
         third = "unbiased" if node.kind.endswith(".dim") else "correction"
-        given = bind(context, node, f"self dim=None {third}=None keepdim=False")
-        dim, keepdim = python(given.dim, node, "dim"), bool(python(given.keepdim, node, "keepdim"))
-        correction = python(getattr(given, third), node, third)
+        given = bind_arguments(context, node, f"self dim=None {third}=None keepdim=False")
+        dim, keepdim = to_python(given.dim, node, "dim"), bool(to_python(given.keepdim, node, "keepdim"))
+        correction = to_python(getattr(given, third), node, third)
     x = given.self
-    axes = _axes(dim, x.rank)
+    axes = _read_axes(dim, x.rank)
     mean = mb.reduce_mean(x=x, axes=axes, keep_dims=True) if x.rank else x
     distance = mb.sub(x=x, y=mean)
     variance = mb.square(x=distance)
     variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim) if x.rank else variance
-    variance = _corrected(variance, x, axes, 1.0 if correction is None else float(correction))
+    variance = _apply_correction(variance, x, axes, 1.0 if correction is None else float(correction))
     result = mb.sqrt(x=variance) if kind.startswith("std") else variance
     if not kind.endswith("_mean"):
-        add(context, node, named(result, node))
+        add_result(context, node, name_result(result, node))
         return
     mean = mean if keepdim or not x.rank else mb.squeeze(x=mean, axes=axes)
-    _both(context, node, result, mean)
+    _add_two_results(context, node, result, mean)
 
 
-def _axes(dim: Any, rank: int) -> list[int]:
+def _read_axes(dim: Any, rank: int) -> list[int]:
     """The axes as they were written: a mean over the same ones is then seen to be the same, and computed once."""
     given = [] if dim is None else dim if isinstance(dim, list) else [dim]
     return [int(one) for one in given if rank] or list(range(rank))
 
 
-def _corrected(variance: Var, x: Var, axes: list[int], correction: float) -> Var:
+def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float) -> Var:
     """The mean of squares times n / max(n - correction, 0)."""
     if correction == 0:
         return variance
-    sizes = [dims(x)[axis] for axis in axes]
+    sizes = [get_dims(x)[axis] for axis in axes]
     if all(isinstance(size, int) for size in sizes):
         count = float(np.prod(sizes))
         factor = np.float32(count / (count - correction)) if count > correction else np.float32(np.inf)
-        return mb.mul(x=variance, y=cast(mb.const(val=factor), x.dtype))
-    count = cast(mb.const(val=np.int32(1)), types.fp32)
+        return mb.mul(x=variance, y=cast_to(mb.const(val=factor), x.dtype))
+    count = cast_to(mb.const(val=np.int32(1)), types.fp32)
     for size in sizes:
-        count = mb.mul(x=count, y=np.float32(size) if isinstance(size, int) else cast(size, types.fp32))
+        count = mb.mul(x=count, y=np.float32(size) if isinstance(size, int) else cast_to(size, types.fp32))
     left = mb.maximum(x=mb.sub(x=count, y=np.float32(correction)), y=np.float32(0))
-    return mb.mul(x=variance, y=cast(mb.real_div(x=count, y=left), x.dtype))
+    return mb.mul(x=variance, y=cast_to(mb.real_div(x=count, y=left), x.dtype))
 
 
 @PATCH.op("prod", "prod.dim_int")
 def prod(context: Any, node: Any) -> None:
     """prod(self, dtype=None), prod.dim_int(self, dim, keepdim=False, dtype=None); of ints and bools an int."""
     whole = node.kind == "prod" and len(node.inputs) <= 2
-    given = bind(context, node, "self dtype=None" if whole else "self dim keepdim=False dtype=None")
+    given = bind_arguments(context, node, "self dtype=None" if whole else "self dim keepdim=False dtype=None")
     x = given.self
-    x = cast(x, mil_type(given.dtype, node, x.dtype if types.is_float(x.dtype) else types.int32))
-    axes = _axes(None if whole else python(given.dim, node, "dim"), x.rank)
-    keepdim = False if whole else bool(python(given.keepdim, node, "keepdim"))
-    add(context, node, mb.reduce_prod(x=x, axes=axes, keep_dims=keepdim, name=node.name) if x.rank else named(x, node))
+    x = cast_to(x, to_mil_type(given.dtype, node, x.dtype if types.is_float(x.dtype) else types.int32))
+    axes = _read_axes(None if whole else to_python(given.dim, node, "dim"), x.rank)
+    keepdim = False if whole else bool(to_python(given.keepdim, node, "keepdim"))
+    add_result(
+        context,
+        node,
+        mb.reduce_prod(x=x, axes=axes, keep_dims=keepdim, name=node.name) if x.rank else name_result(x, node),
+    )
 
 
 @PATCH.op("median", "median.dim", "kthvalue")
-def kth(context: Any, node: Any) -> None:
+def lower_kth_value(context: Any, node: Any) -> None:
     """median(self), median.dim(self, dim=-1, keepdim=False), kthvalue(self, k, dim=-1, keepdim=False)."""
     is_median = node.kind.startswith("median")
     whole = node.kind == "median" and len(node.inputs) == 1 and not node.kwinputs
-    given = bind(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
+    given = bind_arguments(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
     x = mb.reshape(x=given.self, shape=[-1]) if whole or given.self.rank == 0 else given.self
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    size = dims(x)[axis]
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    size = get_dims(x)[axis]
     if not isinstance(size, int):
         raise NotConverted.at(node, "sorts along a flexible size", "fix the size")
-    count = (size + 1) // 2 if is_median else int(python(given.k, node, "k"))
+    count = (size + 1) // 2 if is_median else int(to_python(given.k, node, "k"))
     smallest = mb.topk(x=x, k=count, axis=axis, ascending=True)
     picked = [mb.gather(x=part, indices=np.int32(count - 1), axis=axis) for part in smallest[:2]]
     if whole:
-        add(context, node, named(picked[0], node))
+        add_result(context, node, name_result(picked[0], node))
         return
-    if python(given.keepdim, node, "keepdim") and given.self.rank:
+    if to_python(given.keepdim, node, "keepdim") and given.self.rank:
         picked = [mb.expand_dims(x=part, axes=[axis]) for part in picked]
-    _both(context, node, *picked)
+    _add_two_results(context, node, *picked)
 
 
 @PATCH.op("argmax", "argmin")
 def argmax(context: Any, node: Any) -> None:
     """argmax(self, dim=None, keepdim=False): without a dimension, the place in the flattened tensor."""
-    given = bind(context, node, "self dim=None keepdim=False")
-    x, dim = given.self, python(given.dim, node, "dim")
-    x = cast(x, types.int32) if x.dtype == types.bool else x
-    keepdim = bool(python(given.keepdim, node, "keepdim"))
+    given = bind_arguments(context, node, "self dim=None keepdim=False")
+    x, dim = given.self, to_python(given.dim, node, "dim")
+    x = cast_to(x, types.int32) if x.dtype == types.bool else x
+    keepdim = bool(to_python(given.keepdim, node, "keepdim"))
     reduce = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
     if dim is not None and x.rank:
-        add(context, node, reduce(x=x, axis=axis_of(int(dim), x.rank), keep_dims=keepdim, name=node.name))
+        add_result(context, node, reduce(x=x, axis=normalize_axis(int(dim), x.rank), keep_dims=keepdim, name=node.name))
         return
     place = reduce(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keepdim and x.rank > 0)
-    add(context, node, named(mb.reshape(x=place, shape=[1] * x.rank) if keepdim and x.rank else place, node))
+    add_result(
+        context, node, name_result(mb.reshape(x=place, shape=[1] * x.rank) if keepdim and x.rank else place, node)
+    )
 
 
-def _both(context: Any, node: Any, first: Var, second: Var) -> None:
+def _add_two_results(context: Any, node: Any, first: Var, second: Var) -> None:
     """Two results: one name each in TorchScript, a tuple in torch.export."""
     if len(node.outputs) == 2:
         for name, result in zip(node.outputs, (first, second), strict=True):

@@ -15,52 +15,56 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, is_known, python, tensor
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, normalize_axis, to_python, to_tensor
 
 PATCH = Patch(code="TORCH134",
               title="`repeat_interleave` by a tensor is refused; `embedding_bag` is not implemented",
               upstream=("none known",))
 
-_REDUCE = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
+_BAG_REDUCTIONS = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
 
 
 @PATCH.op("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int")
 def repeat_interleave(context: Any, node: Any) -> None:
     """repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is the host's."""
-    given = bind(context, node, "self repeats=None dim=None output_size=None")
+    given = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
     repeats = given.self if given.repeats is None else given.repeats
-    if not is_known(repeats):
+    if not is_constant(repeats):
         raise NotConverted.at(node, "the repeats are computed by the model", "make them a constant")
     counts = np.asarray(repeats.val if isinstance(repeats, Var) else repeats)
     if given.repeats is None:
-        add(context, node, tensor(np.repeat(np.arange(counts.size), counts).astype(np.int32)))
+        add_result(context, node, to_tensor(np.repeat(np.arange(counts.size), counts).astype(np.int32)))
         return
-    x, dim = given.self, python(given.dim, node, "dim")
+    x, dim = given.self, to_python(given.dim, node, "dim")
     if dim is None and counts.size > 1:
         x, dim = mb.reshape(x=x, shape=[-1]), 0
-    axis = axis_of(dim or 0, x.rank)
+    axis = normalize_axis(dim or 0, x.rank)
     if counts.size == 1:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["repeat_interleave"](context, node)
         return
     if not isinstance(x.shape[axis], int | np.integer):
         raise NotConverted.at(node, "repeats for each element of a flexible size", "fix the size")
     places = np.repeat(np.arange(int(x.shape[axis]), dtype=np.int32), counts)
-    data = cast(x, types.int32) if x.dtype == types.bool else x
-    add(context, node, cast(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype))
+    data = cast_to(x, types.int32) if x.dtype == types.bool else x
+    add_result(context, node, cast_to(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype))
 
 
 @PATCH.op("embedding_bag", "embedding_bag.padding_idx")
 def embedding_bag(context: Any, node: Any) -> None:
     """embedding_bag(weight, indices, offsets, ..., mode: 0 sum, 1 mean, 2 max, ...): the bags alone."""
-    given = bind(context, node, "weight indices offsets scale_grad_by_freq=False mode=0 sparse=False "
+    given = bind_arguments(context, node, "weight indices offsets scale_grad_by_freq=False mode=0 sparse=False "
                                 "per_sample_weights=None include_last_offset=False padding_idx=None")
-    padding, size = python(given.padding_idx, node, "padding_idx"), given.indices.shape[0]
-    if not is_known(given.offsets) or not isinstance(size, int | np.integer) or (padding is not None and padding >= 0):
+    padding, size = to_python(given.padding_idx, node, "padding_idx"), given.indices.shape[0]
+    if (
+        not is_constant(given.offsets)
+        or not isinstance(size, int | np.integer)
+        or (padding is not None and padding >= 0)
+    ):
         raise NotConverted.at(node, "takes bags of known sizes, without padding_idx", "sum an nn.Embedding instead")
-    starts = [int(start) for start in np.ravel(python(given.offsets, node, "offsets"))]
-    ends = starts[1:] if python(given.include_last_offset, node, "include_last_offset") else [*starts[1:], int(size)]
-    reduce = _REDUCE[python(given.mode, node, "mode")]
-    rows = mb.gather(x=given.weight, indices=cast(tensor(given.indices), types.int32), axis=0)
+    starts = [int(start) for start in np.ravel(to_python(given.offsets, node, "offsets"))]
+    ends = starts[1:] if to_python(given.include_last_offset, node, "include_last_offset") else [*starts[1:], int(size)]
+    reduce = _BAG_REDUCTIONS[to_python(given.mode, node, "mode")]
+    rows = mb.gather(x=given.weight, indices=cast_to(to_tensor(given.indices), types.int32), axis=0)
     if given.per_sample_weights is not None:
         rows = mb.mul(x=rows, y=mb.expand_dims(x=given.per_sample_weights, axes=[1]))
     width = int(given.weight.shape[1])
@@ -68,7 +72,7 @@ def embedding_bag(context: Any, node: Any) -> None:
     if len(lengths) == 1 and 0 not in lengths and starts[0] == 0 and ends[-1] == size:
         bags = reduce(x=mb.reshape(x=rows, shape=[len(ends), lengths.pop(), width]), axes=[1], keep_dims=False)
     else:
-        parts = [_bag(rows, start, end, width, reduce) for start, end in zip(starts, ends, strict=False)]
+        parts = [_reduce_bag(rows, start, end, width, reduce) for start, end in zip(starts, ends, strict=False)]
         bags = mb.concat(values=parts, axis=0) if len(parts) > 1 else parts[0]
     if len(node.outputs) > 1:
         context.add(bags, torch_name=node.outputs[0])
@@ -76,8 +80,8 @@ def embedding_bag(context: Any, node: Any) -> None:
         context.add((bags, None, None, None), torch_name=node.name)
 
 
-def _bag(rows: Var, start: int, end: int, width: int, reduce: Callable[..., Var]) -> Var:
+def _reduce_bag(rows: Var, start: int, end: int, width: int, reduce: Callable[..., Var]) -> Var:
     """One bag of rows; an empty one is zeros."""
     if end == start:
-        return tensor(np.zeros((1, width), np.float32), rows.dtype)
+        return to_tensor(np.zeros((1, width), np.float32), rows.dtype)
     return reduce(x=mb.slice_by_size(x=rows, begin=[start, 0], size=[end - start, width]), axes=[0], keep_dims=True)

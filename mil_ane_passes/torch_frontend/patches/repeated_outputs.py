@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Function, Var
 from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 
 from ..contract import Patch
-from ..probing import converted, traced
+from ..probes import convert_to_mil, trace_function
 
 PATCH = Patch(code="TORCH135",
               title="a tensor returned twice makes two outputs of one name", upstream=("none known",))
@@ -29,33 +29,33 @@ def probe() -> str | None:
         return y, y
 
     x = torch.zeros(2)
-    outputs = converted(traced(twice, x), x).functions["main"].outputs
+    outputs = convert_to_mil(trace_function(twice, x), x).functions["main"].outputs
     return "both outputs have one name" if len({output.name for output in outputs}) < len(outputs) else None
 
 
-@PATCH.replaces("coremltools.converters.mil.mil.block", "Block.set_outputs")
+@PATCH.replace_function("coremltools.converters.mil.mil.block", "Block.set_outputs")
 def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) -> Any:
     """The host's outputs, each of a function's a Var of its own."""
-    return host(block, _apart(outputs, block) if isinstance(block, Function) else outputs)
+    return host(block, _copy_repeated_outputs(outputs, block) if isinstance(block, Function) else outputs)
 
 
-def _apart(outputs: Sequence[Var], block: Any) -> list[Var]:
+def _copy_repeated_outputs(outputs: Sequence[Var], block: Any) -> list[Var]:
     own: list[Var] = []
     for var in outputs:
         if any(var is other for other in own):
-            with mb.scope(*_scopes(var, block)):
+            with mb.scope(*_infer_scopes(var, block)):
                 var = mb.identity(x=var, name=f"{var.name}_{len(own)}")
         own.append(var)
     return own
 
 
-def _scopes(var: Var, block: Any) -> list[ScopeInfo]:
+def _infer_scopes(var: Var, block: Any) -> list[ScopeInfo]:
     """Where the host is told an op comes from, without which it refuses one: as the Var, or (an input) any other op."""
     makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
-    scopes = makers[0].scopes if makers else _OF_NOTHING
+    scopes = makers[0].scopes if makers else _DEFAULT_SCOPES
     return [ScopeInfo(source=source, data=data) for source, data in scopes.items()]
 
 
 
-_OF_NOTHING = {ScopeSource.TORCHSCRIPT_MODULE_NAME: ["output"], ScopeSource.TORCHSCRIPT_MODULE_TYPE: ["output"],
-               ScopeSource.EXIR_STACK_TRACE: [None], ScopeSource.EXIR_DEBUG_HANDLE: [None]}
+_DEFAULT_SCOPES = {ScopeSource.TORCHSCRIPT_MODULE_NAME: ["output"], ScopeSource.TORCHSCRIPT_MODULE_TYPE: ["output"],
+                   ScopeSource.EXIR_STACK_TRACE: [None], ScopeSource.EXIR_DEBUG_HANDLE: [None]}

@@ -16,7 +16,15 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, as_written, bind, is_known, named, python, static
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    find_written_literal,
+    has_static_shape,
+    is_constant,
+    name_result,
+    to_python,
+)
 
 PATCH = Patch(code="TORCH136",
               title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
@@ -25,84 +33,89 @@ PATCH = Patch(code="TORCH136",
         "https://github.com/apple/coremltools/pull/2818",
     ))
 
-_LINEAR = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d")
-_NEAREST = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_nearest3d")
+_LINEAR_KINDS = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d")
+_NEAREST_KINDS = (
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_nearest3d",
+)
 
 
-@PATCH.op(*_LINEAR, *(f"{kind}.vec" for kind in _LINEAR))
-def linear(context: Any, node: Any) -> None:
+@PATCH.op(*_LINEAR_KINDS, *(f"{kind}.vec" for kind in _LINEAR_KINDS))
+def lower_linear_resize(context: Any, node: Any) -> None:
     """bicubic2d(input, output_size, align_corners, scales...), .vec(..., scale_factors)."""
     kind = node.kind.removesuffix(".vec")
-    given, axes = bind(context, node, "input output_size align_corners"), _axes(kind)
-    x, corners = given.input, bool(python(given.align_corners, node, "align_corners"))
-    if kind == "_upsample_bilinear2d_aa" and _enlarges(context, node, x, axes):
+    given, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
+    x, corners = given.input, bool(to_python(given.align_corners, node, "align_corners"))
+    if kind == "_upsample_bilinear2d_aa" and _is_enlargement(context, node, x, axes):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return
-    for axis, (size, scale) in zip(axes, _targets(context, node, x, axes, 3), strict=True):
-        x = _product(x, _matrix(kind, x.shape[axis], size, scale, corners), axis)
-    add(context, node, named(x, node))
+    for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 3), strict=True):
+        x = _multiply_along_axis(x, _make_resize_matrix(kind, x.shape[axis], size, scale, corners), axis)
+    add_result(context, node, name_result(x, node))
 
 
-@PATCH.op(*_NEAREST, *(f"{kind}.vec" for kind in _NEAREST))
-def nearest(context: Any, node: Any) -> None:
+@PATCH.op(*_NEAREST_KINDS, *(f"{kind}.vec" for kind in _NEAREST_KINDS))
+def lower_nearest_resize(context: Any, node: Any) -> None:
     """nearest_exact2d(input, output_size, scales...), .vec(input, output_size, scale_factors)."""
     kind = node.kind.removesuffix(".vec")
-    x, axes = bind(context, node, "input").input, _axes(kind)
-    for axis, (size, scale) in zip(axes, _targets(context, node, x, axes, 2), strict=True):
-        picked = _matrix(kind, x.shape[axis], size, scale, None).argmax(axis=1)
+    x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)
+    for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 2), strict=True):
+        picked = _make_resize_matrix(kind, x.shape[axis], size, scale, None).argmax(axis=1)
         x = mb.gather(x=x, indices=picked.astype(np.int32), axis=axis)
-    add(context, node, named(x, node))
+    add_result(context, node, name_result(x, node))
 
 
-def _enlarges(context: Any, node: Any, x: Var, axes: range) -> bool:
+def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
     """Whether no axis becomes smaller, where the antialiased resize is the plain one, which the host has an op for."""
-    if static(x):
-        return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _targets(context, node, x, axes, 3),
+    if has_static_shape(x):
+        return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _read_target_sizes(context, node, x, axes, 3),
                                                                     strict=True))
     if len(node.inputs) != 4:
         return False
-    scales = bind(context, node, "input output_size align_corners scale_factors").scale_factors
-    return scales is not None and is_known(scales) and min(python(scales, node, "scale_factors")) >= 1
+    scales = bind_arguments(context, node, "input output_size align_corners scale_factors").scale_factors
+    return scales is not None and is_constant(scales) and min(to_python(scales, node, "scale_factors")) >= 1
 
 
-def _axes(kind: str) -> range:
+def _get_spatial_axes(kind: str) -> range:
     return range(2, 2 + int(kind.removesuffix("_aa").removesuffix("d")[-1]))
 
 
-def _targets(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:
+def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:
     """The size and the scale (None: that of the sizes) of each axis."""
     names = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}[len(axes)]
     before = "input output_size " + "align_corners " * (place == 3)
     if node.kind.endswith(".vec") or len(node.inputs) + len(node.kwinputs or {}) <= place + (len(axes) > 1):
-        scales = bind(context, node, before + "scale_factors=None").scale_factors
-        scales = python(scales, node, "scale_factors") if scales is not None else None
+        scales = bind_arguments(context, node, before + "scale_factors=None").scale_factors
+        scales = to_python(scales, node, "scale_factors") if scales is not None else None
     else:
-        given = bind(context, node, before + " ".join(f"{name}=None" for name in names))
-        scales = [python(getattr(given, name), node, name) for name in names]
+        given = bind_arguments(context, node, before + " ".join(f"{name}=None" for name in names))
+        scales = [to_python(getattr(given, name), node, name) for name in names]
         scales = scales[0] if isinstance(scales[0], list) else scales  # a traced `.vec` of one dimension
     if scales is not None:
-        scales = [scale if scale is None else as_written(float(scale), node) for scale in scales]
+        scales = [scale if scale is None else find_written_literal(float(scale), node) for scale in scales]
     if any(not isinstance(x.shape[axis], int | np.integer) for axis in axes):
         raise NotConverted.at(node, "resizes an image of flexible size", "fix the size, or use mode='bilinear'")
-    sizes = bind(context, node, before).output_size
+    sizes = bind_arguments(context, node, before).output_size
     if sizes is None:
         if scales is None:
             raise NotConverted.at(node, "has neither sizes nor scales")
         sizes = [int(float(x.shape[axis]) * scale) for axis, scale in zip(axes, scales, strict=True)]
-    sizes = [int(np.ravel(size)[0]) for size in python(sizes, node, "output_size")]
+    sizes = [int(np.ravel(size)[0]) for size in to_python(sizes, node, "output_size")]
     return list(zip(sizes, scales or [None] * len(axes), strict=True))
 
 
-def _matrix(kind: str, size: int, wanted: int, scale: float | None, corners: bool | None) -> Any:
+def _make_resize_matrix(kind: str, size: int, wanted: int, scale: float | None, corners: bool | None) -> Any:
     """What torch makes of each unit vector along the first axis of the image, the others staying two pixels wide.
 
     Not one pixel: such an image is in both memory formats at once, which the antialiased resize gets wrong.
     """
     import torch
 
-    others = [2] * (len(_axes(kind)) - 1)
+    others = [2] * (len(_get_spatial_axes(kind)) - 1)
     unit = torch.eye(int(size), dtype=torch.float64).reshape(1, int(size), int(size), *[1] * len(others))
     unit = unit.expand(1, int(size), int(size), *others).contiguous()
     options = [] if corners is None else [corners]
@@ -110,7 +123,7 @@ def _matrix(kind: str, size: int, wanted: int, scale: float | None, corners: boo
     return resized.reshape(int(size), wanted, -1)[..., 0].T.contiguous().numpy().astype(np.float32)
 
 
-def _product(x: Var, matrix: Any, axis: int) -> Var:
+def _multiply_along_axis(x: Var, matrix: Any, axis: int) -> Var:
     """The matrix times the axis."""
     if axis == x.rank - 1:
         return mb.matmul(x=x, y=matrix.T.copy().reshape([1] * (x.rank - 2) + list(matrix.T.shape)))

@@ -14,26 +14,26 @@ from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_all, axis_of, bind, cast, python
-from ..windows import running
+from ..lowering import add_results, bind_arguments, cast_to, normalize_axis, to_python
+from ..slice_assignment import scan_axis
 
 PATCH = Patch(code="TORCH137",
               title="`cummax` and `cummin` are not implemented", upstream=("none known",))
 
 
 @PATCH.op("cummax", "cummin")
-def extremes(context: Any, node: Any) -> None:
+def lower_cummax_cummin(context: Any, node: Any) -> None:
     """cummax(self, dim) -> values, indices."""
-    given = bind(context, node, "self dim")
-    x = cast(given.self, types.int32) if given.self.dtype == types.bool else given.self
+    given = bind_arguments(context, node, "self dim")
+    x = cast_to(given.self, types.int32) if given.self.dtype == types.bool else given.self
     if x.rank == 0:
-        add_all(context, node, [given.self, mb.const(val=np.int32(0))])
+        add_results(context, node, [given.self, mb.const(val=np.int32(0))])
         return
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
     if not isinstance(x.shape[axis], int | np.integer):
         raise NotConverted.at(node, "takes a dimension of known size", "fix the size")
-    values = running(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
-    own = cast(mb.equal(x=values, y=x), types.int32)
+    values = scan_axis(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
+    own = cast_to(mb.equal(x=values, y=x), types.int32)
     places = np.arange(x.shape[axis], dtype=np.int32).reshape([-1] + [1] * (x.rank - 1 - axis))
-    indices = running(mb.mul(x=own, y=places), axis, mb.maximum)
-    add_all(context, node, [cast(values, given.self.dtype), indices])
+    indices = scan_axis(mb.mul(x=own, y=places), axis, mb.maximum)
+    add_results(context, node, [cast_to(values, given.self.dtype), indices])

@@ -12,9 +12,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..creation import mil_type
-from ..lowering import add, axis_of, bind, cast, python
-from ..probing import wrong
+from ..creation import to_mil_type
+from ..lowering import add_result, bind_arguments, cast_to, normalize_axis, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH138",
               title="`cumsum` along an axis below -1 fails", upstream=("none known",))
@@ -24,16 +24,18 @@ PATCH = Patch(code="TORCH138",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.cumsum(x, -2), torch.arange(6.).reshape(2, 3))
+    return find_fault(lambda x: torch.cumsum(x, -2), torch.arange(6.).reshape(2, 3))
 
 
 @PATCH.op("cumsum")
 def cumsum(context: Any, node: Any) -> None:
     """cumsum(self, dim, dtype=None)."""
-    given = bind(context, node, "self dim dtype=None")
+    given = bind_arguments(context, node, "self dim dtype=None")
     own = given.self.dtype if types.is_float(given.self.dtype) else types.int32
-    x = cast(given.self, mil_type(given.dtype, node, own))
+    x = cast_to(given.self, to_mil_type(given.dtype, node, own))
     if x.rank == 0:
-        add(context, node, mb.identity(x=x, name=node.name))
+        add_result(context, node, mb.identity(x=x, name=node.name))
         return
-    add(context, node, mb.cumsum(x=x, axis=axis_of(python(given.dim, node, "dim"), x.rank), name=node.name))
+    add_result(
+        context, node, mb.cumsum(x=x, axis=normalize_axis(to_python(given.dim, node, "dim"), x.rank), name=node.name)
+    )

@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, tensor
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH139",
               title="`int()` of a size, and arithmetic with it, fails with numpy >= 2.4, scripted `float()` always",
@@ -25,38 +25,38 @@ PATCH = Patch(code="TORCH139",
         "https://github.com/apple/coremltools/issues/2755",
     ))
 
-_NUMBERS: dict[str, tuple[type, Any]] = {"bool": (bool, types.bool), "int": (int, types.int32),
-                                         "float": (float, types.fp32)}
+_NUMBER_TYPES: dict[str, tuple[type, Any]] = {"bool": (bool, types.bool), "int": (int, types.int32),
+                                              "float": (float, types.fp32)}
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x[:, :x.shape[1] // 2] * int(x.shape[0] * 2), torch.ones(2, 4))
+    return find_fault(lambda x: x[:, :x.shape[1] // 2] * int(x.shape[0] * 2), torch.ones(2, 4))
 
 
 @PATCH.op("numtotensor")
 def numtotensor(context: Any, node: Any) -> None:
     """NumToTensor(a): the number itself, of rank 0."""
-    x = tensor(bind(context, node, "a").a)
-    add(context, node, x if x.val is None else mb.const(val=_item(x), name=node.name))
+    x = to_tensor(bind_arguments(context, node, "a").a)
+    add_result(context, node, x if x.val is None else mb.const(val=_get_single_element(x), name=node.name))
 
 
 @PATCH.op("bool", "int", "float", "sym_float", "sym_int", "intimplicit", "floatimplicit", "scalarimplicit", "item")
-def number(context: Any, node: Any) -> None:
+def lower_number_cast(context: Any, node: Any) -> None:
     """Int(a), Float(a), Bool(a), IntImplicit(a), item(a), ...: the one element of `a` as that type."""
-    x = tensor(bind(context, node, "a").a)
+    x = to_tensor(bind_arguments(context, node, "a").a)
     if any(size != 1 for size in x.shape):
         raise ValueError("input to cast must be either a scalar or a length 1 tensor")
-    convert, dtype = _NUMBERS.get(node.kind.lower().removesuffix("implicit").removeprefix("sym_"), (None, x.dtype))
+    convert, dtype = _NUMBER_TYPES.get(node.kind.lower().removesuffix("implicit").removeprefix("sym_"), (None, x.dtype))
     if x.val is not None:
-        value = _item(x)
-        add(context, node, mb.const(val=value if convert is None else convert(value), name=node.name))
+        value = _get_single_element(x)
+        add_result(context, node, mb.const(val=value if convert is None else convert(value), name=node.name))
         return
-    add(context, node, cast(mb.squeeze(x=x) if x.rank else x, dtype))
+    add_result(context, node, cast_to(mb.squeeze(x=x) if x.rank else x, dtype))
 
 
-def _item(x: Any) -> Any:
+def _get_single_element(x: Any) -> Any:
     """The value of a one element const, a numpy scalar."""
     return np.asarray(x.val).reshape(-1)[0]

@@ -11,8 +11,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
-from ..lowering import add, bind
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH163",
               title="`expand` to no dimensions fails", upstream=("none known",))
@@ -22,17 +22,17 @@ PATCH = Patch(code="TORCH163",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x.sum().expand(()) + x, torch.arange(3.))
+    return find_fault(lambda x: x.sum().expand(()) + x, torch.arange(3.))
 
 
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
 def expand(context: Any, node: Any) -> None:
     """expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
-    given = bind(context, node, "self size")
+    given = bind_arguments(context, node, "self size")
     size = given.size
     rank = (size.rank if node.kind == "expand_as" else size.shape[0]) if isinstance(size, Var) else len(size)
     if given.self.rank == 0 and rank == 0:
-        add(context, node, mb.identity(x=given.self, name=node.name))
+        add_result(context, node, mb.identity(x=given.self, name=node.name))
         return
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 

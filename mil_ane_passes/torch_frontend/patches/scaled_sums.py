@@ -15,9 +15,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add as give
-from ..lowering import bind, cast, promoted, python, tensor
-from ..probing import wrong
+from ..lowering import add_result as give
+from ..lowering import bind_arguments, cast_to, promote_operands, to_python, to_tensor
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH140",
               title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
@@ -28,38 +28,38 @@ PATCH = Patch(code="TORCH140",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), torch.ones(2))
+    return find_fault(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), torch.ones(2))
 
 
 @PATCH.op("add")
 def add(context: Any, node: Any) -> None:
     """add(self, other, *, alpha=1)."""
-    given = bind(context, node, "self other alpha=1")
-    x, y = tensor(given.self), tensor(given.other)
+    given = bind_arguments(context, node, "self other alpha=1")
+    x, y = to_tensor(given.self), to_tensor(given.other)
     if x.dtype == types.bool and y.dtype == types.bool:
         give(context, node, mb.logical_or(x=x, y=y, name=node.name))
     else:
-        _combine(context, node, mb.add, x, y, python(given.alpha, node, "alpha"))
+        _combine_scaled(context, node, mb.add, x, y, to_python(given.alpha, node, "alpha"))
 
 
 @PATCH.op("sub", "rsub")
 def sub(context: Any, node: Any) -> None:
     """sub(self, other, *, alpha=1): self - alpha * other; rsub: other - alpha * self."""
-    given = bind(context, node, "self other alpha=1")
-    x, y = tensor(given.self), tensor(given.other)
+    given = bind_arguments(context, node, "self other alpha=1")
+    x, y = to_tensor(given.self), to_tensor(given.other)
     if node.kind.startswith("rsub"):
         x, y = y, x
-    _combine(context, node, mb.sub, x, y, python(given.alpha, node, "alpha"))
+    _combine_scaled(context, node, mb.sub, x, y, to_python(given.alpha, node, "alpha"))
 
 
-def _combine(context: Any, node: Any, operation: Callable[..., Var], x: Var, y: Var, alpha: Any) -> None:
-    x, y = promoted(x, y)
+def _combine_scaled(context: Any, node: Any, operation: Callable[..., Var], x: Var, y: Var, alpha: Any) -> None:
+    x, y = promote_operands(x, y)
     if alpha != 1:
-        y = mb.mul(x=y, y=_number(alpha, y))
+        y = mb.mul(x=y, y=_make_number_like(alpha, y))
     give(context, node, operation(x=x, y=y, name=node.name))
 
 
-def _number(value: Any, like: Var) -> Any:
+def _make_number_like(value: Any, like: Var) -> Any:
     """A Python number in the dtype of a Var."""
     return types.nptype_from_builtin(like.dtype)(value)
 
@@ -67,18 +67,18 @@ def _number(value: Any, like: Var) -> Any:
 @PATCH.op("addmm", "baddbmm")
 def addmm(context: Any, node: Any) -> None:
     """addmm(self, mat1, mat2, *, beta=1, alpha=1), baddbmm: beta * self + alpha * (mat1 @ mat2)."""
-    given = bind(context, node, "self mat1 mat2 beta=1 alpha=1" if node.kind.startswith("addmm")
-                 else "self batch1 batch2 beta=1 alpha=1")
+    given = bind_arguments(context, node, "self mat1 mat2 beta=1 alpha=1" if node.kind.startswith("addmm")
+                           else "self batch1 batch2 beta=1 alpha=1")
     first, second = (given.mat1, given.mat2) if hasattr(given, "mat1") else (given.batch1, given.batch2)
-    beta, alpha = python(given.beta, node, "beta"), python(given.alpha, node, "alpha")
+    beta, alpha = to_python(given.beta, node, "beta"), to_python(given.alpha, node, "alpha")
     if beta == 1 and alpha == 1:
         getattr(ops, node.kind)(context, node)
         return
     product = mb.matmul(x=first, y=second)
     if alpha != 1:
-        product = mb.mul(x=product, y=_number(alpha, product))
+        product = mb.mul(x=product, y=_make_number_like(alpha, product))
     if beta != 0:
-        bias = mb.mul(x=given.self, y=_number(beta, given.self)) if beta != 1 else given.self
+        bias = mb.mul(x=given.self, y=_make_number_like(beta, given.self)) if beta != 1 else given.self
         product = mb.add(x=bias, y=product)
     give(context, node, mb.identity(x=product, name=node.name))
 
@@ -86,20 +86,20 @@ def addmm(context: Any, node: Any) -> None:
 @PATCH.op("outer")
 def outer(context: Any, node: Any) -> None:
     """outer(self, vec2)."""
-    given = bind(context, node, "self vec2")
-    x, y = promoted(given.self, given.vec2)
+    given = bind_arguments(context, node, "self vec2")
+    x, y = promote_operands(given.self, given.vec2)
     give(context, node, mb.mul(x=mb.expand_dims(x=x, axes=[1]), y=mb.expand_dims(x=y, axes=[0]), name=node.name))
 
 
-def _ordered(compare: Callable[..., Var]) -> Callable[[Any, Any], None]:
+def _make_comparison_lowering(compare: Callable[..., Var]) -> Callable[[Any, Any], None]:
     def lowering(context: Any, node: Any) -> None:
-        given = bind(context, node, "self other")
-        x, y = promoted(given.self, given.other)
+        given = bind_arguments(context, node, "self other")
+        x, y = promote_operands(given.self, given.other)
         if x.dtype == types.bool:
-            x, y = cast(x, types.int32), cast(y, types.int32)
+            x, y = cast_to(x, types.int32), cast_to(y, types.int32)
         give(context, node, compare(x=x, y=y, name=node.name))
     return lowering
 
 
 for _kind, _compare in {"lt": mb.less, "le": mb.less_equal, "gt": mb.greater, "ge": mb.greater_equal}.items():
-    PATCH.op(_kind)(_ordered(_compare))
+    PATCH.op(_kind)(_make_comparison_lowering(_compare))

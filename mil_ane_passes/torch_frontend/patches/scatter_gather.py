@@ -16,15 +16,25 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, dims, python, static, tensor, vector
-from ..probing import wrong
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    get_dims,
+    has_static_shape,
+    normalize_axis,
+    to_python,
+    to_size_vector,
+    to_tensor,
+)
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH141",
               title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
               upstream=("none known",))
 
-_MODES = {None: "update", "update": "update", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul",
-          "amax": "max", "amin": "min"}
+_SCATTER_MODES = {None: "update", "update": "update", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul",
+                  "amax": "max", "amin": "min"}
 
 
 @PATCH.probe
@@ -32,91 +42,91 @@ def probe() -> str | None:
     import torch
 
     i = torch.tensor([[1, 0]])
-    return wrong(lambda x: torch.scatter(torch.gather(x, 1, i), 1, i[:, :1], 5), torch.arange(6.0).reshape(2, 3))
+    return find_fault(lambda x: torch.scatter(torch.gather(x, 1, i), 1, i[:, :1], 5), torch.arange(6.0).reshape(2, 3))
 
 
 @PATCH.op("gather")
 def gather(context: Any, node: Any) -> None:
     """gather(self, dim, index, *, sparse_grad=False)."""
-    given = bind(context, node, "self dim index sparse_grad=False")
-    x, index = tensor(given.self), cast(tensor(given.index), types.int32)
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    corner = _corner(_without_bools(x), index, axis, node)
+    given = bind_arguments(context, node, "self dim index sparse_grad=False")
+    x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    corner = _slice_corner(_cast_bools_to_int(x), index, axis, node)
     found = mb.gather_along_axis(x=corner, indices=index, axis=axis, name=node.name)
-    add(context, node, cast(found, x.dtype))
+    add_result(context, node, cast_to(found, x.dtype))
 
 
 @PATCH.op("index_select")
 def index_select(context: Any, node: Any) -> None:
     """index_select(self, dim, index): `index` of rank 1, or of rank 0 for one slice."""
-    given = bind(context, node, "self dim index")
-    x, index = tensor(given.self), cast(tensor(given.index), types.int32)
+    given = bind_arguments(context, node, "self dim index")
+    x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
     if index.rank == 0 and x.rank > 0:
-        index = tensor(np.array([index.val])) if index.val is not None else mb.expand_dims(x=index, axes=[0])
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    found = mb.gather(x=_without_bools(x), indices=index, axis=axis, name=node.name)
-    add(context, node, cast(found, x.dtype))
+        index = to_tensor(np.array([index.val])) if index.val is not None else mb.expand_dims(x=index, axes=[0])
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    found = mb.gather(x=_cast_bools_to_int(x), indices=index, axis=axis, name=node.name)
+    add_result(context, node, cast_to(found, x.dtype))
 
 
 @PATCH.op("scatter", "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
 def scatter(context: Any, node: Any) -> None:
     """scatter(self, dim, index, src or value, *, reduce=None)."""
-    given = bind(context, node, f"self dim index {_name_of_source(node)} reduce=None")
+    given = bind_arguments(context, node, f"self dim index {_get_source_name(node)} reduce=None")
     source = given.src if hasattr(given, "src") else given.value
-    _scatter(context, node, given, source, python(given.reduce, node, "reduce"))
+    _lower_scatter(context, node, given, source, to_python(given.reduce, node, "reduce"))
 
 
 @PATCH.op("scatter_add")
 def scatter_add(context: Any, node: Any) -> None:
     """scatter_add(self, dim, index, src)."""
-    given = bind(context, node, "self dim index src")
-    _scatter(context, node, given, given.src, "add")
+    given = bind_arguments(context, node, "self dim index src")
+    _lower_scatter(context, node, given, given.src, "add")
 
 
 @PATCH.op("scatter_reduce", "scatter_reduce.two")
 def scatter_reduce(context: Any, node: Any) -> None:
     """scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
-    given = bind(context, node, "self dim index src reduce include_self=True")
-    if not python(given.include_self, node, "include_self"):
+    given = bind_arguments(context, node, "self dim index src reduce include_self=True")
+    if not to_python(given.include_self, node, "include_self"):
         raise NotConverted.at(node, "include_self=False is not expressed", "scatter into the identity of the reduction")
-    _scatter(context, node, given, given.src, python(given.reduce, node, "reduce"))
+    _lower_scatter(context, node, given, given.src, to_python(given.reduce, node, "reduce"))
 
 
-def _name_of_source(node: Any) -> str:
+def _get_source_name(node: Any) -> str:
     return "value" if "value" in (node.kwinputs or {}) else "src"
 
 
-def _scatter(context: Any, node: Any, given: Any, source: Any, reduce: str | None) -> None:
-    if reduce not in _MODES:
-        raise NotConverted.at(node, f"reduce is {reduce!r}, expected one of {sorted(filter(None, _MODES))}")
-    whole, index, updates = tensor(given.self), cast(tensor(given.index), types.int32), tensor(source)
-    axis = axis_of(python(given.dim, node, "dim"), whole.rank)
-    data = _without_bools(whole)
-    updates = cast(updates, data.dtype)
+def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str | None) -> None:
+    if reduce not in _SCATTER_MODES:
+        raise NotConverted.at(node, f"reduce is {reduce!r}, expected one of {sorted(filter(None, _SCATTER_MODES))}")
+    whole, index, updates = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32), to_tensor(source)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), whole.rank)
+    data = _cast_bools_to_int(whole)
+    updates = cast_to(updates, data.dtype)
     if updates.rank == 0:
-        updates = mb.fill(shape=vector(dims(index)), value=updates)
+        updates = mb.fill(shape=to_size_vector(get_dims(index)), value=updates)
     elif tuple(updates.shape) != tuple(index.shape):
-        updates = mb.slice_by_size(x=updates, begin=[0] * updates.rank, size=vector(dims(index)))
-    corner = _corner(data, index, axis, node)
-    if corner is not data and not (static(corner) and static(data)):
+        updates = mb.slice_by_size(x=updates, begin=[0] * updates.rank, size=to_size_vector(get_dims(index)))
+    corner = _slice_corner(data, index, axis, node)
+    if corner is not data and not (has_static_shape(corner) and has_static_shape(data)):
         raise NotConverted.at(node, "the index may be smaller than the data, of a size that is not known",
                               "fix the sizes")
-    done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_MODES[reduce])
-    add(context, node, cast(mb.identity(x=_put_back(done, data), name=node.name), whole.dtype))
+    done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_SCATTER_MODES[reduce])
+    add_result(context, node, cast_to(mb.identity(x=_restore_corner(done, data), name=node.name), whole.dtype))
 
 
-def _corner(x: Var, index: Var, axis: int, node: Any) -> Var:
+def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:
     """The part of `x` that an index can reach: as long as the index along every axis but `axis`."""
     if x.rank != index.rank:
         raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "give both one rank")
     pairs = enumerate(zip(x.shape, index.shape, strict=True))
     if all(place == axis or bool(mine == other) for place, (mine, other) in pairs):
         return x
-    size = [-1 if place == axis else other for place, other in enumerate(dims(index))]
-    return mb.slice_by_size(x=x, begin=[0] * x.rank, size=vector(size))
+    size = [-1 if place == axis else other for place, other in enumerate(get_dims(index))]
+    return mb.slice_by_size(x=x, begin=[0] * x.rank, size=to_size_vector(size))
 
 
-def _put_back(corner: Var, whole: Var) -> Var:
+def _restore_corner(corner: Var, whole: Var) -> Var:
     """`whole` with its corner replaced."""
     for axis in reversed(range(whole.rank)):
         if corner.shape[axis] != whole.shape[axis]:
@@ -126,5 +136,5 @@ def _put_back(corner: Var, whole: Var) -> Var:
     return corner
 
 
-def _without_bools(x: Var) -> Var:
-    return cast(x, types.int32) if x.dtype == types.bool else x
+def _cast_bools_to_int(x: Var) -> Var:
+    return cast_to(x, types.int32) if x.dtype == types.bool else x

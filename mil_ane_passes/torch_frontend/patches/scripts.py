@@ -17,22 +17,24 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..functional.specialize import given_inputs
+from ..functional.specialization import use_input_types
 
 PATCH = Patch(code="TORCH165",
               title="scripted modules: attributes become their names, branches on known ranks and `raise` fail",
               upstream=("none known",))
 
 
-@PATCH.replaces("coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_torchscript")
+@PATCH.replace_function(
+    "coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_torchscript"
+)
 def from_torchscript(host: Callable[..., Any], cls: Any, torchscript: Any, inputs: Any = None, **named: Any) -> Any:
     """The graph of a module, made for the inputs that the user gave."""
-    with given_inputs(inputs):
+    with use_input_types(inputs):
         return host(cls, torchscript, inputs=inputs, **named)
 
 
 @PATCH.op("if")
-def branch(context: Any, node: Any) -> None:
+def lower_if(context: Any, node: Any) -> None:
     """if(condition): the branch alone where the condition is known; without results there is nothing to choose."""
     from coremltools.converters.mil.frontend.torch.ops import convert_nodes
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
@@ -57,26 +59,26 @@ def branch(context: Any, node: Any) -> None:
 
 
 @PATCH.op("raiseexception")
-def raised(context: Any, node: Any) -> None:
+def refuse_raise(context: Any, node: Any) -> None:
     """raise: of a branch that is taken for the inputs given."""
     raise NotConverted.at(node, "raises an exception for inputs of these shapes",
                           "give inputs of the shapes that the module is for")
 
 
 @PATCH.op("uninitialized")
-def uninitialized(context: Any, node: Any) -> None:
+def lower_uninitialized(context: Any, node: Any) -> None:
     """What an early return leaves without a value; nothing that runs reads it."""
     context.add(None, torch_name=node.name)
 
 
 @PATCH.op("unchecked_cast")
-def unchecked(context: Any, node: Any) -> None:
+def lower_unchecked_cast(context: Any, node: Any) -> None:
     """What is known to be no None any more."""
     context.add(context[node.inputs[0]], torch_name=node.name)
 
 
 @PATCH.op("is", "isnot")
-def identical(context: Any, node: Any) -> None:
+def lower_is(context: Any, node: Any) -> None:
     """`a is b`, `a is not b`: of one value of the program, or of None."""
     first, second = (context[name] for name in node.inputs)
     same = first is second
@@ -84,24 +86,24 @@ def identical(context: Any, node: Any) -> None:
 
 
 @PATCH.op("not")
-def negated(context: Any, node: Any) -> None:
+def lower_not(context: Any, node: Any) -> None:
     """`not a`."""
     value = context[node.inputs[0]]
-    known = _known(value)
+    known = _get_known_value(value)
     context.add(mb.logical_not(x=value) if known is None else mb.const(val=not known, name=node.name),
                 torch_name=node.name)
 
 
 @PATCH.op("contains")
-def contains(context: Any, node: Any) -> None:
+def lower_contains(context: Any, node: Any) -> None:
     """`item in list` of known numbers."""
     items, item = (context[name] for name in node.inputs)
     items = list(items.val) if isinstance(items, Var) and items.val is not None else items
-    if not isinstance(items, list | tuple) or any(_known(each) is None for each in (*items, item)):
+    if not isinstance(items, list | tuple) or any(_get_known_value(each) is None for each in (*items, item)):
         raise NotConverted.at(node, "looks for what the model computes in a list", "compare with each element")
-    found = any(_known(each) == _known(item) for each in items)
+    found = any(_get_known_value(each) == _get_known_value(item) for each in items)
     context.add(mb.const(val=found, name=node.name), torch_name=node.name)
 
 
-def _known(value: Any) -> Any:
+def _get_known_value(value: Any) -> Any:
     return value.val if isinstance(value, Var) else value

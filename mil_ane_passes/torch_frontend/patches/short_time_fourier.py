@@ -15,40 +15,40 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ..complex_values import is_complex, join_parts, parts_of
+from ..complex_values import is_complex, join_complex, split_complex
 from ..contract import Patch
-from ..creation import filled
+from ..creation import make_filled
 from ..errors import NotConverted
-from ..lowering import add, bind, cast, dims, python
-from ..probing import lowered_by_host
-from .fourier import fourier_matrices
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, to_python
+from ..probes import is_lowered_by_coremltools
+from .fourier import make_fourier_matrices
 
 PATCH = Patch(code="TORCH157",
               title="`istft` is not implemented; `stft` is a convolution with kernels as wide as a frame",
               upstream=("https://github.com/apple/coremltools/issues/2130",))
 
 Array = np.ndarray[Any, Any]
-_SMALLEST_ENVELOPE = 1e-11
+_MIN_ENVELOPE = 1e-11
 """What torch takes for no window at all."""
 
 
 @PATCH.probe
 def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
     return f"not implemented: {', '.join(missing)}" if missing else None
 
 
-def _frame(given: Any, node: Any) -> SimpleNamespace:
+def _read_frame(given: Any, node: Any) -> SimpleNamespace:
     """The lengths of a transform, and the window of n_fft elements with zeros around it."""
-    count = int(python(given.n_fft, node, "n_fft"))
-    hop = python(given.hop_length, node, "hop_length") or count // 4
-    width = python(given.win_length, node, "win_length") or count
-    window = np.ones(width) if given.window is None else np.asarray(python(given.window, node, "window"), np.float64)
+    count = int(to_python(given.n_fft, node, "n_fft"))
+    hop = to_python(given.hop_length, node, "hop_length") or count // 4
+    width = to_python(given.win_length, node, "win_length") or count
+    window = np.ones(width) if given.window is None else np.asarray(to_python(given.window, node, "window"), np.float64)
     if window.shape != (width,) or width > count:
         raise NotConverted.at(node, f"has a window of shape {list(window.shape)}, expected [{width}], at most {count}")
     before = (count - width) // 2
     return SimpleNamespace(count=count, hop=int(hop), window=np.pad(window, (before, count - width - before)),
-                           norm="ortho" if python(given.normalized, node, "normalized") else None)
+                           norm="ortho" if to_python(given.normalized, node, "normalized") else None)
 
 
 @PATCH.op("stft")
@@ -56,34 +56,34 @@ def stft(context: Any, node: Any) -> None:
     """stft(self, n_fft, hop_length=None, win_length=None, window=None, normalized=False, onesided=None,
     return_complex=None, align_to_window=None); a script's stft.center has center=True, pad_mode='reflect' before."""
     centered = "center" in node.kind or len(node.inputs) > 9
-    given = bind(context, node, "self n_fft hop_length=None win_length=None window=None "
-                 + ("center=True pad_mode='reflect' " if centered else "")
-                 + "normalized=False onesided=None return_complex=None align_to_window=None")
-    frame, x = _frame(given, node), given.self
+    given = bind_arguments(context, node, "self n_fft hop_length=None win_length=None window=None "
+                           + ("center=True pad_mode='reflect' " if centered else "")
+                           + "normalized=False onesided=None return_complex=None align_to_window=None")
+    frame, x = _read_frame(given, node), given.self
     single = x.rank == 1
-    parts = [mb.expand_dims(x=cast(part, types.fp32), axes=[0]) if single else cast(part, types.fp32)
-             for part in (parts_of(x) if is_complex(x) else (x,))]
-    if centered and python(given.center, node, "center"):
-        parts = [mb.pad(x=part, pad=[frame.count // 2] * 2, mode=python(given.pad_mode, node, "pad_mode"))
+    parts = [mb.expand_dims(x=cast_to(part, types.fp32), axes=[0]) if single else cast_to(part, types.fp32)
+             for part in (split_complex(x) if is_complex(x) else (x,))]
+    if centered and to_python(given.center, node, "center"):
+        parts = [mb.pad(x=part, pad=[frame.count // 2] * 2, mode=to_python(given.pad_mode, node, "pad_mode"))
                  for part in parts]
-    onesided = python(given.onesided, node, "onesided")
+    onesided = to_python(given.onesided, node, "onesided")
     halved = len(parts) == 1 if onesided is None else bool(onesided)
     cosine, sine = (matrix * frame.window[:, None]
-                    for matrix in fourier_matrices(frame.count, frame.count, False, halved, frame.norm))
+                    for matrix in make_fourier_matrices(frame.count, frame.count, False, halved, frame.norm))
     bins = cosine.shape[1]
-    real, imag = _split(_frames(parts[0], np.concatenate([cosine, sine], axis=1), frame), bins)
+    real, imag = _split_channels(_transform_frames(parts[0], np.concatenate([cosine, sine], axis=1), frame), bins)
     if len(parts) == 2:
-        minus, more = _split(_frames(parts[1], np.concatenate([sine, cosine], axis=1), frame), bins)
+        minus, more = _split_channels(_transform_frames(parts[1], np.concatenate([sine, cosine], axis=1), frame), bins)
         real, imag = mb.sub(x=real, y=minus), mb.add(x=imag, y=more)
     if single:
         real, imag = (mb.squeeze(x=part, axes=[0]) for part in (real, imag))
-    if python(given.return_complex, node, "return_complex") is False:
-        add(context, node, mb.stack(values=[real, imag], axis=-1, name=node.name))
+    if to_python(given.return_complex, node, "return_complex") is False:
+        add_result(context, node, mb.stack(values=[real, imag], axis=-1, name=node.name))
     else:
-        context.add(join_parts(real, imag), node.name)
+        context.add(join_complex(real, imag), node.name)
 
 
-def _frames(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
+def _transform_frames(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
     """`x` (batch, samples) times the matrix (n_fft, channels) at every hop: (batch, channels, frames)."""
     length = x.shape[-1]
     count, hop = frame.count, frame.hop
@@ -97,7 +97,7 @@ def _frames(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
     return mb.conv(x=mb.transpose(x=x, perm=[0, 2, 1]), weight=kernel.astype(np.float32), pad_type="valid")
 
 
-def _split(x: Var, bins: int) -> tuple[Var, Var]:
+def _split_channels(x: Var, bins: int) -> tuple[Var, Var]:
     """The real and the imaginary half of the channels."""
     first, second = mb.split(x=x, split_sizes=[bins, bins], axis=1)
     return first, second
@@ -107,15 +107,19 @@ def _split(x: Var, bins: int) -> tuple[Var, Var]:
 def istft(context: Any, node: Any) -> None:
     """istft(self, n_fft, hop_length=None, win_length=None, window=None, center=True, normalized=False, onesided=None,
     length=None, return_complex=False)."""
-    given = bind(context, node, "self n_fft hop_length=None win_length=None window=None center=True normalized=False "
-                                "onesided=None length=None return_complex=False")
+    given = bind_arguments(
+        context,
+        node,
+        "self n_fft hop_length=None win_length=None window=None center=True normalized=False "
+        "onesided=None length=None return_complex=False",
+    )
     if not is_complex(given.self):
         raise NotConverted.at(node, "is called on real numbers", "use torch.view_as_complex first")
-    if python(given.return_complex, node, "return_complex"):
+    if to_python(given.return_complex, node, "return_complex"):
         raise NotConverted.at(node, "has return_complex=True", "leave it out where the signal is real")
-    frame = _frame(given, node)
-    onesided = python(given.onesided, node, "onesided")
-    parts = parts_of(given.self)
+    frame = _read_frame(given, node)
+    onesided = to_python(given.onesided, node, "onesided")
+    parts = split_complex(given.self)
     single = parts[0].rank == 2
     parts = tuple(mb.expand_dims(x=part, axes=[0]) for part in parts) if single else parts
     bins = frame.count // 2 + 1
@@ -125,21 +129,23 @@ def istft(context: Any, node: Any) -> None:
     # a real signal is made of the first half of the frequencies, also where torch is given both
     parts = tuple(mb.slice_by_index(x=part, begin=[0, 0, 0], end=[0, bins, 0], end_mask=[True, False, True])
                   if part.shape[1] != bins else part for part in parts)
-    signal = _overlap(mb.concat(values=parts, axis=1), _synthesis(frame, bins), frame)
-    begin = frame.count // 2 if python(given.center, node, "center") else 0
-    length = python(given.length, node, "length")
-    signal = _divided(node, _cut(signal, begin, length), parts[0].shape[2], begin, length, frame, parts[0])
-    add(context, node, mb.squeeze(x=signal, axes=[0], name=node.name) if single else
-        mb.identity(x=signal, name=node.name))
+    signal = _overlap_add(mb.concat(values=parts, axis=1), _make_synthesis_matrix(frame, bins), frame)
+    begin = frame.count // 2 if to_python(given.center, node, "center") else 0
+    length = to_python(given.length, node, "length")
+    signal = _divide_by_envelope(
+        node, _crop_samples(signal, begin, length), parts[0].shape[2], begin, length, frame, parts[0]
+    )
+    add_result(context, node, mb.squeeze(x=signal, axes=[0], name=node.name) if single else
+               mb.identity(x=signal, name=node.name))
 
 
-def _synthesis(frame: SimpleNamespace, bins: int) -> Array:
+def _make_synthesis_matrix(frame: SimpleNamespace, bins: int) -> Array:
     """The matrix (2 bins, n_fft) from the parts of a frame to its windowed samples."""
-    cosine, sine = fourier_matrices(frame.count, bins, True, True, frame.norm)
+    cosine, sine = make_fourier_matrices(frame.count, bins, True, True, frame.norm)
     return np.asarray(np.concatenate([cosine, -sine]) * frame.window)
 
 
-def _overlap(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
+def _overlap_add(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
     """The frames (batch, channels, frames) times the matrix (channels, n_fft), each a hop later: (batch, samples)."""
     count, hop, channels = frame.count, frame.hop, len(matrix)
     if count % hop:
@@ -155,11 +161,11 @@ def _overlap(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
     batch = found.shape[0]
     if isinstance(batch, int | np.integer):
         return mb.reshape(x=found, shape=[int(batch), -1])
-    sizes = dims(found)
+    sizes = get_dims(found)
     return mb.reshape(x=found, shape=mb.stack(values=[sizes[0], mb.mul(x=sizes[1], y=np.int32(hop))], axis=0))
 
 
-def _cut(x: Var, begin: int, length: int | None) -> Var:
+def _crop_samples(x: Var, begin: int, length: int | None) -> Var:
     """What torch returns of the samples: `length` of them from `begin`, else all but as many at the end."""
     end = begin + length if length is not None else -begin
     total = x.shape[1]
@@ -170,7 +176,9 @@ def _cut(x: Var, begin: int, length: int | None) -> Var:
     return mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, end == 0])
 
 
-def _divided(node: Any, x: Var, frames: Any, begin: int, length: int | None, frame: SimpleNamespace, like: Var) -> Var:
+def _divide_by_envelope(
+    node: Any, x: Var, frames: Any, begin: int, length: int | None, frame: SimpleNamespace, like: Var
+) -> Var:
     """Divide by the sum of the squared windows and pad to `length`."""
     squares = frame.window**2
     if isinstance(frames, int | np.integer):
@@ -179,7 +187,7 @@ def _divided(node: Any, x: Var, frames: Any, begin: int, length: int | None, fra
             envelope[place * frame.hop:place * frame.hop + frame.count] += squares
         end = begin + length if length is not None else len(envelope) - begin
         envelope = envelope[begin:end]
-        if not len(envelope) or envelope.min() < _SMALLEST_ENVELOPE:
+        if not len(envelope) or envelope.min() < _MIN_ENVELOPE:
             raise NotConverted.at(node, "divides by windows whose squares add up to 0",
                                   "torch refuses that, too: use center=True, or a window without zeros at its ends")
         x = mb.mul(x=x, y=(1 / envelope)[None].astype(np.float32))
@@ -188,5 +196,5 @@ def _divided(node: Any, x: Var, frames: Any, begin: int, length: int | None, fra
     if length is not None:
         raise NotConverted.at(node, "has a `length` and a flexible number of frames",
                               "leave `length` out, or fix the size")
-    ones = filled([1, 1, dims(like)[2]], 1.0, types.fp32)
-    return mb.real_div(x=x, y=_cut(_overlap(ones, squares[None], frame), begin, None))
+    ones = make_filled([1, 1, get_dims(like)[2]], 1.0, types.fp32)
+    return mb.real_div(x=x, y=_crop_samples(_overlap_add(ones, squares[None], frame), begin, None))

@@ -10,11 +10,11 @@ from typing import Any
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import constant, mil_type
-from ..decomposing import torch_call
+from ..creation import make_constant, to_mil_type
+from ..decomposition import resolve_torch_call
 from ..errors import NotConverted
-from ..lowering import add, is_known
-from ..probing import lowered_by_host
+from ..lowering import add_result, is_constant
+from ..probes import is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH142",
               title="`hann_window` is not exported; other windows are not implemented", upstream=("none known",))
@@ -22,7 +22,7 @@ PATCH = Patch(code="TORCH142",
 
 @PATCH.probe
 def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not lowered_by_host(kind))
+    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
     return f"not implemented: {', '.join(missing)}" if missing else None
 
 
@@ -30,15 +30,15 @@ def probe() -> str | None:
           "bartlett_window", "bartlett_window.periodic", "hamming_window", "hamming_window.periodic",
           "hamming_window.periodic_alpha", "hamming_window.periodic_alpha_beta",
           "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
-def window(context: Any, node: Any) -> None:
+def lower_window(context: Any, node: Any) -> None:
     """hann_window(window_length, periodic=True): the numbers that torch gives."""
-    if not is_known([context[name] for name in node.inputs if isinstance(name, str)]):
+    if not is_constant([context[name] for name in node.inputs if isinstance(name, str)]):
         raise NotConverted.at(node, "the length of a window is computed by the model", "fix the size")
-    function, arguments, keywords = torch_call(context, node)
-    dtype = mil_type(keywords.pop("dtype", None), node, types.fp32)
-    values = function(*(_plain(argument) for argument in arguments), **keywords).numpy()
-    add(context, node, constant(values, dtype))
+    function, arguments, keywords = resolve_torch_call(context, node)
+    dtype = to_mil_type(keywords.pop("dtype", None), node, types.fp32)
+    values = function(*(_to_plain_value(argument) for argument in arguments), **keywords).numpy()
+    add_result(context, node, make_constant(values, dtype))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     return value.val.item() if isinstance(value, Var) else value

@@ -13,8 +13,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
-from ..lowering import add, bind, python
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, to_python
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH143",
               title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
@@ -31,24 +31,24 @@ def probe() -> str | None:
         sizes = x.shape
         return x * sizes[1] + sizes[0]
 
-    return wrong(torch.jit.script(sized), torch.ones(2, 3))
+    return find_fault(torch.jit.script(sized), torch.ones(2, 3))
 
 
 @PATCH.op("getitem")
 def getitem(context: Any, node: Any) -> None:
     """__getitem__(list, idx)."""
-    given = bind(context, node, "list idx")
+    given = bind_arguments(context, node, "list idx")
     numbers = given.list
     if not (isinstance(numbers, Var) and numbers.rank == 1 and _is_number_list(numbers, node)):
         ops.getitem(context, node)
         return
-    index = python(given.idx, node, "idx")
+    index = to_python(given.idx, node, "idx")
     if numbers.val is not None:
-        add(context, node, mb.const(val=numbers.val[index], name=node.name))
+        add_result(context, node, mb.const(val=numbers.val[index], name=node.name))
         return
     begin = index % numbers.shape[0]
-    add(context, node, mb.slice_by_index(x=numbers, begin=[begin], end=[begin + 1], squeeze_mask=[True],
-                                         name=node.name))
+    add_result(context, node, mb.slice_by_index(x=numbers, begin=[begin], end=[begin + 1], squeeze_mask=[True],
+                                                name=node.name))
 
 
 def _is_number_list(var: Var, node: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..probing import wrong
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH144",
               title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
@@ -22,10 +22,10 @@ PATCH = Patch(code="TORCH144",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: torch.cat([x, x])[0], torch.tensor([1., 2.]))
+    return find_fault(lambda x: torch.cat([x, x])[0], torch.tensor([1., 2.]))
 
 
-@PATCH.replaces("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_operation", "concat.value_inference")
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_operation", "concat.value_inference")
 def value_inference(host: Callable[..., Any], concat: Any) -> Any:
     """The host's value, but no symbols for what cannot be a size."""
     if any(value.val is None and value.dtype != types.int32 for value in concat.values):

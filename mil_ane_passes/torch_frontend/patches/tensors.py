@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..creation import constant, mil_type
-from ..lowering import add, bind, cast, is_known, named, python, tensor
-from ..probing import converted
+from ..creation import make_constant, to_mil_type
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, to_python, to_tensor
+from ..probes import convert_to_mil
 
 PATCH = Patch(code="TORCH145",
               title="torch.tensor in scripts: only fp32, and of the wrong shape", upstream=("none known",))
@@ -28,33 +28,39 @@ def probe() -> str | None:
     scripted = torch.jit.ScriptModule()
     scripted.define("def forward(self, x):\n    return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)\n")
     try:
-        converted(scripted.eval(), torch.zeros(2))
+        convert_to_mil(scripted.eval(), torch.zeros(2))
     except Exception as error:
         return f"fails: {error}"
     return None
 
 
 @PATCH.op("tensor", "as_tensor")
-def make(context: Any, node: Any) -> None:
+def lower_tensor(context: Any, node: Any) -> None:
     """tensor(data, dtype, device, requires_grad): data a number, a nested list of numbers, or a tensor."""
-    given = bind(context, node, "data dtype=None device=None requires_grad=False")
-    if is_known(given.data):
-        value = np.asarray(python(given.data, node, "data"))
-        add(context, node, named(constant(value, mil_type(given.dtype, node, _default(value))), node, given.data))
+    given = bind_arguments(context, node, "data dtype=None device=None requires_grad=False")
+    if is_constant(given.data):
+        value = np.asarray(to_python(given.data, node, "data"))
+        add_result(
+            context,
+            node,
+            name_result(make_constant(value, to_mil_type(given.dtype, node, _infer_dtype(value))), node, given.data),
+        )
         return
-    stacked = _stacked(given.data)
-    add(context, node, named(cast(stacked, mil_type(given.dtype, node, stacked.dtype)), node, given.data))
+    stacked = _stack_numbers(given.data)
+    add_result(
+        context, node, name_result(cast_to(stacked, to_mil_type(given.dtype, node, stacked.dtype)), node, given.data)
+    )
 
 
-def _default(value: np.ndarray[Any, Any]) -> Any:
+def _infer_dtype(value: np.ndarray[Any, Any]) -> Any:
     """The dtype torch infers."""
     return {"b": types.bool, "i": types.int32, "u": types.int32}.get(value.dtype.kind, types.fp32)
 
 
-def _stacked(data: Any) -> Var:
+def _stack_numbers(data: Any) -> Var:
     """A list of numbers, some of them computed, as a tensor."""
     if not isinstance(data, list):
-        return data if isinstance(data, Var) else tensor(data)
-    rows = [_stacked(item) for item in data]
+        return data if isinstance(data, Var) else to_tensor(data)
+    rows = [_stack_numbers(item) for item in data]
     dtype = types.fp32 if any(row.dtype in (types.fp16, types.fp32) for row in rows) else rows[0].dtype
-    return mb.stack(values=[cast(row, dtype) for row in rows], axis=0)
+    return mb.stack(values=[cast_to(row, dtype) for row in rows], axis=0)

@@ -14,22 +14,33 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, add_all, bind, cast, dims, named, python, vector
+from ..lowering import (
+    add_result,
+    add_results,
+    bind_arguments,
+    cast_to,
+    get_dims,
+    name_result,
+    to_python,
+    to_size_vector,
+)
 
 PATCH = Patch(code="TORCH147",
               title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
               upstream=("none known",))
 
-_SIGNATURE = ("src embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias use_gelu norm_first eps norm_weight_1 "
-              "norm_bias_1 norm_weight_2 norm_bias_2 ffn_weight_1 ffn_bias_1 ffn_weight_2 ffn_bias_2 mask=None "
-              "mask_type=None")
+_ENCODER_LAYER_SIGNATURE = (
+    "src embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias use_gelu norm_first eps norm_weight_1 "
+    "norm_bias_1 norm_weight_2 norm_bias_2 ffn_weight_1 ffn_bias_1 ffn_weight_2 ffn_bias_2 mask=None "
+    "mask_type=None"
+)
 
 
 @PATCH.op("_transformer_encoder_layer_fwd")
-def encoder_layer(context: Any, node: Any) -> None:
+def lower_encoder_layer(context: Any, node: Any) -> None:
     """Attention and feed-forward, each with a residual; the norms before (norm_first) or after them."""
-    given = bind(context, node, _SIGNATURE)
-    x, eps = given.src, np.float32(python(given.eps, node, "eps"))
+    given = bind_arguments(context, node, _ENCODER_LAYER_SIGNATURE)
+    x, eps = given.src, np.float32(to_python(given.eps, node, "eps"))
     if x.rank != 3:
         raise NotConverted.at(node, f"takes samples × positions × features, and got rank {x.rank}")
 
@@ -39,36 +50,40 @@ def encoder_layer(context: Any, node: Any) -> None:
 
     def feed_forward(value: Var) -> Var:
         inner = mb.linear(x=value, weight=given.ffn_weight_1, bias=given.ffn_bias_1)
-        inner = mb.gelu(x=inner, mode="EXACT") if python(given.use_gelu, node, "use_gelu") else mb.relu(x=inner)
+        inner = mb.gelu(x=inner, mode="EXACT") if to_python(given.use_gelu, node, "use_gelu") else mb.relu(x=inner)
         return mb.linear(x=inner, weight=given.ffn_weight_2, bias=given.ffn_bias_2)
 
-    if python(given.norm_first, node, "norm_first"):
-        x = mb.add(x=x, y=_attention(node, given, norm(x, 1)))
+    if to_python(given.norm_first, node, "norm_first"):
+        x = mb.add(x=x, y=_attend_to_self(node, given, norm(x, 1)))
         x = mb.add(x=x, y=feed_forward(norm(x, 2)))
     else:
-        x = norm(mb.add(x=x, y=_attention(node, given, x)), 1)
+        x = norm(mb.add(x=x, y=_attend_to_self(node, given, x)), 1)
         x = norm(mb.add(x=x, y=feed_forward(x)), 2)
-    add(context, node, named(x, node))
+    add_result(context, node, name_result(x, node))
 
 
 @PATCH.op("_native_multi_head_attention")
-def multi_head_attention(context: Any, node: Any) -> None:
+def lower_multi_head_attention(context: Any, node: Any) -> None:
     """_native_multi_head_attention(query, key, value, ...): what is seen, and the weights."""
-    given = bind(context, node, "query key value embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias "
-                                "mask=None need_weights=True average_attn_weights=True mask_type=None")
+    given = bind_arguments(
+        context,
+        node,
+        "query key value embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias "
+        "mask=None need_weights=True average_attn_weights=True mask_type=None",
+    )
     if any(each.rank != 3 for each in (given.query, given.key, given.value)):
         raise NotConverted.at(node, "takes samples × positions × features")
-    seen, weights = _attend(node, given, given.query, given.key, given.value)
-    if python(given.average_attn_weights, node, "average_attn_weights"):
+    seen, weights = _compute_attention(node, given, given.query, given.key, given.value)
+    if to_python(given.average_attn_weights, node, "average_attn_weights"):
         weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False)
-    add_all(context, node, [seen, weights])
+    add_results(context, node, [seen, weights])
 
 
-def _attention(node: Any, given: Any, x: Var) -> Var:
-    return _attend(node, given, x, x, x)[0]
+def _attend_to_self(node: Any, given: Any, x: Var) -> Var:
+    return _compute_attention(node, given, x, x, x)[0]
 
 
-def _projected(given: Any, query: Var, key: Var, value: Var) -> list[Var]:
+def _project_inputs(given: Any, query: Var, key: Var, value: Var) -> list[Var]:
     if query is key and key is value:
         together = mb.linear(x=query, weight=given.qkv_weight, bias=given.qkv_bias)
         return list(mb.split(x=together, num_splits=3, axis=-1))
@@ -77,35 +92,38 @@ def _projected(given: Any, query: Var, key: Var, value: Var) -> list[Var]:
             for x, (weight, bias) in zip((query, key, value), thirds, strict=True)]
 
 
-def _attend(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]:
+def _compute_attention(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]:
     """What each query sees, projected, and the weights it gives to each key: samples × heads × queries × keys."""
-    heads, width = int(python(given.num_heads, node, "num_heads")), int(python(given.embed_dim, node, "embed_dim"))
+    heads, width = (
+        int(to_python(given.num_heads, node, "num_heads")),
+        int(to_python(given.embed_dim, node, "embed_dim")),
+    )
     split = []
-    for part in _projected(given, *given_to):
-        samples, positions, _ = dims(part)
-        part = mb.reshape(x=part, shape=vector([samples, positions, heads, width // heads]))
+    for part in _project_inputs(given, *given_to):
+        samples, positions, _ = get_dims(part)
+        part = mb.reshape(x=part, shape=to_size_vector([samples, positions, heads, width // heads]))
         split.append(mb.transpose(x=part, perm=[0, 2, 1, 3]))
     query, key, value = split
-    samples, positions, _ = dims(given_to[0])
+    samples, positions, _ = get_dims(given_to[0])
     scores = mb.matmul(x=mb.mul(x=query, y=np.float32((width // heads) ** -0.5)), y=key, transpose_y=True)
-    weights = _softmax(scores, _hidden(node, given))
+    weights = _compute_masked_softmax(scores, _read_mask(node, given))
     seen = mb.transpose(x=mb.matmul(x=weights, y=value), perm=[0, 2, 1, 3])
-    seen = mb.reshape(x=seen, shape=vector([samples, positions, width]))
+    seen = mb.reshape(x=seen, shape=to_size_vector([samples, positions, width]))
     return mb.linear(x=seen, weight=given.proj_weight, bias=given.proj_bias), weights
 
 
-def _hidden(node: Any, given: Any) -> Var | None:
+def _read_mask(node: Any, given: Any) -> Var | None:
     """The mask as 1 where attention must not look, of a rank that broadcasts with the scores."""
     if given.mask is None:
         return None
-    mask = cast(cast(given.mask, types.bool), types.fp32)
-    kind = python(given.mask_type, node, "mask_type")
+    mask = cast_to(cast_to(given.mask, types.bool), types.fp32)
+    kind = to_python(given.mask_type, node, "mask_type")
     if kind not in (0, 1, 2):
         raise NotConverted.at(node, f"mask_type is {kind!r}, expected 0, 1 or 2")
     return mask if kind == 2 else mb.expand_dims(x=mask, axes=[0, 1] if kind == 0 else [1, 2])
 
 
-def _softmax(scores: Var, hidden: Var | None) -> Var:
+def _compute_masked_softmax(scores: Var, hidden: Var | None) -> Var:
     """Finite throughout: -30000 hides as well as -inf does, and the product clears a row that is hidden as a whole."""
     if hidden is None:
         return mb.softmax(x=scores, axis=-1)

@@ -14,40 +14,40 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add, axis_of, bind, cast, named, python
+from ..lowering import add_result, bind_arguments, cast_to, name_result, normalize_axis, to_python
 
 PATCH = Patch(code="TORCH149",
               title="`Tensor.unfold` is not implemented", upstream=("none known",))
 
-_MOST_SLICES = 64
+_MAX_SLICES = 64
 
 
 @PATCH.op("unfold", "unfold_copy")
 def unfold(context: Any, node: Any) -> None:
     """unfold(self, dimension, size, step)."""
-    given = bind(context, node, "self dimension size step")
+    given = bind_arguments(context, node, "self dimension size step")
     x = given.self
-    size, step = python(given.size, node, "size"), python(given.step, node, "step")
+    size, step = to_python(given.size, node, "size"), to_python(given.step, node, "step")
     if x.rank == 0:
-        add(context, node, mb.expand_dims(x=x, axes=[0], name=node.name))
+        add_result(context, node, mb.expand_dims(x=x, axes=[0], name=node.name))
         return
-    axis = axis_of(python(given.dimension, node, "dimension"), x.rank)
+    axis = normalize_axis(to_python(given.dimension, node, "dimension"), x.rank)
     to_last = [place for place in range(x.rank + 1) if place != axis + 1] + [axis + 1]
     length = x.shape[axis]
     count = (int(length) - size) // step + 1 if isinstance(length, int | np.integer) else None
-    if count is None or min(count, size) > _MOST_SLICES:
-        whole = cast(x, types.int32) if x.dtype == types.bool else x
+    if count is None or min(count, size) > _MAX_SLICES:
+        whole = cast_to(x, types.int32) if x.dtype == types.bool else x
         windows = mb.transpose(x=mb.sliding_windows(x=whole, axis=axis, size=size, stride=step), perm=to_last)
-        windows = cast(windows, x.dtype)
+        windows = cast_to(windows, x.dtype)
     elif count <= size:
-        slices = [_strided(x, axis, place * step, size, 1) for place in range(count)]
+        slices = [_slice_strided(x, axis, place * step, size, 1) for place in range(count)]
         windows = mb.transpose(x=mb.stack(values=slices, axis=axis), perm=to_last)
     else:
-        windows = mb.stack(values=[_strided(x, axis, place, count, step) for place in range(size)], axis=x.rank)
-    add(context, node, named(windows, node))
+        windows = mb.stack(values=[_slice_strided(x, axis, place, count, step) for place in range(size)], axis=x.rank)
+    add_result(context, node, name_result(windows, node))
 
 
-def _strided(x: Var, axis: int, start: int, count: int, step: int) -> Var:
+def _slice_strided(x: Var, axis: int, start: int, count: int, step: int) -> Var:
     """`count` elements from `start` on, every `step`-th."""
     here = [place == axis for place in range(x.rank)]
     return mb.slice_by_index(x=x, begin=[start if this else 0 for this in here],

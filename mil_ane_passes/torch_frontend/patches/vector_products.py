@@ -13,8 +13,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
-from ..lowering import add, bind, cast, promoted
-from ..probing import wrong
+from ..lowering import add_result, bind_arguments, cast_to, promote_operands
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH150",
               title="a matrix times a vector is refused", upstream=("none known",))
@@ -24,28 +24,30 @@ PATCH = Patch(code="TORCH150",
 def probe() -> str | None:
     import torch
 
-    return wrong(lambda x: x @ x[0], torch.arange(4.).reshape(2, 2))
+    return find_fault(lambda x: x @ x[0], torch.arange(4.).reshape(2, 2))
 
 
 @PATCH.op("matmul", "mm", "bmm", "mv", "dot")
 def matmul(context: Any, node: Any) -> None:
     """matmul(self, other), mm(self, mat2), mv(self, vec), dot(self, tensor)."""
     second = {"mm": "mat2", "bmm": "mat2", "mv": "vec", "dot": "tensor"}.get(node.kind, "other")
-    given = bind(context, node, f"self {second}")
+    given = bind_arguments(context, node, f"self {second}")
     x, y = given.self, getattr(given, second)
     if x.rank > 1 and y.rank > 1 and types.is_float(x.dtype) and types.is_float(y.dtype):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["matmul"](context, node)
         return
-    x, y = (cast(each, types.int32) if each.dtype == types.bool else each for each in promoted(x, y))
+    x, y = (cast_to(each, types.int32) if each.dtype == types.bool else each for each in promote_operands(x, y))
     if x.rank == 1 and y.rank == 1:
-        add(context, node, mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+        add_result(context, node, mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
         return
     if x.rank > 1 and y.rank > 1:
-        add(context, node, mb.matmul(x=x, y=y, name=node.name))
+        add_result(context, node, mb.matmul(x=x, y=y, name=node.name))
         return
     row = x.rank == 1
     x, y = (mb.expand_dims(x=x, axes=[0]), y) if row else (x, mb.expand_dims(x=y, axes=[1]))
     product = mb.matmul(x=x, y=y)
-    add(context, node, mb.squeeze(x=product, axes=[product.rank - 2 if row else product.rank - 1], name=node.name))
+    add_result(
+        context, node, mb.squeeze(x=product, axes=[product.rank - 2 if row else product.rank - 1], name=node.name)
+    )

@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add, axis_of, bind, cast, dims, python, vector
-from ..probing import wrong
-from ..windows import wrapped
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, normalize_axis, to_python, to_size_vector
+from ..probes import find_fault
+from ..slice_assignment import wrap_index
 
 PATCH = Patch(code="TORCH151",
               title="diagonal, narrow and unbind fail for other axes and flexible sizes", upstream=("none known",))
@@ -28,46 +28,46 @@ def probe() -> str | None:
     def read(x: Any) -> Any:
         return x.diagonal(1), x.narrow(1, 1, 2), x.unbind(1)[0]
 
-    return wrong(read, torch.arange(12.).reshape(3, 4), flexible=(0,))
+    return find_fault(read, torch.arange(12.).reshape(3, 4), flexible=(0,))
 
 
 @PATCH.op("narrow", "narrow_copy")
 def narrow(context: Any, node: Any) -> None:
     """narrow(self, dim, start, length)"""
-    given = bind(context, node, "self dim start length")
+    given = bind_arguments(context, node, "self dim start length")
     x = given.self
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
-    length = python(given.length, node, "length")
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    length = to_python(given.length, node, "length")
     others = [place != axis for place in range(x.rank)]
     if isinstance(given.start, Var) and given.start.val is None:
-        start = wrapped(mb.squeeze(x=given.start) if given.start.rank else given.start, dims(x)[axis])
-        begin = vector([start if place == axis else 0 for place in range(x.rank)])
+        start = wrap_index(mb.squeeze(x=given.start) if given.start.rank else given.start, get_dims(x)[axis])
+        begin = to_size_vector([start if place == axis else 0 for place in range(x.rank)])
         size = [length if place == axis else -1 for place in range(x.rank)]
-        add(context, node, mb.slice_by_size(x=x, begin=begin, size=size, name=node.name))
+        add_result(context, node, mb.slice_by_size(x=x, begin=begin, size=size, name=node.name))
         return
-    start = int(np.asarray(python(given.start, node, "start")).item())
+    start = int(np.asarray(to_python(given.start, node, "start")).item())
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[axis], ends[axis] = start, start + length
     others[axis] = False
     open_end = [other or (start < 0 and start + length == 0) for other in others]
-    add(context, node, mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=others, end_mask=open_end,
-                                         name=node.name))
+    add_result(context, node, mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=others, end_mask=open_end,
+                                                name=node.name))
 
 
 @PATCH.op("unbind", "unbind_copy")
 def unbind(context: Any, node: Any) -> None:
     """unbind(self, dim): a list of slices."""
-    given = bind(context, node, "self dim=0")
+    given = bind_arguments(context, node, "self dim=0")
     x = given.self
-    axis = axis_of(python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
     count = x.shape[axis]
     if not isinstance(count, int | np.integer):
         raise NotConverted.at(node, "unbinds an axis of flexible size", "fix that size, or loop over indices")
     others = [place != axis for place in range(x.rank)]
-    context.add([_picked(x, axis, index, others) for index in range(int(count))], torch_name=node.name)
+    context.add([_select_index(x, axis, index, others) for index in range(int(count))], torch_name=node.name)
 
 
-def _picked(x: Var, axis: int, index: int, others: list[bool]) -> Var:
+def _select_index(x: Var, axis: int, index: int, others: list[bool]) -> Var:
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[axis], ends[axis] = index, index + 1
     return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=others, end_mask=others,
@@ -77,27 +77,27 @@ def _picked(x: Var, axis: int, index: int, others: list[bool]) -> Var:
 @PATCH.op("diagonal", "diagonal_copy")
 def diagonal(context: Any, node: Any) -> None:
     """diagonal(self, offset, dim1, dim2): of the matrices made of the two axes, as the last axis."""
-    given = bind(context, node, "self offset=0 dim1=0 dim2=1")
+    given = bind_arguments(context, node, "self offset=0 dim1=0 dim2=1")
     x, rank = given.self, given.self.rank
-    offset = python(given.offset, node, "offset")
-    pair = [axis_of(python(dim, node, "dim"), rank) for dim in (given.dim1, given.dim2)]
+    offset = to_python(given.offset, node, "offset")
+    pair = [normalize_axis(to_python(dim, node, "dim"), rank) for dim in (given.dim1, given.dim2)]
     order = [axis for axis in range(rank) if axis not in pair] + pair
     matrices = mb.transpose(x=x, perm=order) if order != sorted(order) else x
     rows, columns = matrices.shape[-2:]
     if isinstance(rows, int | np.integer) and isinstance(columns, int | np.integer):
-        line = _strided(matrices, offset, int(rows), int(columns))
+        line = _read_diagonal_by_stride(matrices, offset, int(rows), int(columns))
     elif offset == 0 and rows == columns:
-        line = _summed(matrices)
+        line = _read_diagonal_by_sum(matrices)
     else:
         raise NotConverted.at(node, "takes a diagonal of a matrix of flexible sizes that differ", "fix its sizes")
-    add(context, node, mb.identity(x=line, name=node.name))
+    add_result(context, node, mb.identity(x=line, name=node.name))
 
 
-def _strided(matrices: Var, offset: int, rows: int, columns: int) -> Var:
+def _read_diagonal_by_stride(matrices: Var, offset: int, rows: int, columns: int) -> Var:
     """With each matrix as one row, its diagonal is every (columns + 1)-th element."""
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
     first = offset if offset >= 0 else -offset * columns
-    flat = mb.reshape(x=matrices, shape=vector([*dims(matrices)[:-2], rows * columns]))
+    flat = mb.reshape(x=matrices, shape=to_size_vector([*get_dims(matrices)[:-2], rows * columns]))
     others = [True] * (flat.rank - 1) + [False]
     zeros = [0] * (flat.rank - 1)
     step = columns + 1
@@ -105,12 +105,12 @@ def _strided(matrices: Var, offset: int, rows: int, columns: int) -> Var:
                              stride=[1] * (flat.rank - 1) + [step], begin_mask=others, end_mask=others)
 
 
-def _summed(matrices: Var) -> Var:
+def _read_diagonal_by_sum(matrices: Var) -> Var:
     """The sum over each row of what is on the diagonal and zeros: exact, the size is not needed."""
-    size = dims(matrices)[-1]
+    size = get_dims(matrices)[-1]
     numbers = mb.range_1d(start=0, end=size, step=1)
     there = mb.equal(x=mb.expand_dims(x=numbers, axes=[1]), y=mb.expand_dims(x=numbers, axes=[0]))
     as_number = types.int32 if matrices.dtype == types.bool else matrices.dtype
-    values = cast(matrices, as_number)
-    zero = cast(mb.const(val=np.float32(0)), as_number)
-    return cast(mb.reduce_sum(x=mb.select(cond=there, a=values, b=zero), axes=[-1], keep_dims=False), matrices.dtype)
+    values = cast_to(matrices, as_number)
+    zero = cast_to(mb.const(val=np.float32(0)), as_number)
+    return cast_to(mb.reduce_sum(x=mb.select(cond=there, a=values, b=zero), axes=[-1], keep_dims=False), matrices.dtype)

@@ -15,13 +15,13 @@ from coremltools import _logger as logger
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from ...core.words import escaped
+from ...core.text_format import escape_text
 from ..contract import Patch
-from ..errors import NotConverted, place_of
-from ..functional import functionalise, hoist_attributes, name_attributes_once, write_complex_constants
-from ..functional.graph import LOST, UPDATE
-from ..functional.specialize import specialize
-from ..probing import wrong
+from ..errors import NotConverted, describe_node_location
+from ..functional import functionalize_graph, hoist_attributes, name_attributes_once, write_complex_constants
+from ..functional.functionalization import LOSE_ATTRIBUTE, UPDATE_ATTRIBUTE
+from ..functional.specialization import specialize_graph
+from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH153",
@@ -32,8 +32,8 @@ PATCH = Patch(
         "https://github.com/apple/coremltools/issues/2099",
     ),
 )
-_GRAPH = "coremltools.converters.mil.frontend.torch.internal_graph"
-_SEES_NO_VALUES = {"aten::copy": 0, "aten::fill": 0, "aten::type_as": 1, "aten::size": 0, "aten::dim": 0}
+_GRAPH_MODULE = "coremltools.converters.mil.frontend.torch.internal_graph"
+_SHAPE_ONLY_INPUTS = {"aten::copy": 0, "aten::fill": 0, "aten::type_as": 1, "aten::size": 0, "aten::dim": 0}
 """Ops that read only shape and dtype of this input."""
 
 
@@ -46,24 +46,24 @@ def probe() -> str | None:
         x[:, 1:3].clamp_(0)
         return x
 
-    return wrong(write, torch.arange(-6., 6.).reshape(3, 4))
+    return find_fault(write, torch.arange(-6., 6.).reshape(3, 4))
 
 
-@PATCH.replaces(_GRAPH, "_expand_and_optimize_ir")
+@PATCH.replace_function(_GRAPH_MODULE, "_expand_and_optimize_ir")
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
     """The host's inlined graph, made for the module and its inputs, without in-place writes."""
     graph, parameters, buffers = host(torchscript)
-    specialize(graph, torchscript, parameters)
+    specialize_graph(graph, torchscript, parameters)
     write_complex_constants(graph)
     hoist_attributes(graph)
     name_attributes_once(graph, parameters)
-    functionalise(graph)
-    for node in graph.findAllNodes(UPDATE, False):
+    functionalize_graph(graph)
+    for node in graph.findAllNodes(UPDATE_ATTRIBUTE, False):
         node.i_("reads", int(_is_read(next(node.inputs()))))
     return graph, parameters, buffers
 
 
-@PATCH.replaces(_GRAPH, "InternalTorchIRNode.from_torchscript_node")
+@PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRNode.from_torchscript_node")
 def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent: Any) -> Any:
     """Keeps the source line beside each node, for what errors say; a literal's is that of what is in it."""
     made = host(cls, node, parent)
@@ -72,7 +72,7 @@ def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent:
     return made
 
 
-@PATCH.op(UPDATE)
+@PATCH.op(UPDATE_ATTRIBUTE)
 def update_attribute(context: Any, node: Any) -> None:
     """(buffer, value): the module's buffer holds `value` from now on; also in the next call, if it is a state.
 
@@ -86,7 +86,11 @@ def update_attribute(context: Any, node: Any) -> None:
             logger.warning(
                 "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as "
                 "a state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
-                "wrapped_type=..., name='%s')] (iOS18)", escaped(place_of(node)), escaped(buffer), escaped(buffer))
+                "wrapped_type=..., name='%s')] (iOS18)",
+                escape_text(describe_node_location(node)),
+                escape_text(buffer),
+                escape_text(buffer),
+            )
         context.add(mb.identity(x=new, name=node.name))
         return
     kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))
@@ -94,7 +98,7 @@ def update_attribute(context: Any, node: Any) -> None:
     context.name_to_source_state[node.name] = state
 
 
-@PATCH.op(LOST)
+@PATCH.op(LOSE_ATTRIBUTE)
 def lose_attribute(context: Any, node: Any) -> None:
     """(buffer): whether the buffer was written is not known, which only matters where it is a state."""
     (buffer,) = node.inputs
@@ -106,5 +110,5 @@ def lose_attribute(context: Any, node: Any) -> None:
 
 def _is_read(buffer: Any) -> bool:
     """Whether anything depends on what the buffer held before the call."""
-    return any(use.user.kind() != UPDATE and _SEES_NO_VALUES.get(use.user.kind()) != use.offset
+    return any(use.user.kind() != UPDATE_ATTRIBUTE and _SHAPE_ONLY_INPUTS.get(use.user.kind()) != use.offset
                for use in buffer.uses())

@@ -12,7 +12,7 @@ from ..contract import Patch
 
 PATCH = Patch(code="TORCH154",
               title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
-_PASS = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
+_PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
 
 
 @PATCH.probe
@@ -30,8 +30,8 @@ def probe() -> str | None:
     return None
 
 
-@PATCH.replaces(_PASS, "_TransformReduceMean.__init__")
-def initialise(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
+@PATCH.replace_function(_PASS_MODULE, "_TransformReduceMean.__init__")
+def initialize_reduction(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
     """As the host, but a reduction may have no axes."""
     if given["op"].inputs.get("axes") is not None:
         host(reduction, **given)
@@ -42,7 +42,7 @@ def initialise(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
     reduction.axes_var = None
 
 
-@PATCH.replaces(_PASS, "_TransformReduceMean.can_transpose_pass")
+@PATCH.replace_function(_PASS_MODULE, "_TransformReduceMean.can_transpose_pass")
 def can_transpose_pass(host: Callable[..., bool], reduction: Any) -> bool:
     """No transpose moves past a reduction of everything: it would have nothing to transpose."""
     return reduction.axes_var is not None and host(reduction)

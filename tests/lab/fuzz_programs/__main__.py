@@ -22,15 +22,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from mil_ane_passes.core.printer import program_text
+from mil_ane_passes.core.printer import format_program
 
-from .draft import draw
+from .draft import generate_program
 from .kinds import KINDS
 from .trial import Failure, Outcome, run_trial
 
 RESULT = Path(__file__).parent / "result.json"
-_FAILURES = ("different", "false alarm", "out of range", "not verified", "not idempotent", "crash", "hang")
-_SAVED_EVERY = 50
+_FAILURE_KINDS = ("different", "false alarm", "out of range", "not verified", "not idempotent", "crash", "hang")
+_SEEDS_PER_SAVE = 50
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Record:
             "command": command, "date": datetime.now(timezone.utc).date().isoformat(), "seconds": round(seconds),
             "programs": self.programs, "rejected_by_pymil": self.rejected, "rewritten": self.rewritten,
             "runs": self.statuses.total(), "statuses": dict(sorted(self.statuses.items())),
-            "failures": {kind: found[kind] for kind in _FAILURES},
+            "failures": {kind: found[kind] for kind in _FAILURE_KINDS},
             "failed": [failure.to_dict() for failure in self.failures],
             "rules": dict(sorted(self.fired.items())), "kinds": dict(sorted(self.kinds.items())),
         }
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     record, started = Record(), time.monotonic()
     for seed in range(first, last):
         _run_seed(seed, kinds, record)
-        if (seed + 1 - first) % _SAVED_EVERY == 0 or seed == last - 1:
+        if (seed + 1 - first) % _SEEDS_PER_SAVE == 0 or seed == last - 1:
             command = f"python -m tests.lab.fuzz_programs --seeds {first}:{seed + 1} --record"
             made = record.to_dict(command, time.monotonic() - started)
             print(seed + 1, made["failures"], f"{made['seconds']} s", file=sys.stderr, flush=True)
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_seed(seed: int, kinds: dict[str, Any], record: Record) -> None:
-    drawn = draw(seed, kinds)
+    drawn = generate_program(seed, kinds)
     if drawn is None:
         record.rejected += 1
         return
@@ -103,11 +103,11 @@ def _run_seed(seed: int, kinds: dict[str, Any], record: Record) -> None:
 
 
 def _run_one(seed: int, kinds: dict[str, Any]) -> int:
-    drawn = draw(seed, kinds)
+    drawn = generate_program(seed, kinds)
     if drawn is None:
         print(f"seed {seed}: pymil rejects what was drawn")
         return 0
-    print(f"kinds: {', '.join(drawn.kinds)}\n{program_text(drawn.program)}")
+    print(f"kinds: {', '.join(drawn.kinds)}\n{format_program(drawn.program)}")
     outcome = run_trial(drawn)
     print(f"{dict(outcome.statuses)}\nfired: {dict(outcome.fired)}")
     for failure in outcome.failures:

@@ -13,17 +13,17 @@ from coremltools.converters.mil.mil import Function, Program, Var, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-__all__ = ["Draft", "Drawn", "Kind", "Unsuitable", "draw"]
+__all__ = ["Draft", "Kind", "RandomProgram", "UnsuitableKind", "generate_program"]
 
 T = TypeVar("T")
 Kind = Callable[["Draft"], Any]
 _OPSETS = (ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18)
 _DTYPES = {"fp16": types.fp16, "fp32": types.fp32, "int32": types.int32, "bool": types.bool, "state": types.fp16}
-_SMALL = 600
+_MAX_POOL_ELEMENTS = 600
 "Elements up to which a value is built upon by further kinds; larger ones make runs slow and show nothing new."
 
 
-class Unsuitable(Exception):
+class UnsuitableKind(Exception):
     """A kind of op cannot be made here: of an older opset, or another dtype."""
 
 
@@ -32,7 +32,7 @@ class _MissingInput(Exception):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomProgram:
     """A random program: the kinds of op that it was made of, and what they ask of the run."""
 
     seed: int
@@ -85,7 +85,7 @@ class Draft:
     def needs(self, opset: int = 15, dtype: str = "") -> None:
         """Raise Unsuitable unless the program has at least this opset, and this dtype."""
         if self.opset.value < getattr(ct.target, f"iOS{opset}").value or (dtype and self.dtype != dtype):
-            raise Unsuitable
+            raise UnsuitableKind
 
     # Values ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Draft:
         """A value of the program's float dtype: one of the pool that suits, or a new input of `shape`."""
         found = [var for var in self.pool if var.dtype == _DTYPES[self.dtype] and rank in (None, var.rank)
                  and (shape is None or not self.symbolic or is_symbolic(var.shape[0]) or None not in shape)
-                 and _size(var) <= _SMALL and suits(var)]
+                 and _count_elements(var) <= _MAX_POOL_ELEMENTS and suits(var)]
         if found and self.chance(0.8):
             return self.pick(found)
         if shape is None:
@@ -121,7 +121,7 @@ class Draft:
             shape = self.shape(rank)
         made = self.input(shape)
         if not suits(made):
-            raise Unsuitable
+            raise UnsuitableKind
         return made
 
     def fixed(self, rank: int, low: int = 2, high: int = 6) -> Var:
@@ -139,25 +139,25 @@ class Draft:
         return (self.random.standard_normal(shape) * scale).astype(self.np_dtype)
 
 
-def _size(var: Var) -> int:
+def _count_elements(var: Var) -> int:
     return int(np.prod([3 if is_symbolic(extent) else int(extent) for extent in var.shape], initial=1))
 
 
-def draw(seed: int, kinds: dict[str, tuple[float, Kind]]) -> Drawn | None:
+def generate_program(seed: int, kinds: dict[str, tuple[float, Kind]]) -> RandomProgram | None:
     """The program of number `seed`; None where pymil rejects what was drawn."""
     specs: dict[str, tuple[tuple[int | None, ...], str]] = {}
     while True:
         try:
-            return _build(seed, kinds, specs)
+            return _build_program(seed, kinds, specs)
         except _MissingInput:
             continue
-        except (Unsuitable, ValueError, TypeError, NotImplementedError, IndexError, AssertionError, AttributeError):
+        except (UnsuitableKind, ValueError, TypeError, NotImplementedError, IndexError, AssertionError, AttributeError):
             return None
 
 
-def _build(
+def _build_program(
     seed: int, kinds: dict[str, tuple[float, Kind]], specs: dict[str, tuple[tuple[int | None, ...], str]]
-) -> Drawn:
+) -> RandomProgram:
     mb.name_count.clear()  # so that one seed prints the same names each time
     random = np.random.default_rng(seed)
     draft = Draft(random, _OPSETS[int(random.choice(4, p=[0.1, 0.1, 0.5, 0.3]))],
@@ -165,19 +165,19 @@ def _build(
     names, weights = list(kinds), np.array([share for share, _ in kinds.values()])
     wanted = [names[int(at)] for at in random.choice(len(names), int(random.integers(1, 4)), p=weights / weights.sum())]
     symbol = get_new_symbol()
-    placeholders = {name: _placeholder(shape, dtype, symbol) for name, (shape, dtype) in specs.items()}
+    placeholders = {name: _make_placeholder(shape, dtype, symbol) for name, (shape, dtype) in specs.items()}
     with Function(placeholders, opset_version=draft.opset) as function:
         draft.inputs = dict(function.inputs)
-        done = [name for name in wanted if _added(draft, kinds[name][1])]
+        done = [name for name in wanted if _add_kind(draft, kinds[name][1])]
         if not done:
-            raise Unsuitable
-        function.set_outputs(_outputs(draft))
+            raise UnsuitableKind
+        function.set_outputs(_select_outputs(draft))
     program = Program()
     program.add_function("main", function)
-    return Drawn(seed, program, tuple(done), tuple(sorted(draft.targets)), _feeds(draft))
+    return RandomProgram(seed, program, tuple(done), tuple(sorted(draft.targets)), _make_feeds(draft))
 
 
-def _feeds(draft: Draft) -> dict[str, Any] | None:
+def _make_feeds(draft: Draft) -> dict[str, Any] | None:
     """Normal feeds of the deviation that was requested, and the first places for indices."""
     if draft.scale is None:
         return None
@@ -190,23 +190,23 @@ def _feeds(draft: Draft) -> dict[str, Any] | None:
     return drawn
 
 
-def _placeholder(shape: Sequence[int | None], dtype: str, symbol: Any) -> Any:
+def _make_placeholder(shape: Sequence[int | None], dtype: str, symbol: Any) -> Any:
     extents = [symbol if extent is None else extent for extent in shape]
     make = mb.state_tensor_placeholder if dtype == "state" else mb.placeholder
     return make(shape=extents, dtype=_DTYPES[dtype])
 
 
-def _added(draft: Draft, kind: Kind) -> bool:
+def _add_kind(draft: Draft, kind: Kind) -> bool:
     """Whether the kind could be added; its results join the pool."""
     try:
         made = kind(draft)
-    except Unsuitable:
+    except UnsuitableKind:
         return False
     draft.pool += made if isinstance(made, (list, tuple)) else [made]
     return True
 
 
-def _outputs(draft: Draft) -> list[Var]:
+def _select_outputs(draft: Draft) -> list[Var]:
     """Every value of the pool that nothing reads, and sometimes one that something reads; inputs as copies."""
     loose = [var for var in draft.pool if not var.child_ops]
     others = [var for var in draft.pool if var.child_ops and var.op is not None]

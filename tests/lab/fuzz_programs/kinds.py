@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from .draft import Draft, Kind, Unsuitable
+from .draft import Draft, Kind, UnsuitableKind
 
 __all__ = ["KINDS"]
 
@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[float, Kind]] = {}
 "How often each kind is drawn beside the others, and the function that adds it."
 
 
-def _kind(share: float = 1.0) -> Callable[[Kind], Kind]:
+def _register_kind(share: float = 1.0) -> Callable[[Kind], Kind]:
     def register(function: Kind) -> Kind:
         KINDS[function.__name__.strip("_")] = (share, function)
         return function
@@ -28,15 +28,15 @@ def _kind(share: float = 1.0) -> Callable[[Kind], Kind]:
     return register
 
 
-def _static(var: Var) -> bool:
+def _has_static_shape(var: Var) -> bool:
     return not any(map(is_symbolic, var.shape))
 
 
-def _axis(g: Draft, var: Var, first: int = 0) -> int:
+def _pick_axis(g: Draft, var: Var, first: int = 0) -> int:
     """An axis of known length, counted from either end."""
     axes = [axis for axis in range(first, var.rank) if not is_symbolic(var.shape[axis])]
     if not axes:
-        raise Unsuitable
+        raise UnsuitableKind
     axis = g.pick(axes)
     return axis - var.rank if g.chance(0.3) else axis
 
@@ -47,7 +47,7 @@ _UNARY = ("relu", "tanh", "sigmoid", "abs", "exp", "square", "sign", "floor", "c
           "softplus", "silu", "softsign", "relu6", "atan", "exp2")
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _elementwise(g: Draft) -> Var:
     x = g.value()
     for _ in range(g.int(1, 4)):
@@ -60,7 +60,7 @@ def _elementwise(g: Draft) -> Var:
     return x
 
 
-@_kind()
+@_register_kind()
 def _binary(g: Draft) -> Var:
     x = g.value()
     shape = [1 if g.chance(0.4) else (None if is_symbolic(n) else int(n)) for n in x.shape]
@@ -68,7 +68,7 @@ def _binary(g: Draft) -> Var:
     return getattr(mb, g.pick(("add", "sub", "mul", "maximum", "minimum")))(x=x, y=y)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _elementary(g: Draft) -> Var:
     """Functions that the ANE lacks."""
     name = g.pick(("sinh", "cosh", "asin", "acos", "atanh", "tan", "tan", "atanh"))
@@ -80,7 +80,7 @@ def _elementary(g: Draft) -> Var:
     return getattr(mb, name)(x=x)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _softplus(g: Draft) -> Var:
     x = g.value()
     if g.chance(0.4):
@@ -98,22 +98,22 @@ def _softplus(g: Draft) -> Var:
 
 # Convolutions and pools -------------------------------------------------------------------------------------------
 
-def _image(g: Draft, spatial: int, channels: int, low: int = 5, high: int = 12) -> Var:
+def _make_image(g: Draft, spatial: int, channels: int, low: int = 5, high: int = 12) -> Var:
     shape = [g.batch(), channels, *g.ints(low, high, spatial)]
-    return g.value(2 + spatial, lambda var: _static(var) and int(var.shape[1]) == channels
+    return g.value(2 + spatial, lambda var: _has_static_shape(var) and int(var.shape[1]) == channels
                    and all(int(n) >= low for n in var.shape[2:]), shape) if not g.symbolic else g.input(shape)
 
 
-def _padding(g: Draft, spatial: int, most: int) -> dict[str, Any]:
+def _pick_padding(g: Draft, spatial: int, most: int) -> dict[str, Any]:
     kind = g.pick(("valid", "same", "custom", "custom"))
     return {"pad_type": kind, **({"pad": g.ints(0, most, 2 * spatial)} if kind == "custom" else {})}
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _conv(g: Draft) -> Var:
     spatial, groups = g.pick((1, 2, 2, 3)), g.pick((1, 1, 2, 4))
     inward, outward = groups * g.int(1, 2), groups * g.int(1, 3)
-    x = _image(g, spatial, inward, 6, 18 if spatial < 3 else 8)
+    x = _make_image(g, spatial, inward, 6, 18 if spatial < 3 else 8)
     sizes = g.ints(1, 5, spatial)
     if spatial < 3 and g.chance(0.25):  # wide, or long
         sizes[g.int(0, spatial - 1)] = g.pick((16, 17, 36))
@@ -124,26 +124,26 @@ def _conv(g: Draft) -> Var:
         bias["bias"][0] = 0
     return mb.conv(x=mb.pad(x=x, pad=[0, 0, 0, 0] + [2, 2] * spatial) if spatial < 3 and g.chance(0.2) else x,
                    weight=g.weight(outward, inward // groups, *sizes), groups=groups, dilations=dilations,
-                   strides=[g.pick((1, 1, 2, 3, 5, 7)) for _ in range(spatial)], **_padding(g, spatial, 3), **bias)
+                   strides=[g.pick((1, 1, 2, 3, 5, 7)) for _ in range(spatial)], **_pick_padding(g, spatial, 3), **bias)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _conv_transpose(g: Draft) -> Var:
     spatial, groups = g.pick((1, 2, 2, 3)), g.pick((1, 1, 2))
     inward, outward = groups * g.int(1, 2), g.int(1, 3)
-    x = _image(g, spatial, inward, 3, 8 if spatial < 3 else 5)
+    x = _make_image(g, spatial, inward, 3, 8 if spatial < 3 else 5)
     bias = {"bias": g.array(groups * outward)} if g.chance(0.6) else {}
     return mb.conv_transpose(x=x, weight=g.weight(inward, outward, *g.ints(2, 5, spatial)), groups=groups,
-                             strides=g.ints(1, 3, spatial), **_padding(g, spatial, 1), **bias)
+                             strides=g.ints(1, 3, spatial), **_pick_padding(g, spatial, 1), **bias)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _pool(g: Draft) -> Var:
     spatial = g.pick((1, 2, 2, 3))
-    x = _image(g, spatial, g.int(1, 3), 9, 40 if spatial < 3 else 12)
+    x = _make_image(g, spatial, g.int(1, 3), 9, 40 if spatial < 3 else 12)
     sizes = [int(n) if g.chance(0.25) else g.int(1, min(int(n), 36)) for n in x.shape[2:]]
     kind = g.pick(("max_pool", "max_pool", "avg_pool", "l2_pool" if spatial < 3 else "avg_pool"))
-    how = _padding(g, spatial, 0)
+    how = _pick_padding(g, spatial, 0)
     if how["pad_type"] == "custom":
         how["pad"] = [g.int(0, max(0, (size - 1) // 2)) for size in sizes for _ in "ab"]
     if kind == "avg_pool":
@@ -151,11 +151,11 @@ def _pool(g: Draft) -> Var:
     return getattr(mb, kind)(x=x, kernel_sizes=sizes, strides=g.ints(1, 5, spatial), **how)
 
 
-@_kind()
+@_register_kind()
 def _upsample(g: Draft) -> Var:
     if g.chance(0.7):
         g.targets.add("a12")
-    x = _image(g, 2, g.int(1, 3), 2, 5)
+    x = _make_image(g, 2, g.int(1, 3), 2, 5)
     if g.chance(0.6):
         return mb.upsample_nearest_neighbor(x=x, scale_factor_height=float(g.int(1, 6)),
                                             scale_factor_width=float(g.int(2, 6)))
@@ -163,15 +163,15 @@ def _upsample(g: Draft) -> Var:
                                       target_size_width=int(x.shape[3]) * g.int(3, 5))
 
 
-@_kind()
+@_register_kind()
 def _resize(g: Draft) -> Var:
-    x = _image(g, 2, g.int(1, 2), 3, 7)
+    x = _make_image(g, 2, g.int(1, 2), 3, 7)
     size = g.ints(2, 12, 2)
     return mb.resize_bilinear(x=x, target_size_height=size[0], target_size_width=size[1], sampling_mode=g.pick(
         ("DEFAULT", "STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "OFFSET_CORNERS", "UNALIGN_CORNERS")))
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _crop_resize(g: Draft) -> Var:
     g.needs(17)
     images = g.int(1, 3)
@@ -195,23 +195,23 @@ def _crop_resize(g: Draft) -> Var:
 
 # Sums, norms, softmax ---------------------------------------------------------------------------------------------
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _cumsum(g: Draft) -> Var:
     x = g.input([*g.shape(g.int(0, 3), 1, 4), g.pick((3, 13, 14, 40, 170, 300))]) if g.chance(0.5) else g.value()
     if x.rank == 0:
-        raise Unsuitable
-    axis = _axis(g, x) if g.opset.value >= ct.target.iOS17.value else _axis(g, x) % x.rank
+        raise UnsuitableKind
+    axis = _pick_axis(g, x) if g.opset.value >= ct.target.iOS17.value else _pick_axis(g, x) % x.rank
     return mb.cumsum(x=x, axis=axis, exclusive=g.chance(0.4), reverse=g.chance(0.4))
 
 
-@_kind()
+@_register_kind()
 def _product(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4))
     y = mb.add(x=mb.tanh(x=x), y=g.number(g.pick((0, 1.5))))
-    return mb.reduce_prod(x=y, axes=[_axis(g, y, 1)], keep_dims=g.chance(0.5))
+    return mb.reduce_prod(x=y, axes=[_pick_axis(g, y, 1)], keep_dims=g.chance(0.5))
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _norm(g: Draft) -> Var:
     x = g.value(4, shape=g.shape(4, 2, 6)) if g.chance(0.7) else g.value(g.int(3, 5) if g.chance(0.5) else None)
     tiny = g.chance(0.4) and g.opset.value >= ct.target.iOS17.value
@@ -223,20 +223,20 @@ def _norm(g: Draft) -> Var:
         affine = {"gamma": g.array(*sizes), "beta": g.array(*sizes)} if sizes and g.chance(0.5) else {}
         return mb.layer_norm(x=x, axes=axes, epsilon=epsilon, **affine)
     if x.rank not in (3, 4):
-        raise Unsuitable
+        raise UnsuitableKind
     if kind == "instance_norm":
         if is_symbolic(x.shape[1]):
-            raise Unsuitable
+            raise UnsuitableKind
         return mb.instance_norm(x=x, gamma=g.array(int(x.shape[1])), beta=g.array(int(x.shape[1])), epsilon=epsilon)
     return mb.l2_norm(x=x, epsilon=epsilon)
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _spelled_norm(g: Draft) -> Var:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
-    axis = _axis(g, x)
+        raise UnsuitableKind
+    axis = _pick_axis(g, x)
     centred = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[axis], keep_dims=True)) if g.chance(0.4) else x
     square = g.pick((lambda: mb.square(x=centred), lambda: mb.mul(x=centred, y=centred),
                      lambda: mb.pow(x=centred, y=g.number(2))))()
@@ -247,7 +247,7 @@ def _spelled_norm(g: Draft) -> Var:
     return mb.real_div(x=centred, y=mb.sqrt(x=mb.add(x=mean, y=epsilon)))
 
 
-@_kind()
+@_register_kind()
 def _unprotected_norm(g: Draft) -> Var:
     """A root of a sum of squares with an epsilon that fp16 does not hold."""
     g.needs(17, "fp16")
@@ -256,7 +256,7 @@ def _unprotected_norm(g: Draft) -> Var:
     return mb.mul(x=x, y=mb.rsqrt(x=mean, epsilon=np.float32(g.pick((1e-12, 1e-10)))))
 
 
-@_kind()
+@_register_kind()
 def _group_norm(g: Draft) -> Var:
     groups, each, height, width = g.int(1, 3), g.int(1, 3), g.int(2, 4), g.int(2, 4)
     x = g.input([1, groups * each, height, width])
@@ -270,12 +270,12 @@ def _group_norm(g: Draft) -> Var:
     return mb.add(x=scaled, y=g.array(1, groups * each, 1, 1))
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _softmax(g: Draft) -> Var:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
-    axis = _axis(g, x)
+        raise UnsuitableKind
+    axis = _pick_axis(g, x)
     if g.chance(0.3):
         x = mb.mul(x=x, y=g.number(20))
     form = g.int(0, 5)
@@ -293,7 +293,7 @@ def _softmax(g: Draft) -> Var:
     return logarithm if form == 3 else mb.sub(x=x, y=logarithm)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _mask(g: Draft) -> Var:
     """An additive mask before a softmax, computed or constant."""
     x = g.fixed(g.int(2, 4))
@@ -314,7 +314,7 @@ def _mask(g: Draft) -> Var:
 
 # Products ---------------------------------------------------------------------------------------------------------
 
-@_kind()
+@_register_kind()
 def _matmul(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4), 1)
     last = int(x.shape[-1])
@@ -324,17 +324,17 @@ def _matmul(g: Draft) -> Var:
     return mb.matmul(x=x, y=other, transpose_y=True)
 
 
-@_kind()
+@_register_kind()
 def _linear(g: Draft) -> Var:
     x = g.fixed(g.int(1, 4), 1)
     if is_symbolic(x.shape[-1]):
-        raise Unsuitable
+        raise UnsuitableKind
     outward = g.int(1, 8)
     bias = {"bias": g.array(outward)} if g.chance(0.5) else {}
     return mb.linear(x=x, weight=g.weight(outward, int(x.shape[-1])), **bias)
 
 
-@_kind(0.35)
+@_register_kind(0.35)
 def _wide_linear(g: Draft) -> Var:
     inward, outward = g.int(1, 3), g.pick((16390, 65540))
     if outward < 65536:
@@ -346,7 +346,7 @@ def _wide_linear(g: Draft) -> Var:
     return mb.linear(x=x, weight=g.weight(outward, inward), **bias)
 
 
-@_kind(0.5)
+@_register_kind(0.5)
 def _inner_product(g: Draft) -> Var:
     inner = g.pick((33000, 40000))
     rows = mb.add(x=mb.reduce_mean(x=g.input([2, 3]), axes=[1], keep_dims=True), y=g.array(inner, scale=0.01))
@@ -355,7 +355,7 @@ def _inner_product(g: Draft) -> Var:
     return mb.matmul(x=g.input([1, inner, 2]), y=g.input([1, inner, 3]), transpose_x=True)
 
 
-@_kind()
+@_register_kind()
 def _attention(g: Draft) -> Var:
     g.needs(18)
     heads, length, width = g.int(1, 2), g.int(2, 5), g.pick((2, 4, 8))
@@ -368,12 +368,12 @@ def _attention(g: Draft) -> Var:
     return mb.scaled_dot_product_attention(query=query, key=key, value=value, **mask)
 
 
-@_kind(1.2)
+@_register_kind(1.2)
 def _large_sum(g: Draft) -> Var:
     """Partial sums that pass 32768 with the feeds that the run is given."""
     g.needs(15, "fp16")
     if g.symbolic:
-        raise Unsuitable
+        raise UnsuitableKind
     g.scale = 64.0
     weight = (g.random.integers(-4, 5, (4, 8)) * 64).astype(g.np_dtype)
     return mb.mul(x=mb.linear(x=mb.clip(x=g.input([2, 8]), alpha=g.number(-60), beta=g.number(60)), weight=weight),
@@ -382,7 +382,7 @@ def _large_sum(g: Draft) -> Var:
 
 # Recurrences and loops --------------------------------------------------------------------------------------------
 
-def _recurrent(g: Draft, kind: str, gates: int, states: tuple[str, ...]) -> list[Var]:
+def _make_recurrent(g: Draft, kind: str, gates: int, states: tuple[str, ...]) -> list[Var]:
     steps, batch, inward, width = g.int(1, 6), g.int(1, 3), g.int(1, 5), g.int(1, 6)
     both = kind == "lstm" and g.chance(0.3)
     direction = "bidirectional" if both else g.pick(("forward", "reverse"))
@@ -408,22 +408,22 @@ def _recurrent(g: Draft, kind: str, gates: int, states: tuple[str, ...]) -> list
     return list(getattr(mb, kind)(x=g.input([steps, batch, inward]), **how))
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _lstm(g: Draft) -> list[Var]:
-    return _recurrent(g, "lstm", 4, ("initial_h", "initial_c"))
+    return _make_recurrent(g, "lstm", 4, ("initial_h", "initial_c"))
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _gru(g: Draft) -> list[Var]:
-    return _recurrent(g, "gru", 3, ("initial_h",))
+    return _make_recurrent(g, "gru", 3, ("initial_h",))
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _rnn(g: Draft) -> list[Var]:
-    return _recurrent(g, "rnn", 1, ("initial_h",))
+    return _make_recurrent(g, "rnn", 1, ("initial_h",))
 
 
-@_kind()
+@_register_kind()
 def _loop(g: Draft) -> list[Var]:
     """A counted loop, sometimes with another in it, or with a branch by the step."""
     x = g.value()
@@ -446,18 +446,18 @@ def _loop(g: Draft) -> list[Var]:
     return [loop[1]]
 
 
-@_kind()
+@_register_kind()
 def _branch(g: Draft) -> Var:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
+        raise UnsuitableKind
     known = g.chance(0.4)
     flag: Any = np.bool_(g.chance(0.5)) if known else mb.greater(x=mb.reduce_sum(
         x=x, axes=list(range(x.rank)), keep_dims=False), y=g.number(0))
     return mb.cond(pred=flag, _true_fn=lambda: mb.relu(x=x), _false_fn=lambda: mb.mul(x=x, y=g.number(0.5)))
 
 
-@_kind()
+@_register_kind()
 def _rows(g: Draft) -> list[Var]:
     """Rows written to a list, or scattered one after the other, and read again."""
     count, width = g.int(2, 4), g.int(1, 5)
@@ -477,7 +477,7 @@ def _rows(g: Draft) -> list[Var]:
     return [data, mb.gather(x=data, indices=np.int32(g.int(0, count - 1)), axis=0)]
 
 
-@_kind()
+@_register_kind()
 def _state(g: Draft) -> list[Var]:
     g.needs(18, "fp16")
     shape = [g.int(1, 3), g.int(1, 6)]
@@ -489,7 +489,7 @@ def _state(g: Draft) -> list[Var]:
 
 # Integers and selections ------------------------------------------------------------------------------------------
 
-def _ids(g: Draft, bound: int, shape: list[int], negative: bool = True) -> Any:
+def _make_indices(g: Draft, bound: int, shape: list[int], negative: bool = True) -> Any:
     """Indices into `bound` elements: constants, or computed by the caller, of both signs."""
     if g.chance(0.4):
         made = g.input(shape, "int32")
@@ -498,11 +498,11 @@ def _ids(g: Draft, bound: int, shape: list[int], negative: bool = True) -> Any:
     return np.array(g.ints(low, bound - 1, int(np.prod(shape, dtype=int))), np.int32).reshape(shape)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _gather(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4))
-    axis = _axis(g, x, 1)
-    ids = _ids(g, int(x.shape[axis]), g.ints(1, 4, g.int(0, 2)))
+    axis = _pick_axis(g, x, 1)
+    ids = _make_indices(g, int(x.shape[axis]), g.ints(1, 4, g.int(0, 2)))
     form = g.int(0, 2)
     if form == 0 and g.chance(0.3):  # a run, a stride, or a partial reversal
         bound = int(x.shape[axis])
@@ -511,13 +511,13 @@ def _gather(g: Draft) -> Var:
     if form < 2:
         return mb.gather(x=x, indices=ids, axis=axis)
     if is_symbolic(x.shape[0]):
-        raise Unsuitable
+        raise UnsuitableKind
     shape = [int(n) for n in x.shape]
     shape[axis] = g.int(1, 4)
-    return mb.gather_along_axis(x=x, indices=_ids(g, int(x.shape[axis]), shape), axis=axis)
+    return mb.gather_along_axis(x=x, indices=_make_indices(g, int(x.shape[axis]), shape), axis=axis)
 
 
-@_kind()
+@_register_kind()
 def _table(g: Draft) -> Var:
     rows = g.pick((5, 40, 3000))
     ids = g.input([g.int(1, 4)], "int32")
@@ -526,22 +526,22 @@ def _table(g: Draft) -> Var:
     return mb.gather(x=g.weight(rows, g.int(1, 6)), indices=ids, axis=0)
 
 
-@_kind()
+@_register_kind()
 def _gather_nd(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4))
     if is_symbolic(x.shape[0]):
-        raise Unsuitable
+        raise UnsuitableKind
     depth = g.int(1, min(x.rank, 2))
     columns = [g.ints(0, int(x.shape[axis]) - 1, 3) for axis in range(depth)]
     return mb.gather_nd(x=x, indices=np.array(columns, np.int32).T)
 
 
-@_kind(2.0)
+@_register_kind(2.0)
 def _scatter(g: Draft) -> Var:
     x = g.fixed(g.int(1, 3))
-    if not _static(x):
-        raise Unsuitable
-    axis = _axis(g, x)
+    if not _has_static_shape(x):
+        raise UnsuitableKind
+    axis = _pick_axis(g, x)
     bound, form = int(x.shape[axis]), g.int(0, 2)
     mode = g.pick(("add", "update", "mul", "max", "min", "sub"))
     if form == 2:
@@ -556,13 +556,13 @@ def _scatter(g: Draft) -> Var:
     shape[axis] = count
     updates = g.input(shape) if g.chance(0.6) else g.array(*shape)
     if form == 0:
-        ids = _ids(g, bound, [count]) if g.chance(0.2) and mode == "add" else ids
+        ids = _make_indices(g, bound, [count]) if g.chance(0.2) and mode == "add" else ids
         return mb.scatter(data=x, indices=ids, updates=updates, axis=axis, mode=mode)
     lined = np.moveaxis(np.broadcast_to(ids, (*np.delete(shape, axis), count)), -1, axis)
     return mb.scatter_along_axis(data=x, indices=np.ascontiguousarray(lined), updates=updates, axis=axis, mode=mode)
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _one_hot(g: Draft) -> Var:
     size = g.int(2, 6)
     ids = g.input(g.ints(1, 4, g.int(1, 2)), "int32")
@@ -573,12 +573,12 @@ def _one_hot(g: Draft) -> Var:
     return hot
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _order(g: Draft) -> list[Var]:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
-    axis = _axis(g, x)
+        raise UnsuitableKind
+    axis = _pick_axis(g, x)
     if g.chance(0.3):
         x = mb.round(x=x)
     form = g.int(0, 2)
@@ -591,17 +591,17 @@ def _order(g: Draft) -> list[Var]:
     return [mb.argsort(x=x, axis=axis, ascending=g.chance(0.5))]
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _mod(g: Draft) -> Var:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
+        raise UnsuitableKind
     if g.chance(0.5):
         x = mb.mul(x=x, y=g.number(g.pick((8, 100))))
     return mb.mod(x=x, y=g.number(g.pick((1, 2, 4, 32, 0.5, 0.25, 2 * math.pi, math.pi, 360, 3, 10, 0.1, -3, -2, 7))))
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _logic(g: Draft) -> Var:
     x = g.value()
     y = mb.sub(x=x, y=g.number(0.3))
@@ -612,7 +612,7 @@ def _logic(g: Draft) -> Var:
     return mb.select(cond=both, a=x, b=y) if g.chance(0.5) else mb.cast(x=both, dtype=g.dtype)
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _integers(g: Draft) -> Var:
     x = g.input(g.ints(1, 4, g.int(1, 3)), "int32")
     for _ in range(g.int(1, 4)):
@@ -624,14 +624,14 @@ def _integers(g: Draft) -> Var:
     return mb.mul(x=mb.cast(x=x, dtype=g.dtype), y=g.number(0.5))
 
 
-@_kind()
+@_register_kind()
 def _casts(g: Draft) -> Var:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
+        raise UnsuitableKind
     if g.chance(0.5):  # a count of truths
         whole = mb.cast(x=mb.greater(x=x, y=g.number(0)), dtype="int32")
-        count = mb.reduce_sum(x=whole, axes=[_axis(g, x)], keep_dims=True)
+        count = mb.reduce_sum(x=whole, axes=[_pick_axis(g, x)], keep_dims=True)
         more = mb.greater_equal(x=count, y=np.int32(g.int(1, 2))) if g.chance(0.5) else mb.sub(x=np.int32(9), y=count)
         return mb.cast(x=more, dtype=g.dtype)
     whole = mb.cast(x=mb.mul(x=x, y=g.number(4)), dtype="int32")
@@ -640,7 +640,7 @@ def _casts(g: Draft) -> Var:
 
 # Layout -----------------------------------------------------------------------------------------------------------
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _pad(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4), 3)
     mode = g.pick(("constant", "constant", "reflect", "replicate"))
@@ -651,14 +651,14 @@ def _pad(g: Draft) -> Var:
     return mb.pad(x=x, pad=g.ints(0, most, 2 * min(2, x.rank - 1)), mode=mode)
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _windows(g: Draft) -> Var:
     x = g.input([g.batch(), g.int(4, 20), g.int(1, 4)][:g.int(2, 3)])
     size = g.int(1, int(x.shape[1]))
     return mb.sliding_windows(x=x, axis=1, size=size, stride=g.int(1, 4))
 
 
-@_kind()
+@_register_kind()
 def _high_rank(g: Draft) -> Var:
     height, width, block = g.int(1, 3), g.int(1, 3), g.pick((2, 3))
     channels = g.int(1, 3)
@@ -670,10 +670,10 @@ def _high_rank(g: Draft) -> Var:
     return mb.reshape(x=y, shape=[1, -1, width])
 
 
-@_kind(1.5)
+@_register_kind(1.5)
 def _slice(g: Draft) -> Var:
     x = g.fixed(g.int(2, 4), 3)
-    axis = _axis(g, x, 1) % x.rank
+    axis = _pick_axis(g, x, 1) % x.rank
     begin, end = [0] * x.rank, [0] * x.rank
     begin[axis], end[axis] = g.int(0, 1), int(x.shape[axis]) - g.int(0, 1)
     stride = [g.pick((1, 1, 2)) if at == axis else 1 for at in range(x.rank)]
@@ -681,22 +681,22 @@ def _slice(g: Draft) -> Var:
     return mb.slice_by_index(x=x, begin=begin, end=end, stride=stride, begin_mask=mask, end_mask=mask)
 
 
-@_kind()
+@_register_kind()
 def _slice_by_shape(g: Draft) -> Var:
     """A slice whose end is worked out of the value's own shape."""
     if not g.symbolic:
-        raise Unsuitable
+        raise UnsuitableKind
     x = g.input([None, g.int(2, 5)])
     size = mb.gather(x=mb.shape(x=x), indices=np.int32(0), axis=0)
     end = mb.concat(values=[mb.sub(x=size, y=np.int32(g.int(0, 1))), np.int32(int(x.shape[1]))], axis=0)
     return mb.slice_by_index(x=x, begin=[0, 0], end=end, end_mask=[False, True])
 
 
-@_kind()
+@_register_kind()
 def _fill(g: Draft) -> list[Var]:
     x = g.value()
     if x.rank == 0:
-        raise Unsuitable
+        raise UnsuitableKind
     form = g.int(0, 3)
     if form == 0:
         return [mb.add(x=x, y=mb.fill_like(ref_tensor=x, value=g.number(0.5)))]
@@ -710,11 +710,11 @@ def _fill(g: Draft) -> list[Var]:
     return [mb.fill(shape=mb.concat(values=[rows, np.array([3], np.int32)], axis=0), value=g.number(-1))]
 
 
-@_kind()
+@_register_kind()
 def _arrange(g: Draft) -> Var:
     x = g.fixed(g.int(2, 5), 1)
     form = g.int(0, 5)
-    axis = _axis(g, x)
+    axis = _pick_axis(g, x)
     if form == 0:
         return mb.concat(values=[x, mb.relu(x=x)], axis=axis)
     if form == 1:
@@ -728,14 +728,14 @@ def _arrange(g: Draft) -> Var:
     return mb.band_part(x=x, lower=g.int(-1, 2), upper=g.int(-1, 2))
 
 
-@_kind()
+@_register_kind()
 def _broadcast(g: Draft) -> Var:
     x = g.input([g.batch(), 1, g.int(2, 5)])
     y = g.input([1, g.int(2, 4), int(x.shape[2])])
     return mb.add(x=mb.tile(x=x, reps=[1, int(y.shape[1]), 1]), y=y)
 
 
-@_kind(0.35)
+@_register_kind(0.35)
 def _lopsided(g: Draft) -> Var:
     length = g.pick((70000, 65600, 66000))
     x = g.input([1, length])
@@ -744,7 +744,7 @@ def _lopsided(g: Draft) -> Var:
     return mb.add(x=mb.sqrt(x=mb.abs(x=y)), y=x)
 
 
-@_kind()
+@_register_kind()
 def _scalar(g: Draft) -> Var:
     """Values of rank 0 and 1."""
     x = g.input(g.ints(1, 5, g.int(0, 1)))
@@ -752,7 +752,7 @@ def _scalar(g: Draft) -> Var:
     return mb.maximum(x=mb.sub(x=y, y=x), y=g.number(0.25))
 
 
-@_kind()
+@_register_kind()
 def _static_mask(g: Draft) -> Var:
     """Places of a constant mask."""
     x = g.input([g.int(3, 6), g.int(1, 3)])
@@ -764,7 +764,7 @@ def _static_mask(g: Draft) -> Var:
     return mb.gather_nd(x=x, indices=places)
 
 
-@_kind()
+@_register_kind()
 def _blocks(g: Draft) -> Var:
     x = g.input([1, 4 * g.int(1, 2), 2 * g.int(1, 3), 2 * g.int(1, 3)])
     kind = g.pick(("space_to_depth", "depth_to_space", "pixel_shuffle", "space_to_batch"))

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.proving import _promised
-from mil_ane_passes.core.clone import clone
-from mil_ane_passes.proof.prove import compare_programs
+from mil_ane_passes.api.equivalence_check import _combine_promises
+from mil_ane_passes.core.clone import clone_program
+from mil_ane_passes.proof.equivalence import compare_programs
 
-from .draft import Drawn
+from .draft import RandomProgram
 
 __all__ = ["TARGETS", "Failure", "Outcome", "run_trial"]
 
 TARGETS = ("m4", "m1")
-_SECONDS = 120
+_MAX_SECONDS = 120
 "Processor time of one program above which it counts as hung."
-_SEEDS = 6
+_SEED_COUNT = 6
 "Seeds at which a result that the equivalence check rejects is judged again, at float64."
 
 
@@ -60,15 +60,15 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
 
 
-def run_trial(drawn: Drawn) -> Outcome:
+def run_trial(drawn: RandomProgram) -> Outcome:
     """Rewrite `drawn` for each target with the equivalence check on, and look for failures."""
     outcome = Outcome()
     for target in dict.fromkeys((*TARGETS, *drawn.targets)):
         try:
-            with _limited():
-                _on_target(drawn, target, outcome)
+            with _limit_time():
+                _try_on_target(drawn, target, outcome)
         except TimeoutError:
-            outcome.failures.append(Failure(drawn.seed, target, "hang", "", f"more than {_SECONDS} s"))
+            outcome.failures.append(Failure(drawn.seed, target, "hang", "", f"more than {_MAX_SECONDS} s"))
         except Exception as error:  # any exception is what is looked for
             where = traceback.extract_tb(error.__traceback__)[-1]
             line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -77,8 +77,8 @@ def run_trial(drawn: Drawn) -> Outcome:
     return outcome
 
 
-def _on_target(drawn: Drawn, target: str, outcome: Outcome) -> None:
-    ane.lint(clone(drawn.program), target=target)
+def _try_on_target(drawn: RandomProgram, target: str, outcome: Outcome) -> None:
+    ane.lint(clone_program(drawn.program), target=target)
     settings: dict[str, Any] = {"preset": "full", "target": target, "max_growth": None}  # single ops never gain
     if drawn.feeds:
         settings["feeds"] = drawn.feeds
@@ -88,10 +88,10 @@ def _on_target(drawn: Drawn, target: str, outcome: Outcome) -> None:
         outcome.failures.append(Failure(drawn.seed, target, "crash", failed.rule, str(failed)[:300]))
     outcome.fired.update(trace.rule for trace in report.traces for _ in trace.fired)
     for blamed in report.left_out_passes:
-        outcome.failures.append(_judged(drawn, target, settings, blamed.rule, blamed.reason))
+        outcome.failures.append(_classify_rejection(drawn, target, settings, blamed.rule, blamed.reason))
     if report.status == "not proved":
         reason = report.verify.reason if report.verify is not None else ""
-        rule = report.blamed.rule if report.blamed else ""
+        rule = report.faulty_pass.rule if report.faulty_pass else ""
         outcome.failures.append(Failure(drawn.seed, target, "not verified", rule, reason))
     elif report.changed and not report.left_out_passes:
         again = ane.rewrite(report.package, verify=False, **settings)
@@ -101,32 +101,33 @@ def _on_target(drawn: Drawn, target: str, outcome: Outcome) -> None:
                                             "fires on its own result"))
 
 
-def _judged(drawn: Drawn, target: str, settings: dict[str, Any], rule: str, reason: str) -> Failure:
+def _classify_rejection(drawn: RandomProgram, target: str, settings: dict[str, Any], rule: str, reason: str) -> Failure:
     """Judge what the equivalence check rejected: at float64, on other draws."""
     report = ane.rewrite(drawn.program, verify=False, **settings)
-    verdict = compare_programs(drawn.program, report.package, seeds=_SEEDS, exactness=_promised(report.traces),
-                               locate=False)
+    verdict = compare_programs(
+        drawn.program, report.package, seeds=_SEED_COUNT, exactness=_combine_promises(report.traces), locate=False
+    )
     kind = "false alarm" if verdict.equal else "different" if verdict.status == "different" else "not verified"
-    if kind == "false alarm" and _leaves_range(drawn, report.package):
+    if kind == "false alarm" and _has_new_nonfinite(drawn, report.package):
         kind = "out of range"
     return Failure(drawn.seed, target, kind, rule, reason)
 
 
-def _leaves_range(drawn: Drawn, after: Any) -> bool:
+def _has_new_nonfinite(drawn: RandomProgram, after: Any) -> bool:
     """Whether anything finite at fp16 before is not finite after."""
-    verdict = compare_programs(drawn.program, after, seeds=_SEEDS, precisions=("float64", "float16"), locate=False)
+    verdict = compare_programs(drawn.program, after, seeds=_SEED_COUNT, precisions=("float64", "float16"), locate=False)
     return any(np.isfinite(output.before) and not np.isfinite(output.after)
                for case in verdict.cases if case.precision == "float16" for output in case.failed)
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
-    """Raise TimeoutError in what takes more than `_SECONDS` of processor time."""
+def _limit_time() -> Iterator[None]:
+    """Raise TimeoutError in what takes more than `_MAX_SECONDS` of processor time."""
     def stop(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError
 
     held: Callable[..., Any] | int | None = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from .trial import Verdict, run_trial
 RESULT = Path(__file__).parent / "result.json"
 
 
-def to_dict(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
+def make_record(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
     """The record: counts, the score, and each verdict."""
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     effective = outcomes["caught"] + outcomes["missed"]
@@ -39,7 +39,7 @@ def to_dict(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
     }
 
 
-def merged(verdicts: list[Verdict]) -> list[Verdict]:
+def merge_verdicts(verdicts: list[Verdict]) -> list[Verdict]:
     """The recorded verdicts with `verdicts` in the place of those of the same names."""
     held = {each["name"]: Verdict(**each) for each in json.loads(RESULT.read_text())["verdicts"]}
     held |= {verdict.name: verdict for verdict in verdicts}
@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{verdict.outcome:<11} {mutant.name} ({mutant.rule}): {where}: {verdict.reason}", flush=True)
     seconds = time.monotonic() - started
     if given.names and given.record:
-        verdicts, seconds = merged(verdicts), json.loads(RESULT.read_text())["seconds"]
-    made = to_dict(verdicts, seconds)
+        verdicts, seconds = merge_verdicts(verdicts), json.loads(RESULT.read_text())["seconds"]
+    made = make_record(verdicts, seconds)
     print({name: made[name] for name in ("mutants", "caught", "missed", "equivalent", "not_tried", "score", "seconds")},
           file=sys.stderr)
     if given.record:

@@ -47,14 +47,14 @@ class Verdict:
 def run_trial(mutant: Mutant) -> Verdict:
     """Try `mutant` in a fork, so that its code is gone afterwards."""
     torch.set_num_threads(1)  # a fork has none of the threads that torch's pool may count on
-    subjects, rejected = _subjects(mutant)
+    subjects, rejected = _collect_subjects(mutant)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         with os.fdopen(write, "w") as pipe:
             try:
-                verdict = _in_fork(mutant, subjects, rejected)
+                verdict = _try_in_fork(mutant, subjects, rejected)
             except BaseException as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 verdict = Verdict(mutant.name, "not tried", reason=f"{type(error).__name__}: {error} "
@@ -82,21 +82,21 @@ class _Subject:
     clean: Any = field(default=None)
 
 
-def _in_fork(mutant: Mutant, subjects: Sequence[_Subject], rejected: str) -> Verdict:
+def _try_in_fork(mutant: Mutant, subjects: Sequence[_Subject], rejected: str) -> Verdict:
     if not subjects:
         return Verdict(mutant.name, "not tried", reason=f"{mutant.rule} fires on no program that the check passes")
-    _import_again(mutant)
+    _reimport_with_mutant(mutant)
     passed = []
     for subject in subjects:
-        caught, result = _try(mutant.rule, subject)
+        caught, result = _rewrite_subject(mutant.rule, subject)
         if caught:
             return Verdict(mutant.name, "caught", subject.name, caught[:300], subject.directed)
         if result is not None:
             passed.append((subject, result))
-    from .judge import effective_at
+    from .judge import find_effective_feeds
 
     for subject, (program, promised) in passed:
-        where = effective_at(subject.build(), subject.clean, program, promised, subject.within)
+        where = find_effective_feeds(subject.build(), subject.clean, program, promised, subject.within)
         if where:
             return Verdict(mutant.name, "missed", subject.name, where[:300])
     if rejected:
@@ -104,15 +104,15 @@ def _in_fork(mutant: Mutant, subjects: Sequence[_Subject], rejected: str) -> Ver
     return Verdict(mutant.name, "equivalent")
 
 
-def _subjects(mutant: Mutant) -> tuple[list[_Subject], str]:
+def _collect_subjects(mutant: Mutant) -> tuple[list[_Subject], str]:
     """The programs on which the rewrite fires and passes the check without the error; directed ones that do not pass,
     and why."""
-    from .directed import DIRECTED
+    from .directed import DIRECTED_PROGRAMS
 
-    good, rejected = list(_examples(mutant.rule)), []
+    good, rejected = list(_collect_examples(mutant.rule)), []
     for name in mutant.programs:
-        subject = _Subject(name, DIRECTED[name], mutant.options, directed=True)
-        caught, result = _try(mutant.rule, subject)
+        subject = _Subject(name, DIRECTED_PROGRAMS[name], mutant.options, directed=True)
+        caught, result = _rewrite_subject(mutant.rule, subject)
         if result is not None:
             subject.clean = result[0]
             good.append(subject)
@@ -124,28 +124,28 @@ def _subjects(mutant: Mutant) -> tuple[list[_Subject], str]:
 
 
 @functools.cache
-def _examples(rule: str) -> tuple[_Subject, ...]:
-    from mil_ane_passes.core.registry import all_rules
+def _collect_examples(rule: str) -> tuple[_Subject, ...]:
+    from mil_ane_passes.core.registry import get_all_rules
 
-    kind = all_rules()[rule]
+    kind = get_all_rules()[rule]
     subjects = [_Subject(example.name, example.build, example.options, example.within,
                          example.scale if kind.measures else 1.0)
                 for example in kind().examples() if example.reason is None]
     for subject in subjects:
-        _, result = _try(rule, subject)
+        _, result = _rewrite_subject(rule, subject)
         subject.clean = None if result is None else result[0]
     return tuple(subject for subject in subjects if subject.clean is not None)
 
 
-def _try(rule: str, subject: _Subject) -> tuple[str, Any]:
+def _rewrite_subject(rule: str, subject: _Subject) -> tuple[str, Any]:
     """(how the error is noticed, "" if it is not; the rewritten program and what it promises, None where none)."""
     import mil_ane_passes as ane
-    from mil_ane_passes.api.proving import _promised
+    from mil_ane_passes.api.equivalence_check import _combine_promises
 
     program = subject.build()
     settings: dict[str, Any] = {}
     if subject.scale != 1.0:
-        settings["feeds"] = _scaled(program, subject.scale, subject.within)
+        settings["feeds"] = _make_scaled_feeds(program, subject.scale, subject.within)
     try:
         report = ane.rewrite(program, preset="safe", passes=[rule], options={rule: subject.options},
                              max_growth=None, strict=True, **settings)
@@ -154,11 +154,11 @@ def _try(rule: str, subject: _Subject) -> tuple[str, Any]:
     if not report.changed:
         return ("the pass was left out", None) if report.left_out_passes else ("", None)
     if report.status == "not proved" or report.left_out_passes:
-        return str(report.blamed or report.left_out_passes or report.verify), None
-    return "", (report.package, _promised(report.traces))
+        return str(report.faulty_pass or report.left_out_passes or report.verify), None
+    return "", (report.package, _combine_promises(report.traces))
 
 
-def _scaled(program: Any, scale: float, within: float) -> dict[str, Any]:
+def _make_scaled_feeds(program: Any, scale: float, within: float) -> dict[str, Any]:
     """Normal draws times the example's scale: what only large values reach."""
     import numpy as np
     from coremltools.converters.mil.mil import types
@@ -174,7 +174,7 @@ def _scaled(program: Any, scale: float, within: float) -> dict[str, Any]:
     return feeds
 
 
-class _Planter(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class _MutantLoader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
     """Imports one module with the error in it."""
 
     def __init__(self, mutant: Mutant) -> None:
@@ -191,7 +191,7 @@ class _Planter(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoade
         return compile(self.mutant.patch(Path(self.path).read_text()), self.path, "exec", dont_inherit=True)
 
 
-def _import_again(mutant: Mutant) -> None:
+def _reimport_with_mutant(mutant: Mutant) -> None:
     """Forget the package and import it with the error; coremltools' registry forgets its passes, too."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
@@ -201,7 +201,7 @@ def _import_again(mutant: Mutant) -> None:
     sys.modules.pop("tests.lab.mutation.directed", None)
     for name in [name for name in PASS_REGISTRY.passes if name.startswith("ane::")]:
         del PASS_REGISTRY.passes[name]
-    planter = _Planter(mutant)
+    planter = _MutantLoader(mutant)
     sys.meta_path.insert(0, planter)
     importlib.import_module(_PACKAGE)
     importlib.import_module(planter.module)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from coremltools.converters.mil.mil import Builder, Operation, Var
 
-from mil_ane_passes.core.build import RewriteBuilder
+from mil_ane_passes.core.builder import RewriteBuilder
 from mil_ane_passes.core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Rule
-from mil_ane_passes.core.examples import program
+from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.query import is_symbolic
 
 
@@ -41,9 +41,11 @@ class DropDoubleAbs(Rewrite):
         return hit.op.x
 
     def examples(self) -> Iterator[Example]:
-        yield Example("two", lambda: program(
+        yield Example("two", lambda: build_program(
             lambda x: Builder.square(x=Builder.abs(x=Builder.abs(x=x)), name="y"), x=(1, 4)))
-        yield Example("one", lambda: program(lambda x: Builder.abs(x=x, name="y"), x=(1, 4)), reason="x is no abs")
+        yield Example(
+            "one", lambda: build_program(lambda x: Builder.abs(x=x, name="y"), x=(1, 4)), reason="x is no abs"
+        )
 
 
 class SoftmaxOfOne(Rule):
@@ -68,8 +70,8 @@ class SoftmaxOfOne(Rule):
         return Hit(op, note=f"the axis has extent {extent}")
 
     def examples(self) -> Iterator[Example]:
-        yield Example("one", lambda: program(lambda x: Builder.softmax(x=x, axis=1, name="y"), x=(4, 1)))
-        yield Example("four", lambda: program(lambda x: Builder.softmax(x=x, axis=0, name="y"), x=(4, 1)),
+        yield Example("one", lambda: build_program(lambda x: Builder.softmax(x=x, axis=1, name="y"), x=(4, 1)))
+        yield Example("four", lambda: build_program(lambda x: Builder.softmax(x=x, axis=0, name="y"), x=(4, 1)),
                       reason="the axis has extent 4")
-        yield Example("flexible", lambda: program(lambda x: Builder.softmax(x=x, axis=1, name="y"), x=(4, None)),
+        yield Example("flexible", lambda: build_program(lambda x: Builder.softmax(x=x, axis=1, name="y"), x=(4, None)),
                       reason="the extent of the axis is not fixed")

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol
 
 from mil_ane_passes.runtime import QUIRKS
-from mil_ane_passes.runtime.quirks import described
+from mil_ane_passes.runtime.quirks import describe_quirks
 from tests.runtime.helpers import run, same_bits
 from tests.runtime.quirks.cases import CASES, PRECISIONS
 
@@ -25,7 +25,7 @@ def test_each_has_a_case() -> None:
 
 
 def test_each_is_described() -> None:
-    rows = described()
+    rows = describe_quirks()
     assert [row.name for row in rows] == sorted(QUIRKS)
     for row in rows:
         assert row.summary.endswith(".") and len(row.summary) <= 120 and "|" not in row.summary
@@ -35,7 +35,7 @@ def test_each_is_described() -> None:
 def test_describing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; "
-        "from mil_ane_passes.runtime.quirks import described; print(len(described()))"
+        "from mil_ane_passes.runtime.quirks import describe_quirks; print(len(describe_quirks()))"
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert int(printed) == len(QUIRKS)

@@ -35,7 +35,7 @@ def values(seed: int, *shape: int, scale: float = 1.0) -> Array:
 def way(request: Any, monkeypatch: Any) -> None:
     """Few doubtful outputs are summed at once, many by blocks: both ways for every test."""
     if request.param == "by blocks":
-        monkeypatch.setattr(_partial_sums, "_AT_ONCE", 96)
+        monkeypatch.setattr(_partial_sums, "_MAX_PRODUCTS_AT_ONCE", 96)
 
 
 def check(found: Array, expected: Array) -> None:

@@ -80,8 +80,11 @@ def test_an_unsupported_op_is_refused_in_our_words(name, frontend):
 
 
 def test_the_words_for_what_has_no_lowering_and_for_one_that_fails():
-    with pytest.raises(NotConverted, match=r"op 'lgamma' in inner \(.*py:\d+\): is not implemented; write it with "
-                                           r"ops that Core ML has, compute it outside of the model, or register a lowering"):
+    with pytest.raises(
+        NotConverted,
+        match=r"op 'lgamma' in inner \(.*py:\d+\): is not implemented; write it with "
+        r"ops that Core ML has, compute it outside of the model, or register a lowering",
+    ):
         converted(captured(Outer(UNSUPPORTED["lgamma"][0]).eval(), [V], "trace"), V)
     with pytest.raises(NotConverted, match=r"op 'grid_sampler' in inner \(.*py:\d+\): cannot be converted; the "
                                            r"lowering of coremltools fails: KeyError: np.int32\(2\); use other "

@@ -1,0 +1,80 @@
+"""Where a model leaves fp16 on the user's own feeds, and what cures it.
+
+Most faults of numbers are silent: the ANE gives a number, and it is wrong. Which of them strikes depends on the
+values, so ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504
+over the largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each rewrite
+that applies on a copy. `--feeds` may be given several times; `--ranges 'image=0:1'` stands for inputs you have no
+sample of, both ends included. Without either it runs on random feeds.
+
+`rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps
+in fp32 what fp16 cannot hold, and the proof runs on them besides its own draws; what approximates is judged on them
+alone.
+
+An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs stay as they are,
+and the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded draws).
+`--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it is never done unasked.
+
+`finite_mask` turns the infinities of additive masks into -1e4, as Apple's own models have it. A masked weight is 0
+before and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.converters.mil.mil import Program
+
+from ..core.budget import DEFAULT_MAX_STEPS, share_budget
+from ..core.contract import ProgramRewrite, Rewrite, Rule
+from ..core.errors import InputError
+from ..core.locking import synchronized
+from ..core.option_spelling import format_option
+from ..core.registry import get_all_rules
+from ..core.targets import parse_target
+from ..proof.calibration import calibrate_program
+from ..proof.execution import build_plans
+from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from ..report.calibrate import CalibrateReport
+from .pass_pipeline import DEFAULT_SEEDS
+from .source import Progress, ignore_progress, open_source
+
+__all__ = ["calibrate"]
+
+
+@synchronized
+def calibrate(
+    src: Any, *, feeds: Feeds | None = None, ranges: Ranges | None = None, target: str = "all",
+    worst: int | None = None, max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
+    progress: Progress = ignore_progress,
+) -> CalibrateReport:
+    """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to
+    (low, high), both included), at float32, and say of each value its range, the room it leaves in fp16, the bound on
+    its partial sums, what finds fault with it, and which rewrites fix what does not fit: each rule that fires is tried
+    on a copy. Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values,
+    and indices that are valid; the report has `sampled` set.
+
+    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached where
+    runs take more than `max_steps` steps of loops each or `max_seconds` together (None: no limit).
+    """
+    parse_target(target)
+    given = UserInputs.of(feeds, ranges)
+    model = open_source(src)
+
+    def make(program: Program) -> Any:
+        return given.plans(program, model.describe) if given else build_plans(program, DEFAULT_SEEDS, model.describe)
+
+    rules = [rule for rule in get_all_rules().values() if _is_numerics_rule(rule)]
+    try:
+        with share_budget(max_steps, max_seconds, progress):
+            found = calibrate_program(model.program, make, rules, target=target, progress=progress)
+    except InputError as error:
+        if not given.ranges:
+            raise
+        raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
+    return CalibrateReport(model.name, target, found.runs, found, worst, sampled=not given)
+
+
+def _is_numerics_rule(rule: type[Rule]) -> bool:
+    """Rules of numbers: 3xx. Those that change the interface or all types are no cure of a value."""
+    return rule.code.startswith("ANE3") and not (
+        issubclass(rule, Rewrite) and (rule.interface or issubclass(rule, ProgramRewrite)))

@@ -1,0 +1,96 @@
+"""What `edit` is asked for, as edits in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..core.errors import InputError
+from ..core.option_spelling import format_option_values
+from ..surgery.contract import Edit
+from ..surgery.dedup_weights import DedupWeights
+from ..surgery.drop_output import DropOutput
+from ..surgery.expose import Expose
+from ..surgery.fix_shape import FixShape
+from ..surgery.io import Io
+from ..surgery.names import strip_percent
+from ..surgery.rename import Rename
+from ..surgery.split_at import SplitAt
+
+__all__ = ["FixShapes", "IoTypes", "Names", "make_edits"]
+
+_EDIT_OPTIONS = ("fix_shape", "expose", "drop_output", "io", "rename", "split_at", "dedup_weights")
+Names = str | Sequence[str]
+"A name, or several."
+IoTypes = str | Mapping[str, Names] | None
+"A type for all inputs and outputs of floats, or the names that get one."
+
+Shapes = Mapping[str, Sequence[int]]
+"The shape that an input gets, by its name."
+FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
+"Texts as the command takes them, one set of shapes, one for each function to make, or those by their names."
+
+
+def make_edits(
+    function: str | None, *, fix_shape: FixShapes | None = None, expose: Names = (), drop_output: Names = (),
+    io: IoTypes = None, rename: Mapping[str, str] | None = None, split_at: Names = (), dedup_weights: bool = False,
+) -> list[Edit]:
+    """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
+
+    Names are those of the source. What makes functions comes first, then what changes their outputs and types; then
+    values get other names, and last comes what is done to the package as a whole.
+    """
+    edits: list[Edit] = []
+    if fix_shape:
+        edits.append(FixShape(fix_shape, function))
+    if expose:
+        edits.append(Expose(_list_names(expose, "expose"), function))
+    if drop_output:
+        edits.append(DropOutput(_list_names(drop_output, "drop_output"), function))
+    edits += [Io(dtype, names, function) for dtype, names in _group_names_by_type(io).items()]
+    renamed = _check_renames(rename) if rename else {}
+    if renamed:
+        edits.append(Rename(renamed, function))
+    if split_at:
+        edits.append(SplitAt([renamed.get(name, name) for name in _list_names(split_at, "split_at")], function))
+    if dedup_weights:
+        edits.append(DedupWeights())
+    if not edits:
+        raise InputError(
+            "nothing to edit was asked for; expected at least one of "
+            f"{', '.join(map(format_option_values, _EDIT_OPTIONS[:-1]))} and {format_option_values(_EDIT_OPTIONS[-1])}"
+        )
+    return edits
+
+
+def _list_names(given: Names, option: str) -> list[str]:
+    """`given` as a list, without the % that reports print before values. InputError for anything but names."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if any(not isinstance(name, str) for name in names):
+        raise InputError(
+            f"{format_option_values(option)}: found {given!r}; expected the name of a value, or a list of names"
+        )
+    return [strip_percent(name) for name in names]
+
+
+def _check_renames(given: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(given, Mapping) or any(not isinstance(name, str) for pair in given.items() for name in pair):
+        raise InputError(
+            f"{format_option_values('rename')}: found {given!r}; expected a mapping from names to new names"
+        )
+    return {strip_percent(old): new for old, new in given.items()}
+
+
+def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
+    """Which names get which type. InputError when two types are asked for one of them."""
+    if io is not None and not isinstance(io, (str, Mapping)):
+        raise InputError(
+            f"{format_option_values('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names"
+        )
+    given = {} if io is None else {io: []} if isinstance(io, str) else {key: _list_names(io[key], "io") for key in io}
+    twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
+    if twice or (len(given) > 1 and not all(given.values())):
+        raise InputError(
+            f"{format_option_values('io')}: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "
+            "expected each name with one type"
+        )
+    return given

@@ -1,0 +1,61 @@
+"""Our prediction against what Core ML said on somebody's machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InputError
+from ..core.locking import synchronized
+from ..core.option_spelling import choose_spelling, format_option
+from ..core.rule_selection import configure_rules
+from ..core.targets import parse_target
+from ..report.calibrate_plan import CalibratePlanReport, PlanComparison
+from ..residency import predict_plan
+from ..residency.agreement import compare_with_measurement
+from ..residency.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
+from .source import open_source
+
+__all__ = ["calibrate_plan"]
+
+
+@synchronized
+def calibrate_plan(measured: MeasurementSource, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
+    """How the prediction stands to `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
+
+    `model` is what was measured; without it the packages that lie beside a result.json are taken. `target` is what to
+    predict for, by default the chip of the measurement. Raises InputError for what cannot be read or does not go
+    together.
+    """
+    read = read_measurements(measured)
+    report = CalibratePlanReport()
+    wanted = target or _choose_target(read[0], report)
+    parse_target(wanted)
+    for source, plans in [(model, read)] if model is not None else _find_packages_beside(read):
+        source = open_source(source)
+        plan, _ = predict_plan(source.program, configure_rules(None).values(), target=wanted, package=source.package)
+        report.compared.append(
+            PlanComparison(
+                source.name, wanted, compare_with_measurement(plan, find_best_match(plan, plans, source.name))
+            )
+        )
+    return report
+
+
+def _find_packages_beside(read: list[Measurement]) -> list[tuple[Any, list[Measurement]]]:
+    """The packages that lie beside the file, each with its own measurement."""
+    found = [(path, [each]) for each in read if each.path is not None
+             and (path := Path(each.file).parent / Path(each.path).name).is_dir()]
+    if not found:
+        raise InputError(f"no package lies beside {read[0].file}; give the one that was measured, "
+                         f"{choose_spelling('--model IN.mlpackage', 'model=')}")
+    return [(str(path), plans) for path, plans in found]
+
+
+def _choose_target(measurement: Measurement, report: CalibratePlanReport) -> str:
+    generation = measurement.generation
+    if generation is None:
+        report.notes.append(f"the measurement's chip ({measurement.chip or 'not stated'}) is no known target, so the "
+                            f"prediction is for all; {format_option('target')} says which one is meant")
+        return "all"
+    return str(measurement.chip)

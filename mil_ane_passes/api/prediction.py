@@ -1,0 +1,34 @@
+"""The prediction that a rewrite is measured by: before, after, and for the guard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coremltools.converters.mil.mil import Program
+
+from ..core.forecast import Forecast, Forecaster
+from ..core.guard import Guard
+from ..core.max_growth import check_max_growth
+from ..core.rule_selection import configure_rules
+from ..package import Package
+from ..residency import predict_plan
+from ..residency.buffers import list_buffers
+
+__all__ = ["make_forecaster", "make_guard"]
+
+
+def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
+    """What predicts programs for `target`; `package` says what the shapes of its inputs may be."""
+    rules = [rule for rule in configure_rules(None).values() if rule.refuses]
+
+    def foresee(program: Program) -> Forecast:
+        found = Forecast.of(predict_plan(program, rules, target=target, package=package)[0])
+        return replace(found, padded=sum(each.padded for each in list_buffers(program)))
+
+    return foresee
+
+
+def make_guard(foresee: Forecaster, most: float | None) -> Guard | None:
+    """The guard that lets the predicted cost grow by `most`, None for none. Raises InputError for what is no share."""
+    share = check_max_growth(most)
+    return None if share is None else Guard(foresee, share)

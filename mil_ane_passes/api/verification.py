@@ -1,0 +1,111 @@
+"""Are two models equal?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.budget import DEFAULT_MAX_STEPS, share_budget
+from ..core.contract import Exactness
+from ..core.errors import InputError, LimitReached, suggest_nearest
+from ..core.locking import synchronized
+from ..core.option_spelling import format_option
+from ..proof.callable_comparison import compare_with_callable
+from ..proof.callables import is_callable_side
+from ..proof.comparison import Accuracy, Strictness
+from ..proof.equivalence import VerifyReport, compare_programs, compare_with_pipeline
+from .source import Array, Progress, ignore_progress, open_source, select_function
+
+__all__ = ["verify"]
+
+
+@synchronized
+def verify(
+    before: Any, after: Any, *, feeds: Mapping[str, Array] | None = None, precision: str = "float64", seeds: int = 3,
+    exactness: str = "rounding", quirks: Sequence[str] = (), tolerance: float | None = None,
+    atol: float | None = None, rtol: float | None = None, snr: float | None = None, cosine: float | None = None,
+    fixes_nonfinite: bool = False, widths: bool = False, function: str | None = None,
+    max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None, progress: Progress = ignore_progress,
+) -> VerifyReport:
+    """Compare two models on the same feeds; the report's `first` names the first op that differs.
+
+    `precision` is float64 (is the algebra the same), float32 or float16 (typed execution, judged against the float64
+    run of `before`). `exactness` is "bitwise" or "rounding". Without `feeds` each function runs on `seeds` seeded draws
+    and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread), with them the default
+    function (of a pipeline all parts) on those; `function` names the only one to compare (`PART/FUNCTION` of a
+    pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, what is NaN or infinite
+    in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With `widths`,
+    floats of inputs and outputs may be of different widths, as after `ane::fp16_io`. `max_steps` and `max_seconds` as
+    in `run`: beyond them it is "not proved".
+
+    `atol`, `rtol`, `snr`, `cosine` are limits on the error of models that are meant to differ; see `Accuracy`. A
+    pipeline may be compared with a single model, as a whole. One side may be a torch module (in eval mode) or any
+    callable, which is given the model's inputs by position, or by name where it has parameters of those names; its
+    outputs pass within `tolerance` times the largest value (default 1e-4 for a model all in fp32, else 2e-2), integers
+    have to be equal.
+
+    Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing run)
+    for an op the reference runtime lacks.
+    """
+    judged_as, accuracy = _parse_exactness(exactness), Accuracy(atol, rtol, snr, cosine) or None
+    if accuracy is not None and (exactness == "bitwise" or tolerance is not None or fixes_nonfinite):
+        raise InputError(
+            f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one"
+        )
+    how: dict[str, Any] = {"feeds": feeds, "seeds": seeds, "quirks": quirks, "widths": widths, "progress": progress}
+    with share_budget(max_steps, max_seconds, progress):
+        try:
+            if is_callable_side(before) or is_callable_side(after):
+                return _verify_callable(before, after, exactness, tolerance, accuracy=accuracy, precision=precision,
+                                        fixes_nonfinite=fixes_nonfinite, function=function, **how)
+            promised = Strictness(judged_as, fixes_nonfinite, keeps_nonfinite=exactness == "bitwise", accuracy=accuracy)
+            return _verify_models(before, after, function, precision, promised, tolerance, **how)
+        except LimitReached as reached:
+            return VerifyReport("not proved", judged_as, reason=str(reached), quirks=tuple(quirks), tolerance=tolerance)
+
+
+def _parse_exactness(name: str) -> Exactness:
+    if name not in ("bitwise", "rounding"):
+        raise InputError(f"exactness '{name}' is not known; expected bitwise or rounding"
+                         f"{suggest_nearest(name, ('bitwise', 'rounding'))}")
+    return Exactness(name)
+
+
+def _verify_models(
+    before: Any, after: Any, function: str | None, precision: str, strictness: Strictness, tolerance: float | None,
+    *, widths: bool, **how: Any
+) -> VerifyReport:
+    if tolerance is not None:
+        raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
+    old, new = select_function(open_source(before), function), select_function(open_source(after), function)
+    precisions = (precision,) if precision == "float64" else ("float64", precision)
+    if old.is_pipeline != new.is_pipeline and function is None:
+        single, pipeline = (new, old) if old.is_pipeline else (old, new)
+        return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
+                                     precisions=precisions, exactness=strictness, describe=single.describe, **how)
+    return compare_programs(old.program, new.program, precisions=precisions, exactness=strictness, widths=widths,
+                            describe=old.describe, **how)
+
+
+def _verify_callable(
+    before: Any, after: Any, exactness: str, tolerance: float | None, *, quirks: Sequence[str],
+    function: str | None, **how: Any
+) -> VerifyReport:
+    program_first = is_callable_side(after)
+    if program_first and is_callable_side(before):
+        raise InputError("both sides are callables; expected a model on one side: its inputs say what to feed")
+    if exactness == "bitwise":
+        raise InputError("exactness 'bitwise' is for two models; a torch module or a callable is judged by tolerance")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
+    if quirks and program_first:
+        raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
+    if how.pop("fixes_nonfinite") | how.pop("widths"):
+        raise InputError("fixes_nonfinite and widths are for two models; a callable says itself what is right")
+    model = open_source(before if program_first else after)
+    if model.is_pipeline and function is None:
+        raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
+                         f"name the part's function: {format_option('function')}{next(iter(model.program.functions))}")
+    return compare_with_callable(
+        select_function(model, function).program, after if program_first else before, program_first=program_first,
+        tolerance=tolerance, describe=model.describe, quirks=quirks, **how)

@@ -1,0 +1,40 @@
+"""Copying a package's large files while coremltools is still being imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from ..core.errors import InputError
+from ..package.copy_ahead import CopyAhead
+from ..package.destination import check_destination
+from ..surgery.contract import build_part_path
+
+__all__ = ["add_link_option", "start_copying"]
+
+
+def add_link_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--link", action="store_true",
+                        help="files that stay as they are become hard links where they cannot be cloned: the packages "
+                             "then share them, so never edit one in place")
+
+
+def start_copying(
+    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, link: bool = False,
+    parts: Sequence[str] = ("",),
+) -> AbstractContextManager[CopyAhead | None]:
+    """Starts copying what will be copied anyway: nothing where weights are `packed` anew, or files are to be linked.
+
+    `parts` are those of the packages that `output` stands for. InputError when it is lacking or could not be written.
+    """
+    if output is None and not dry_run:
+        raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")
+    if not source.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    if output is None or dry_run:
+        return nullcontext()
+    for part in parts:
+        check_destination(source, build_part_path(Path(output), part), overwrite)
+    return nullcontext() if packed or link else CopyAhead(Path(source), Path(output))

@@ -1,0 +1,66 @@
+"""Being told to stop: Ctrl-C, SIGTERM and SIGHUP end a run at once, in one line, with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ..core.coremltools_setup import is_importing
+
+__all__ = ["Stopped", "handle_stop_signals", "report_stopped"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_stopping = False
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal to stop has come; `code` is the exit code that shells know for it: 128 and the signal's number."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.code = 128 + number
+
+
+def report_stopped(stopped: KeyboardInterrupt) -> int:
+    """Say that the run was stopped; the exit code."""
+    found = stopped if isinstance(stopped, Stopped) else Stopped()
+    why = "interrupted" if found.code == 128 + signal.SIGINT else str(found)
+    print(f"mil-ane-passes: {why}; nothing is left half written", file=sys.stderr, flush=True)
+    return found.code
+
+
+@contextmanager
+def handle_stop_signals() -> Iterator[None]:
+    """For a process of our own: the signals raise Stopped, so that everything is closed on the way out.
+
+    While something is imported it ends at once instead, after what is being staged is removed: an import may swallow
+    whatever is raised in it. So does a second signal. Once the run is over a signal ends the process without a word.
+    Signals that are ignored stay ignored (nohup).
+    """
+    global _stopping
+    _stopping = False
+    for number in _SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _raise_stopped)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            if signal.getsignal(number) == _raise_stopped:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _raise_stopped(number: int, frame: FrameType | None) -> None:
+    global _stopping
+    stopped, again, _stopping = Stopped(number), _stopping, True
+    if again or is_importing(frame):
+        # Not imported here: that may be the very import the signal came in, and then nothing is being staged yet.
+        abandon = getattr(sys.modules.get("mil_ane_passes.package.staging"), "close_all_stagings", None)
+        if abandon is not None:
+            abandon()
+        os._exit(report_stopped(stopped))
+    raise stopped

@@ -1,0 +1,103 @@
+"""Edits of a pymil block that cost what they touch: replace a var, remove ops, keep both sides' books right.
+
+pymil's own `replace_uses_of_var_after_op` re-attaches every input of every consumer and `remove_ops` searches each
+input's list of consumers; with consts shared by thousands of ops that grows with the square of the program. Here
+only the inputs that change are set again, and shared consts drop their dead consumers in one sweep at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from .query import get_flat_inputs
+
+__all__ = ["BlockEditor", "get_first_op", "rebind_inputs"]
+
+_OPS_WITH_EFFECTS = frozenset({"coreml_update_state", "write_state", "read_state", "classify"})
+"Ops that act on something else than their outputs, or that the model's interface refers to."
+
+
+class BlockEditor:
+    """Collects the edits of one walk; call `flush` when it is over (a context manager does)."""
+
+    def __init__(self) -> None:
+        self._dead: set[Operation] = set()
+        self._stale: dict[Var, int] = {}
+        self.removed = 0
+
+    def __enter__(self) -> BlockEditor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.flush()
+
+    def replace(self, old: Var, new: Var) -> None:
+        """Let everything that reads `old` read `new`; a block that returns `old` returns `new`, under `old`'s name."""
+        for op in dict.fromkeys(old.child_ops):
+            if op in self._dead:
+                continue
+            op.set_inputs(**rebind_inputs(op, old, new))
+        for block in dict.fromkeys(old.consuming_blocks):
+            block.replace_block_output_var(old, new)
+        old.consuming_blocks.clear()  # some of the host's passes note a block twice that returns a value twice
+
+    def remove_if_unused(self, ops: Iterable[Operation]) -> None:
+        """Remove those of `ops` whose outputs nobody reads, and then what they alone had kept alive."""
+        pending = list(ops)
+        while pending:
+            op = pending.pop()
+            if op in self._dead or op.enclosing_block is None or op.op_type in _OPS_WITH_EFFECTS:
+                continue
+            if any(self._live_uses(var) or var.consuming_blocks for var in op.outputs):
+                continue
+            pending.extend(self._remove(op))
+
+    def flush(self) -> None:
+        """Drop removed ops from the shared consts' lists of consumers."""
+        for var in self._stale:
+            var.child_ops[:] = [op for op in var.child_ops if op not in self._dead]
+        self._stale.clear()
+
+    def _live_uses(self, var: Var) -> int:
+        return len(var.child_ops) - self._stale.get(var, 0)
+
+    def _remove(self, op: Operation) -> list[Operation]:
+        """Take `op` (and its nested blocks) out; returns the producers that may have lost their last reader."""
+        self._dead.add(op)
+        producers = []
+        for block in op.blocks:
+            block.set_outputs([])
+            for inner in reversed(list(block.operations)):
+                producers.extend(self._remove(inner))
+        for var in get_flat_inputs(op):
+            if var.op is not None and var.op.op_type == "const":
+                self._stale[var] = self._stale.get(var, 0) + 1
+            else:
+                var.remove_child_op(op)
+            if var.op is not None:
+                producers.append(var.op)
+        block = op.enclosing_block
+        block.operations.remove(op)
+        block._internal_vars.difference_update(op.internal_inputs.values())
+        op.enclosing_block = None
+        self.removed += op.op_type != "const"
+        return producers
+
+
+def rebind_inputs(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
+    """The inputs of `op` that read `old`, reading `new`."""
+    found: dict[str, Var | tuple[Var, ...]] = {}
+    for name, bound in op.inputs.items():
+        if isinstance(bound, (list, tuple)):
+            if any(var is old for var in bound):
+                found[name] = tuple(new if var is old else var for var in bound)
+        elif bound is old:
+            found[name] = new
+    return found
+
+
+def get_first_op(block: Block) -> Operation | None:
+    """The block's first op, or None in an empty block."""
+    return block.operations[0] if len(block.operations) else None

@@ -1,0 +1,236 @@
+"""The builder a rewrite gets: pymil's `mb`, with names that are free, consts that are shared, and views of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
+from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
+
+from .block_editor import get_first_op
+from .clone_op import insert_op
+from .constants import make_const, make_reshaped_const
+from .type_inference import limit_evaluation
+
+__all__ = ["RewriteBuilder", "UniqueNames"]
+
+_MAX_SHARED_ELEMENTS = 64
+"Elements up to which a const given as a plain value is shared within its block."
+
+class UniqueNames:
+    """The op and value names of a function, so that new ones never collide with them."""
+
+    def __init__(self, function: Function) -> None:
+        self._taken: set[str] = set(function.inputs)
+        self._next: dict[str, int] = {}
+        self.shared: set[str] = set()
+        "Names that several values have, in different blocks."
+        values = set(function.inputs)
+        pending: list[Block] = [function]
+        while pending:
+            block = pending.pop()
+            for op in block.operations:
+                self._taken.add(op.name)
+                names = {var.name for var in op.outputs}
+                self.shared |= names & values
+                values |= names
+                pending.extend(op.blocks)
+        self._taken |= values
+
+    def make_unique_name(self, base: str) -> str:
+        """`base` itself, or `base_1`, `base_2`, ... when it is taken; the result is taken from then on."""
+        name, count = base, self._next.get(base, 0)
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._next[base] = count
+        self._taken.add(name)
+        return name
+
+
+class RewriteBuilder:
+    """`mb` for rewrites: `mb.conv(x=..., ...)` inserts before the op that is being rewritten.
+
+    Plain values (numbers, strings, short lists and arrays) become consts that are shared by the whole block;
+    `mb.reshaped(var, shape)` shows a const in another shape without copying its bytes, once for all its users.
+    """
+
+    def __init__(self, block: Block, names: UniqueNames) -> None:
+        self.block = block
+        self.created_ops: list[Operation] = []
+        self._names = names
+        self._consts: dict[Any, Var] = {}
+        self._views: dict[tuple[Var, tuple[int, ...]], Var] = {}
+        self._memo: dict[Any, Any] = {}
+        self._base = "ane"
+        self._anchor: Operation | None = None
+        self._made: set[Operation] = set()
+        self.moved_ops: set[Operation] = set()
+        "Ops that existed before and were moved here, such as those of a block that is inlined."
+        self._entry: Operation | None = None
+
+    @contextmanager
+    def at(self, op: Operation, base: str | None = None) -> Iterator[None]:
+        """Insert before `op`; new names start with `base` (default: the name of the op's first output)."""
+        saved = self._anchor, self._base
+        self._anchor, self._base = op, base or (op.outputs[0].name if op.outputs else op.name)
+        try:
+            yield
+        finally:
+            self._anchor, self._base = saved
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        make = getattr(Builder, op_type)
+
+        def build(**inputs: Any) -> Any:
+            wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
+            shared = inputs if op_type == "const" else {
+                key: self._shared(key, given) for key, given in inputs.items() if given is not None}
+            with limit_evaluation():
+                result = make(**shared, name=self._names.make_unique_name(wanted), before_op=self._anchor)
+            self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
+            return result
+
+        return build
+
+    def reshaped(self, var: Var, shape: tuple[int, ...]) -> Var:
+        """Const `var`, element for element, in `shape`: the same bytes, one new const however often it is asked for."""
+        if tuple(var.shape) == shape:
+            return var
+        key = (var, shape)
+        if not _is_in_program(self._views.get(key)):
+            source = var.op.enclosing_block
+            where = _find_next_op(var.op) if source is self.block else get_first_op(self.block)
+            view = make_reshaped_const(
+                var, shape, self._names.make_unique_name(f"{var.name}_{'x'.join(map(str, shape))}"), where
+            )
+            self._record(view.op)
+            self._views[key] = view
+        return self._views[key]
+
+    def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
+        """A new const of `make()`, in the dtype of const `source`, beside it; one for each (source, what)."""
+
+        def made() -> Var:
+            beside = source.op.enclosing_block is self.block
+            where = _find_next_op(source.op) if beside else get_first_op(self.block)
+            array = np.ascontiguousarray(make())
+            var = make_const(array, source.dtype, self._names.make_unique_name(f"{source.name}_{what}"), where)
+            self._record(var.op)
+            return var
+
+        built: Var = self.once(("weight", source, what), made)
+        return built
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """`make()` (vars) for the first call with `key` in this walk of the block, its result for every later one."""
+        if not _is_in_program(self._memo.get(key)):
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def find_insertion_point(self, var: Var) -> Operation | None:
+        """The op to insert before, so that what is made from `var` and shared consts is visible to its readers.
+
+        For a value from outside the block that is the block's first op that was there before: consts made since stand
+        in front of it.
+        """
+        if var.op is not None and var.op.enclosing_block is self.block:
+            return _find_next_op(var.op)
+        if self._entry is None or self._entry.enclosing_block is not self.block:
+            self._entry = next((op for op in self.block.operations if op not in self._made), None)
+        return self._entry
+
+    def make_unique_name(self, base: str) -> str:
+        """A name that nothing in the function has: `base`, or one that begins so."""
+        return self._names.make_unique_name(base)
+
+    def insert(self, op: Operation, into: Block | None = None) -> list[Var]:
+        """Put `op`, which stands in no block, where ops are inserted now, or at the end of the block `into`, under a
+        new name. Returns its outputs."""
+        op.name = self.make_unique_name(op.name)
+        for var in op.outputs:
+            var.name = op.name if len(op.outputs) == 1 else self.make_unique_name(var.name)
+        insert_op(op, into or self.block, None if into else self._anchor)
+        self._record(op)
+        return list(op.outputs)
+
+    def moved(self, op: Operation) -> list[Var]:
+        """Take `op` out of its block and put it where ops are inserted now; names change only where they are not the
+        only ones. Returns its outputs."""
+        old = op.enclosing_block
+        old.operations.remove(op)
+        old._internal_vars.difference_update(op.internal_inputs.values())
+        for inner in op.internal_inputs.values():
+            self.block.add_internal_var(inner)
+        op.enclosing_block = self.block
+        self.block._insert_op_before(op, before_op=self._anchor)
+        for var in op.outputs:
+            if old is not self.block and var.name in self._names.shared:
+                var.name = self._names.make_unique_name(var.name)
+                op.name = var.name if len(op.outputs) == 1 else op.name
+        self._record(op)
+        self.moved_ops.add(op)
+        return list(op.outputs)
+
+    def _record(self, op: Operation) -> None:
+        self.created_ops.append(op)
+        self._made.add(op)
+
+    def _shared(self, parameter: str, given: Any) -> Any:
+        key = None if _has_negative_indices(parameter, given) else _make_const_key(given)
+        if key is None:
+            return given
+        if not _is_in_program(self._consts.get(key)):
+            name = self._names.make_unique_name(f"{parameter}_const")
+            var = Builder.const(val=given, name=name, before_op=get_first_op(self.block))
+            self._record(var.op)
+            self._consts[key] = var
+        return self._consts[key]
+
+    def adopt_scopes(self, scopes: Any) -> list[Operation]:
+        """Give the ops made since the last call (and consts pymil added for them) the scopes of what they replace."""
+        made, self.created_ops = self.created_ops, []
+        for op in made:
+            for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
+                if scopes and set(new.scopes) <= {ScopeSource.COREMLTOOLS_GRAPH_PASS}:
+                    new.scopes = add_graph_pass_scope(scopes, new.scopes)
+        return made
+
+
+def _find_next_op(op: Operation) -> Operation | None:
+    following = op.enclosing_block.operations._get_node_from_op(op).next
+    return None if following is None else following.op
+
+
+def _is_in_program(made: Any) -> bool:
+    """Whether what was made earlier is still in the program: what lost its last reader has been removed."""
+    made = made if isinstance(made, (list, tuple)) else [made]
+    return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in made)
+
+
+def _has_negative_indices(parameter: str, given: Any) -> bool:
+    """Whether places are counted from the back of a value: the host writes them anew as counted from the front, into
+    the array that it is given, and another value may be longer."""
+    return parameter in ("begin", "end") and isinstance(given, (list, tuple, np.ndarray)) and bool(
+        np.any(np.asarray(given) < 0))
+
+
+def _make_const_key(given: Any) -> Any:
+    """What makes two plain values the same const; None for vars, long arrays and anything that is no plain value."""
+    if isinstance(given, (Var, mil_list)) or given is None:
+        return None
+    if isinstance(given, str):
+        return ("str", given)
+    if isinstance(given, (list, tuple)) and (not given or not all(isinstance(item, (int, float)) for item in given)):
+        return None
+    if not isinstance(given, (bool, int, float, list, tuple, np.ndarray, np.generic)):
+        return None
+    array = np.asarray(given)
+    if array.size > _MAX_SHARED_ELEMENTS or array.dtype.kind not in "bifu":
+        return None
+    return (type(given) in (bool, int, float), array.dtype.str, array.shape, array.tobytes())

@@ -1,0 +1,120 @@
+"""Constants whose bytes stay where they are: views of mapped blobs, and values that are unpacked only when read.
+
+A const that was loaded from a weight file carries where its bytes live (`op.blob`, a `BlobRef`). A sub-byte
+const (int4, uint1, ...) is stored packed, and pymil holds it unpacked, so its value is a `LazyValue`: nothing is
+read until somebody asks for `.val`. A const that shows another one in a different shape shares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import InternalVar, Operation, Var, types
+from coremltools.converters.mil.mil.block import curr_block
+from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+from coremltools.converters.mil.mil.scope import SCOPE_STACK
+
+__all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const", "make_reshaped_const"]
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """Where a const's bytes live in a package.
+
+    `file` is the weight file on disk, `name` its name as the program's proto spells it
+    (`@model_path/weights/weight.bin`), `offset` the position of the blob's 64-byte metadata, `nbytes` its payload.
+    """
+
+    file: Path
+    name: str
+    offset: int
+    nbytes: int
+
+
+class LazyValue:
+    """Stands where pymil keeps a const's value (`Var._sym_val`); reads it on the first access of `.val`.
+
+    `read` returns the flat, unpacked elements; `shape` is the shape they are shown in.
+    """
+
+    def __init__(self, read: Callable[[], np.ndarray[Any, Any]], shape: tuple[int, ...]) -> None:
+        self._read = read
+        self.shape = shape
+        self._value: np.ndarray[Any, Any] | None = None
+
+    @property
+    def val(self) -> np.ndarray[Any, Any]:
+        if self._value is None:
+            self._value = self._read().reshape(self.shape)
+        return self._value
+
+    def reshaped(self, shape: tuple[int, ...]) -> LazyValue:
+        """The same elements in another shape, still unread."""
+        return LazyValue(self._read, shape)
+
+
+def make_const(
+    value: np.ndarray[Any, Any] | np.generic | str | LazyValue, dtype: Any, name: str,
+    before_op: Operation | None = None,
+) -> Var:
+    """A const of MIL builtin type `dtype` in the current block that holds `value`, an array or a scalar of that type,
+    without looking at it or copying it.
+
+    Built here rather than by pymil's builder: the type is known, nothing has to be inferred or read, and with
+    thousands of weights that is most of the cost.
+    """
+    kind: Any = SSAOpRegistry._get_core_op_cls("const")
+    op: Any = object.__new__(kind)
+    op._input_types, op._type_domains = kind.input_spec.input_types, kind.type_domains
+    op.name, op.blocks, op._weight_id = name, [], None
+    op.enclosing_block, op.scopes = curr_block(), SCOPE_STACK.get_curr_scopes()
+    sym_type = dtype if isinstance(value, (np.generic, str)) else types.tensor(dtype, value.shape)
+    held: Any = value
+    if not isinstance(value, LazyValue):
+        held = sym_type()
+        held.val = value
+    inner = make_bare_var(InternalVar, f"{name}_val", types.unknown, held)
+    inner._child_ops.append(op)
+    op._input_vars, op.val = {"val": inner}, inner
+    var = make_bare_var(Var, name, sym_type, held)
+    var._op, var.op_output_idx, var.is_descendant_of_const = op, 0, True
+    op._output_vars = [var]
+    op.enclosing_block.add_internal_var(inner)
+    if before_op is None and _BEFORE_OP_STACK:
+        before_op = _BEFORE_OP_STACK[-1]
+    op.enclosing_block._insert_op_before(op, before_op=before_op)
+    return var
+
+
+def make_bare_var(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
+    """A var of which nothing has to be worked out: its slots are set, its initializer is not asked."""
+    var = object.__new__(cls)
+    var.name, var._sym_type, var._sym_val = name, sym_type, held
+    var._op = var.op_output_idx = None
+    var._child_ops, var.consuming_blocks = [], []
+    var._nonreplaceable_vars_upstream, var.is_descendant_of_const = set(), False
+    return var
+
+
+def get_blob_ref(var: Var) -> BlobRef | None:
+    """Where the bytes of a const live, or None for a const that was made in memory."""
+    blob = getattr(var.op, "blob", None)
+    return blob if isinstance(blob, BlobRef) else None
+
+
+def make_reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Operation | None = None) -> Var:
+    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied."""
+    held = var._sym_val
+    value = held.reshaped(shape) if isinstance(held, LazyValue) else np.asarray(held.val).reshape(shape)
+    view = make_const(value, var.dtype, name, before_op)
+    blob = get_blob_ref(var)
+    if blob is not None:
+        view.op.blob = blob
+    if var.op.weight_id is not None:
+        view.op.weight_id = f"{var.op.weight_id}:{'x'.join(map(str, shape))}"
+    return view

@@ -1,0 +1,49 @@
+"""Values that are too large in some way, and the ops joined by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
+
+from .op_groups import group_by_shared_values
+from .query import get_flat_inputs, get_type_info, is_const
+
+__all__ = ["Shape", "group_ops_by_large_values"]
+
+Shape = Sequence[object]
+
+
+def group_ops_by_large_values(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Operation], Var]]:
+    """Ops of `block` that read or make a value whose shape is too `large`, joined where they share one; the first such.
+
+    Parameters and weights are no values here. Linear: of two groups the smaller moves. Nearly always there is none.
+    """
+    judged = {var: large(_get_shape(var)) for var in _iterate_block_values(block)}
+    if isinstance(block, Function) and not any(judged.values()):
+        return []
+    held: dict[Operation, list[Var]] = {}
+    for op in block.operations:
+        if op.op_type == "const" or op.op_type.startswith("constexpr_"):
+            continue
+        for var in (*get_flat_inputs(op), *op.outputs):
+            if var not in judged:
+                judged[var] = not is_const(var) and large(_get_shape(var))
+            if judged[var]:
+                held.setdefault(op, []).append(var)
+    return [(ops, held[ops[0]][0]) for ops in group_by_shared_values(held)]
+
+
+def _iterate_block_values(block: Block) -> Iterator[Var]:
+    """The values that enter a block or are made in it."""
+    yield from block.inputs.values() if isinstance(block, Function) else block.inputs
+    for op in block.operations:
+        if op.op_type != "const":
+            yield from op.outputs
+
+
+def _get_shape(var: Var) -> Shape:
+    kind = get_type_info(var)
+    if not kind.is_tensor:
+        return ()
+    return var.shape if kind.shape is None else kind.shape

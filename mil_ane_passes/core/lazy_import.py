@@ -1,0 +1,32 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .coremltools_setup import freeze_imported_objects
+from .garbage_collection import pause_garbage_collection
+
+__all__ = ["make_lazy_getattr"]
+
+
+def make_lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A `__getattr__` for the module `package`: `homes` says in which of its submodules each name is.
+
+    A name whose home is `.name` is that submodule itself.
+    """
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        with pause_garbage_collection():
+            module = importlib.import_module(homes[name], package)
+            value = module if homes[name] == f".{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        freeze_imported_objects()
+        return value
+
+    return found

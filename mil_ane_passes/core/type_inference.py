@@ -1,0 +1,173 @@
+"""The host's answer to what an op makes: without what asking for it does to the op's inputs, or not asked at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var, get_new_symbol, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from .query import get_flat_inputs, is_opaque
+
+__all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
+
+_MAX_EVALUATED_ELEMENTS = 1 << 20
+"The most elements that an op's outputs have where they are evaluated although its operands have fewer."
+_ORIGINAL_AUTO_VAL = Operation._auto_val
+_INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"What coremltools raises where it cannot infer a type or a value."
+
+
+def infer_types(op: Operation) -> Any:
+    """What `op.type_inference()` says: a type, or a tuple of types.
+
+    The host's rule for slices writes ends counted from the back as they are from the front, into the very arrays that
+    it reads: those of the file must stay, and another slice may count from the back of something longer. For an op
+    with nested blocks it gives the types of one way, and `_joined_types` those of all.
+    """
+    joined = _joined_types(op) if op.blocks else None
+    if joined is not None:
+        return joined
+    if op.op_type != "slice_by_index":
+        return op.type_inference()
+    given = {side: getattr(op, side) for side in ("begin", "end")}
+    try:
+        for side, var in given.items():
+            setattr(op, side, SimpleNamespace(val=None if var.val is None else np.array(var.val)))
+        return op.type_inference()
+    finally:
+        for side, var in given.items():
+            setattr(op, side, var)
+
+
+@contextmanager
+def limit_evaluation() -> Iterator[None]:
+    """Ops that are built meanwhile have values only where those are not much larger than their operands.
+
+    coremltools evaluates every op whose operands are constants: a `tile` or `fill` of one number is as large as a
+    package likes to declare. A result as large as its operands is needed, such as that of a transpose of weights.
+    """
+    Operation._auto_val = _evaluate_within_limit
+    try:
+        yield
+    finally:
+        Operation._auto_val = _ORIGINAL_AUTO_VAL
+
+
+def _evaluate_within_limit(op: Operation, output_types: Any) -> Any:
+    made = max(map(_count_elements, output_types), default=0)
+    if (
+        made > _MAX_EVALUATED_ELEMENTS
+        and op.op_type != "const"
+        and made > sum(_count_elements(var.sym_type) for var in get_flat_inputs(op))
+    ):
+        return (None,) * len(output_types)
+    return _ORIGINAL_AUTO_VAL(op, output_types)
+
+
+def _count_elements(sym_type: Any) -> int:
+    """How many elements a value of the type has, as far as that is known."""
+    return math.prod(size for size in sym_type.get_shape() if isinstance(size, int)) if types.is_tensor(sym_type) else 1
+
+
+def raise_not_evaluated() -> NoReturn:
+    """For `value_inference` of an op whose value is not to be asked for: that would read weights."""
+    raise NotImplementedError("large values stay unread")
+
+
+def refine_type(inferred: Any, known: Any) -> Any:
+    """The type `inferred`, with sizes of the type `known` where only that knows them."""
+    if inferred is known or not (types.is_tensor(inferred) and types.is_tensor(known)):
+        return inferred
+    ours, theirs = inferred.get_shape(), known.get_shape()
+    if len(ours) != len(theirs):
+        return inferred
+    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs, strict=True)]
+    return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)
+
+
+def propagate_symbols(block: Block, changed: set[Var]) -> None:
+    """Infer anew the types of what `block` computes from the values `changed`, whose symbolic sizes are other symbols
+    than when their readers were built; add those whose types change to `changed`.
+
+    A file names no symbols: without this a program in memory would state equal sizes that are no longer known to be
+    equal once it is saved and loaded, and rules would answer otherwise. Where coremltools' rule for an op insists on
+    equal symbols, the op keeps its types, which hold all the same.
+    """
+    for op in block.operations:
+        for inner in op.blocks:
+            propagate_symbols(inner, changed)
+        read = [*get_flat_inputs(op), *(var for inner in op.blocks for var in inner.outputs)]
+        if not changed.isdisjoint(read) and not is_opaque(op):
+            changed.update(_infer_symbols(op))
+
+
+def _infer_symbols(op: Operation) -> list[Var]:
+    """Give the outputs of `op` the types, and the symbolic values, that follow from its inputs; return those that
+    changed."""
+    try:
+        found = infer_types(op)
+        found = found if isinstance(found, tuple) else (found,)
+        made = tuple(refine_type(new, var.sym_type) for new, var in zip(found, op.outputs, strict=True))
+        if not all(types.is_compatible_type(new, var.sym_type) for new, var in zip(made, op.outputs)):
+            return []
+        unknown = [var.sym_val is not None and var.val is None for var in op.outputs]
+        with limit_evaluation():
+            values = op._auto_val(made) if any(unknown) else (None,) * len(made)
+    except _INFERENCE_ERRORS:
+        return []
+    changed = []
+    for var, sym_type, value, is_unknown in zip(op.outputs, made, values, unknown, strict=True):
+        if is_unknown or sym_type is not var.sym_type:
+            var._sym_type, var._sym_val = sym_type, value if is_unknown else var._sym_val
+            changed.append(var)
+    return changed
+
+
+def _joined_types(op: Operation) -> tuple[Any, ...] | None:
+    """The types of what `op` gives by any way through its blocks; None for an op coremltools' own rule is right about.
+
+    coremltools gives the types of one way: the first branch of a `cond`, the body of a `while_loop` (which may never
+    run). A size that is another on another way, or not known there, is symbolic. Raises ValueError when the ways give
+    what no one type holds.
+    """
+    if op.op_type == "cond" and len(op.blocks) == 2:
+        known = op.pred.val
+        ways = op.blocks if known is None else (op.blocks[0 if known else 1],)
+        return _joined([[var.sym_type for var in block.outputs] for block in ways])
+    if op.op_type == "while_loop" and len(op.blocks) == 2:
+        return _joined([[var.sym_type for var in ends] for ends in (op.loop_vars, op.blocks[1].outputs)])
+    return None
+
+
+def _joined(ways: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    first = list(ways[0])
+    for way in ways[1:]:
+        first = [_wider(a, b) for a, b in zip(first, way, strict=True)]
+    return tuple(first)
+
+
+def _wider(a: Any, b: Any) -> Any:
+    """A type that both fit; ValueError when there is none."""
+    if a is b or a == b:
+        return a
+    if not (types.is_tensor(a) and types.is_tensor(b)):
+        return a
+    ours, theirs = a.get_shape(), b.get_shape()
+    if a.get_primitive() != b.get_primitive() or len(ours) != len(theirs):
+        raise ValueError(f"one way gives {a.__type_info__()}, another {b.__type_info__()}")
+    shape = [_size(x, y) for x, y in zip(ours, theirs)]
+    return types.tensor(a.get_primitive(), shape)
+
+
+def _size(x: Any, y: Any) -> Any:
+    if is_symbolic(x):
+        return x
+    if is_symbolic(y):
+        return y
+    return x if x == y else get_new_symbol()

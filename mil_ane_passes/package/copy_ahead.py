@@ -1,0 +1,85 @@
+"""Copies a package's large files to where the new package will be, while the program is still being rewritten.
+
+The kernel copies and the disk writes without Python, so the time of a copy is not added to that of the work. Nothing
+is lost when the rewrite comes to nothing: what was copied ahead is removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from .contents import list_contents
+from .files import copy_file, get_file_stamp, sync_path
+from .manifest import MANIFEST
+from .staging import Staging
+
+_MIN_COPY_AHEAD_BYTES = 8 << 20
+"Bytes from which a file is worth a thread."
+
+
+class _Cancelled(Exception):
+    """Nobody wants the copies any more."""
+
+
+class CopyAhead:
+    """Starts copying the large files of the folder `source` beside `target`; a context manager that cleans up.
+
+    Whoever saves takes the copies with `take`. A file that cannot be copied ahead is simply not there to take: the
+    one who saves copies it again, meets the same error, and reports it. Raises InputError for a package that holds
+    what cannot be copied.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._copies: dict[Path, tuple[Path, tuple[int, int, int]]] = {}
+        self._staging: Staging | None = None
+        self._thread: threading.Thread | None = None
+        self._cancelled = False
+        # Anything may be given as a source, a whole disk too: only what looks like a package is searched and copied.
+        found = list_contents(source) if (source / MANIFEST).is_file() else []
+        large = [source / item.path for item in found if item.kind == "file" and item.size >= _MIN_COPY_AHEAD_BYTES]
+        target = Path(os.path.abspath(target))
+        if not large or not os.access(target.parent, os.W_OK):
+            return
+        try:
+            self._staging = Staging(target)
+        except OSError:
+            return
+        self._thread = threading.Thread(target=self._copy, args=(large, self._staging.folder), daemon=True)
+        self._thread.start()
+
+    def _copy(self, files: list[Path], folder: Path) -> None:
+        for number, path in enumerate(files):
+            copy = folder / str(number)
+            try:
+                found = get_file_stamp(path.stat())
+                copy_file(path, copy, self._check)
+                sync_path(copy)
+            except (OSError, _Cancelled):
+                return
+            self._copies[path] = copy, found
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise _Cancelled
+
+    def take(self, source: Path, target: Path) -> bool:
+        """Put the finished copy of `source` at `target`; False where there is none, or `source` has changed since."""
+        if self._thread is not None:
+            self._thread.join()
+        copy, found = self._copies.pop(source, (None, None))
+        if copy is None or found != get_file_stamp(source.stat()):
+            return False
+        os.rename(copy, target)
+        return True
+
+    def __enter__(self) -> CopyAhead:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._cancelled = True
+        if self._thread is not None:
+            self._thread.join()
+        if self._staging is not None:
+            self._staging.close()

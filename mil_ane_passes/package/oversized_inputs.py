@@ -1,0 +1,53 @@
+"""What the host's rules must not be asked: they would count out sizes that a file only claims, or miss a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coremltools.converters.mil.mil import Var, types
+
+from .limits import MAX_EVALUATED_ELEMENTS, MAX_RANK
+
+__all__ = ["Rejected", "reject_oversized_inputs"]
+
+# Inputs whose length is a rank.
+_PER_AXIS_INPUTS = frozenset(
+    {"shape", "reps", "pad", "begin", "end", "size", "perm", "axes", "elem_shape", "resized_dims"}
+)
+# Constants that may be unread: compressed weights have no value, and those in weight files stay where they are.
+_WEIGHT_INPUTS = frozenset(
+    {"weight", "bias", "gamma", "beta", "mean", "variance", "weight_ih", "weight_hh", "weight_ih_back",
+     "weight_hh_back", "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale",
+     "zero_point", "val"}
+)
+# Inputs whose rows the host counts out as the default of another.
+_SIZED_INPUTS = {"linear": "weight", "crop_resize": "boxes"}
+
+
+class Rejected(Exception):
+    """The host's class for an op does not take what the file binds."""
+
+
+def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
+    """Rejected when the host's class `cls` would make something huge of `bound`, or find no value in it."""
+    op_type, kinds = cls.__name__, cls.input_spec.input_types
+    for param, var in bound.items():
+        if not isinstance(var, Var):
+            continue
+        if param in _PER_AXIS_INPUTS and _get_first_dimension(var) > MAX_RANK:
+            raise Rejected(f"{param} of {_get_first_dimension(var)} dimensions")
+        missing = kinds[param].const and var._sym_val is None and param not in _WEIGHT_INPUTS
+        if missing and not op_type.startswith("constexpr_"):
+            raise Rejected(f"{param} has no value")
+    if op_type == "split" and "num_splits" in bound and bound["num_splits"].val != outputs:
+        raise Rejected(f"{outputs} outputs")
+    counted = bound.get(_SIZED_INPUTS.get(op_type, ""))
+    if isinstance(counted, Var) and _get_first_dimension(counted) > MAX_EVALUATED_ELEMENTS:
+        raise Rejected(f"{_get_first_dimension(counted)} rows")
+
+
+def _get_first_dimension(var: Var) -> int:
+    """The first dimension, as far as it is known."""
+    shape = var.sym_type.get_shape() if types.is_tensor(var.sym_type) else ()
+    return shape[0] if shape and isinstance(shape[0], int) else 0

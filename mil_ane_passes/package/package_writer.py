@@ -1,0 +1,234 @@
+"""Saving: a new package beside the old one, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..core.errors import InputError
+from ..core.locking import synchronized
+from .blob_refs import find_refs, move_refs
+from .blobs import Blob, WeightFiles
+from .contents import list_contents
+from .copy_ahead import CopyAhead
+from .destination import check_destination
+from .file_clone import clone_file
+from .files import copy_file, copy_mode, link_file, sync_path
+from .manifest import Layout
+from .model import Package
+from .staging import REPLACED, Staging
+from .swap import exchange_paths, move_to_free_path
+from .weight_plan import NewBlob, WeightPlan, find_live_blobs, plan_blob_moves
+from .weights import write_weights
+from .write_errors import convert_write_errors
+
+_MAX_TRIES = 100
+_NEW_NAME, _TAKEN_BACK_NAME = "new", "taken back"
+
+Writer = Callable[[Path], None]
+
+
+@synchronized
+def save(
+    package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
+    ahead: CopyAhead | None = None,
+) -> None:
+    """Writes `package` to `path`: every byte as in the source, except for what changed in the program.
+
+    The package is complete when it appears; on any failure nothing is left. The source stays as it is. With
+    `overwrite` the package that is there is swapped for the new one in one step. With `link`, files that stay as they
+    are become hard links where they cannot be cloned: the two packages then share them, so never edit either in place.
+    `ahead` holds copies of the source's large files that were started earlier.
+    Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
+    source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
+    when the program's ops are out of order.
+    """
+    if not isinstance(package, Package):
+        raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load gives it (an MLModel "
+                         "has a save of its own)")
+    target = Path(os.path.abspath(path))
+    check_destination(package.path, target, overwrite)
+    with convert_write_errors(target):
+        package.check_source()
+    model, plan = package.emit()
+    changed = plan if model != package.raw else None
+    write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, link=link, ahead=ahead)
+
+
+def write_model(
+    layout: Layout, files: WeightFiles, model: bytes, path: str | os.PathLike[str], *, plan: WeightPlan | None = None,
+    overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None,
+) -> None:
+    """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
+
+    `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model`
+    does not refer to are dropped where they are more than the plan's `dead_limit` of their file. `link` and errors: as
+    `save`.
+    """
+    write_models(
+        [PackageOutput(layout, files, model, Path(os.path.abspath(path)), plan)],
+        overwrite=overwrite,
+        link=link,
+        ahead=ahead,
+    )
+
+
+@dataclass(frozen=True)
+class PackageOutput:
+    """One package to write: that at `layout` with the model file `model`, to the absolute path `target`."""
+
+    layout: Layout
+    files: WeightFiles
+    model: bytes
+    target: Path
+    plan: WeightPlan | None = None
+
+
+@synchronized
+def write_models(
+    outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
+) -> None:
+    """Writes several packages as `write_model` does, all or none: they appear when the last one is whole.
+
+    A kill in the moment between two of them leaves those that have appeared, each whole. What it raises: as `save`.
+    """
+    with ExitStack() as stack:
+        stagings = []
+        for each in outputs:
+            with convert_write_errors(each.target):
+                check_destination(each.layout.root, each.target, overwrite)
+                writers = _plan_writers(each.layout, each.files, each.model, each.plan, ahead)
+                stagings.append(stack.enter_context(Staging(each.target)))
+                _fill_staged_folder(each.layout.root, stagings[-1].folder / _NEW_NAME, writers, ahead, link)
+        with ExitStack() as undo:
+            for each, staging in zip(outputs, stagings, strict=True):
+                with convert_write_errors(each.target):
+                    _publish_package(staging.folder / _NEW_NAME, each.target, staging.folder / REPLACED, overwrite)
+                undo.callback(_undo_publish, staging)
+            undo.pop_all()
+    for each in outputs:
+        _sync_parent_folder(each.target)
+
+
+def _undo_publish(staging: Staging) -> None:
+    """Takes back what `_publish_package` has done: what was replaced is there again."""
+    staged, aside = staging.folder / _NEW_NAME, staging.folder / REPLACED
+    if staged.exists():  # the two were swapped
+        exchange_paths(staged, staging.target, staging.folder / _TAKEN_BACK_NAME)
+        return
+    os.rename(staging.target, staging.folder / _TAKEN_BACK_NAME)
+    if aside.exists():
+        move_to_free_path(aside, staging.target)
+
+
+def _plan_writers(
+    layout: Layout, files: WeightFiles, model: bytes, plan: WeightPlan | None, ahead: CopyAhead | None
+) -> dict[Path, Writer]:
+    """What writes each file that is not a plain copy, by its path in the package."""
+    if plan is None:
+        unchanged = layout.model.read_bytes() == model
+        return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
+    refs = find_refs(model)
+    new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
+    live = find_live_blobs(files, {ref for ref in refs if ref not in new})
+    added = [blob for blob in plan.added if (plan.target, blob.offset) in refs]
+    moves = plan_blob_moves(files, added, plan.target, live, plan.dead_limit, gaps=len(added) < len(plan.added))
+    model = move_refs(model, moves)
+    writers: dict[Path, Writer] = {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
+    for name in {*moves, *([plan.target] if added and plan.target else [])}:
+        writers[files.path(name).relative_to(layout.root)] = _make_weight_writer(
+            files, added if name == plan.target else [], name, live.get(name, []), moves, ahead
+        )
+    return writers
+
+
+def _make_weight_writer(
+    files: WeightFiles, added: list[NewBlob], name: str, live: list[Blob], moves: dict[str, dict[int, int]],
+    ahead: CopyAhead | None,
+) -> Writer:
+    def write(target: Path) -> None:
+        write_weights(files.files.get(name), target, live, moves.get(name), added, ahead)
+
+    return write
+
+
+def _write_bytes(data: bytes, target: Path) -> None:
+    with open(target, "xb") as file:
+        file.write(data)
+
+
+def _fill_staged_folder(
+    source: Path, staged: Path, writers: dict[Path, Writer], ahead: CopyAhead | None, link: bool
+) -> None:
+    """Makes the folder `staged` with all that is in `source`, synced; files that have a writer are written by it."""
+    staged.mkdir()
+    folders = {Path()}
+    for item in list_contents(source):
+        path, copy = source / item.path, staged / item.path
+        if item.path in writers:
+            writers.pop(item.path)(copy)
+        elif item.kind == "folder":
+            copy.mkdir()
+            folders.add(item.path)
+            continue
+        elif item.kind == "link":
+            os.symlink(os.readlink(path), copy)
+            continue
+        elif not _copy_or_link(path, copy, ahead, link):
+            continue  # a link: its permissions are those of the source, in more than one sense
+        copy_mode(path, copy)
+        sync_path(copy)
+    for extra, write in writers.items():
+        (staged / extra).parent.mkdir(parents=True, exist_ok=True)
+        write(staged / extra)
+        sync_path(staged / extra)
+        folders |= set(extra.parents)
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        if (source / folder).is_dir():
+            copy_mode(source / folder, staged / folder)
+        sync_path(staged / folder)
+
+
+def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -> bool:
+    """Makes `copy` have the bytes of `path`; whether it is a file of its own and not another name of the same one."""
+    if ahead is not None and ahead.take(path, copy):
+        return True
+    if link and clone_file(path, copy):
+        return True
+    if link and link_file(path, copy):
+        return False
+    copy_file(path, copy)
+    return True
+
+
+def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -> None:
+    """Puts `staged` at `target`, in one step where the file system can; other runs may be doing the same."""
+    for _ in range(_MAX_TRIES):
+        try:
+            if not (overwrite and os.path.lexists(target)):
+                return move_to_free_path(staged, target)
+            check_destination(staged, target, overwrite)  # still something that may be replaced
+            return exchange_paths(staged, target, aside)
+        except FileNotFoundError:
+            if not staged.exists():
+                raise
+        except FileExistsError as error:
+            if not overwrite:
+                raise InputError(f"{target}: another run put a package there meanwhile; it stays, and nothing of this "
+                                 "run is left; expected a free path, or overwrite to replace what is there") from error
+    raise InputError(f"{target}: other runs replace it all the time; let one run at a time write there")
+
+
+def _sync_parent_folder(target: Path) -> None:
+    """Waits until the name of what was written is on disk, where the folder it is in can be asked."""
+    try:
+        sync_path(target.parent)
+    except PermissionError:
+        return
+    except OSError as error:
+        raise InputError(f"{target}: written, but the disk did not confirm it ({error.strerror}); check the disk, then "
+                         "this package") from error

@@ -1,0 +1,172 @@
+"""The program of a model file as pymil, each op with its origin."""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from coremltools import _OPSET
+from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+from coremltools.converters.mil.mil import Block, Function, ListVar, Placeholder, Program, Var, types
+from coremltools.converters.mil.mil.program import StateTensorPlaceholder
+
+from ..core.errors import InputError
+from . import wire
+from .blobs import WeightFiles
+from .limits import EvaluationBudget
+from .members import ML_PROGRAM_FIELD, Member
+from .op_builder import skip_upstream_propagation
+from .operations import BlockReader
+from .origin import BLOCKS, NestedOrigin
+from .values import TypeReader, ValueReader
+
+FUNCTIONS, SPECIALIZATIONS = 2, 3
+BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
+_REMEDY = "the package is damaged: take a fresh copy"
+
+
+@dataclass(frozen=True)
+class FunctionOrigin:
+    """A function as it was in the file: the ML Program it stands in and its name there, its opset, the bytes of its
+    block for it, and its interface."""
+
+    member: Member
+    name: str
+    opset: str
+    function: Function
+    data: bytes
+    inputs: tuple[tuple[str, Any], ...]
+    outputs: tuple[tuple[str, Any], ...]
+
+
+class ProgramReader:
+    """Reads one program; `where` names the package in messages, `budget` says how much of it is evaluated."""
+
+    def __init__(self, files: WeightFiles, where: str, budget: EvaluationBudget | None = None) -> None:
+        self._types = TypeReader()
+        self._values = ValueReader(files, self._types, budget)
+        self._where = where
+        self._heavy: set[Var] = set()
+
+    def read(self, members: Sequence[Member]) -> tuple[Program, dict[str, FunctionOrigin]]:
+        """The functions of all `members` as one program; InputError when one contradicts itself."""
+        program, origins = Program(), {}
+        for member in members:
+            for name, data in self._function_bytes(member.raw).items():
+                origin = self._function(member, name, data)
+                program.functions[member.prefix + name] = origin.function
+                origin.function.images = _find_image_features(member.spec.description, name)
+                origins[member.prefix + name] = origin
+        names = list(program.functions)
+        first = members[0]
+        program.default_function_name = _choose_default_function(first, names)
+        program.export_as_multifunction = bool(first.spec.description.functions)
+        program.chain = tuple(_choose_default_function(member, names) for member in members if member.path)
+        return program, origins
+
+    def _function_bytes(self, raw: bytes) -> dict[str, bytes]:
+        programs = wire.get_payloads(raw, ML_PROGRAM_FIELD)
+        entries = [entry for program in programs for entry in wire.get_payloads(program, FUNCTIONS)]
+        functions = {wire.get_entry_key(entry): wire.get_entry_value(entry) for entry in entries}
+        if len(programs) != 1 or len(functions) != len(entries):
+            raise InputError(
+                f"{self._where}: the model file has {len(programs)} programs and {len(entries)} functions under "
+                f"{len(functions)} names; expected one program with distinct names; {_REMEDY}"
+            )
+        return functions
+
+    def _function(self, member: Member, name: str, data: bytes) -> FunctionOrigin:
+        spec, version = member.spec.mlProgram.functions[name], member.spec.specificationVersion
+        where = f"{self._where}: function {member.prefix + name!r}"
+        blocks = {wire.get_entry_key(e): wire.get_entry_value(e) for e in wire.get_payloads(data, SPECIALIZATIONS)}
+        if spec.opset not in blocks:
+            raise InputError(
+                f"{where} is for opset {spec.opset!r} but has blocks for "
+                f"{', '.join(map(repr, sorted(blocks))) or 'none'}; expected one for its opset; {_REMEDY}"
+            )
+        self._check_names(spec.inputs, where)
+        inputs = {i.name: self._placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
+        scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
+        with Function(inputs, opset_version=_target_from_opset(spec.opset, version)) as function:
+            self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
+        signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
+        results = tuple((var.name, var.sym_type) for var in function.outputs)
+        return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results)
+
+    @staticmethod
+    def _check_names(inputs: Any, who: str) -> None:
+        names = Counter(each.name for each in inputs).most_common(1)
+        if names and names[0][1] > 1:
+            raise InputError(
+                f"{who} has several inputs {names[0][0]!r}; expected different names; {_REMEDY}"
+            )
+
+    @staticmethod
+    def _placeholder(name: str, sym_type: Any) -> Placeholder:
+        if types.is_tensor(sym_type):
+            return Placeholder(sym_type.get_shape(), sym_type.get_primitive(), name=name)
+        if types.is_state(sym_type) and types.is_tensor(sym_type.wrapped_type()):
+            inner = sym_type.wrapped_type()
+            return StateTensorPlaceholder(inner.get_shape(), inner.get_primitive(), name=name)
+        # The host has no placeholder for other types, but nothing of it is needed except the var.
+        placeholder = Placeholder.__new__(Placeholder)
+        placeholder.sym_shape, placeholder.dtype, placeholder.name = (), sym_type, name
+        placeholder.outputs = [Var(name, sym_type)]
+        return placeholder
+
+    def _block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
+        if isinstance(block, Function):  # others have no room for it
+            block._propagate_nonreplaceable_vars = skip_upstream_propagation
+        slices = wire.get_payloads(data, OPERATIONS)
+        reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
+        for op_spec, op_data in zip(spec.operations, slices, strict=True):
+            blocks = self._nested(block, op_spec, op_data, scope, where) if op_spec.blocks else ()
+            reader.operation(op_spec, op_data, blocks)
+        block.set_outputs([reader.lookup(name, "the block's outputs") for name in spec.outputs])
+
+    def _nested(
+        self, outer: Block, op_spec: Any, op_data: bytes, scope: MutableMapping[str, Var], where: str
+    ) -> tuple[NestedOrigin, ...]:
+        found = []
+        # pymil wants the op before its blocks and the op wants its blocks; a stand-in serves until it is there.
+        stand_in = SimpleNamespace(enclosing_block=outer)
+        for spec, data in zip(op_spec.blocks, wire.get_payloads(op_data, BLOCKS), strict=True):
+            self._check_names(spec.inputs, f"{where}: a block of op {op_spec.type!r}")
+            inputs = tuple(self._declared_var(i.name, self._types.read(i.type)) for i in spec.inputs)
+            # Names inside a block are gone behind it, and may hide names around it.
+            inner = ChainMap({var.name: var for var in inputs}, scope)
+            with Block(block_inputs=inputs, outer_op=stand_in, name=Block._get_new_name()) as block:
+                self._block(block, spec, data, inner, where)
+            found.append(NestedOrigin(block, data, tuple((var.name, var.sym_type) for var in inputs)))
+        return tuple(found)
+
+    @staticmethod
+    def _declared_var(name: str, sym_type: Any) -> Var:
+        if types.is_list(sym_type):
+            element, length, dynamic = sym_type.T
+            return ListVar(name, elem_type=element, init_length=length, dynamic_length=dynamic)
+        return Var(name, sym_type)
+
+
+def _choose_default_function(member: Member, names: Sequence[str]) -> str:
+    """Which of a program's functions `names` runs where `member` is run and none is named."""
+    default = member.prefix + str(member.spec.description.defaultFunctionName or "main")
+    own = [name for name in names if name.startswith(member.prefix)]
+    return default if default in own or not own else own[0]
+
+
+def _find_image_features(description: Any, function: str) -> frozenset[str]:
+    """The inputs and outputs that are images: their types are the description's to say."""
+    ends = next((found for found in description.functions if found.name == function), description)
+    return frozenset(feature.name for feature in (*ends.input, *ends.output) if feature.type.HasField("imageType"))
+
+
+def _target_from_opset(opset: str, version: int) -> AvailableTarget:
+    """The host's target for `opset`; for one it does not know, the newest up to the specification version."""
+    known = {name: AvailableTarget(number) for number, name in _OPSET.items()}
+    if opset in known:
+        return known[opset]
+    return max(target for target in AvailableTarget if target <= max(version, min(AvailableTarget)))

@@ -1,0 +1,181 @@
+"""What happens to the weights: which blobs are referred to, which are new, and where all of them go."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Var, types
+
+from ..core.constants import LazyValue, get_blob_ref
+from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align_up, count_payload_bytes
+
+WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
+_COMPARE_PIECE_BYTES = 1 << 20
+_PREFIX_BYTES = 64
+DEAD_LIMIT = 0.01
+"Dead blobs are dropped when they are more than this part of a weight file, unless a plan says otherwise."
+
+
+@dataclass(frozen=True)
+class NewBlob:
+    """Values that are in no weight file yet, contiguous, and the offset they are given."""
+
+    offset: int
+    dtype: Any
+    value: Array
+
+
+@dataclass
+class WeightPlan:
+    """Gives every const a place: the blob it is a view of, or a new one behind the end of the weight file."""
+
+    files: WeightFiles
+    added: list[NewBlob] = field(default_factory=list)
+    dead_limit: float = DEAD_LIMIT
+
+    def __post_init__(self) -> None:
+        self._offsets: dict[tuple[int, int, bytes], int] = {}
+        self._starts: dict[str, dict[int, Blob]] = {}
+        self._by_start: dict[tuple[int, int, bytes], list[tuple[WeightFile, Blob]]] | None = None
+        self.target = self._target()
+        opened = self.files.files.get(self.target or "")
+        self._end = opened.size if opened is not None else ALIGN
+
+    def _target(self) -> str | None:
+        """The weight file that new blobs go to; None when the package has no place for one."""
+        path = self.files.path(WEIGHT_FILE)
+        if path.is_file():
+            self.files.open(WEIGHT_FILE)
+        if path.is_file() or self.files.layout.has_item(path.parent):
+            return WEIGHT_FILE
+        return next(iter(self.files.files), None)
+
+    def find_existing(self, var: Var) -> tuple[str, int] | None:
+        """The file name and offset of the blob that holds the bytes of const `var`; None when they are new."""
+        code = DTYPES.get(var.dtype) if not types.is_list(var.sym_type) else None
+        if code is None:
+            return None
+        lazy = isinstance(var._sym_val, LazyValue)
+        ref = get_blob_ref(var)
+        file = self.files.files.get(ref.name) if ref is not None else None
+        if ref is not None and file is not None and file.path == ref.file:
+            blob = file.blob(ref.offset)
+            if _has_same_type_and_size(blob, code, var) and (lazy or _has_same_bytes(file, blob, np.asarray(var.val))):
+                return ref.name, ref.offset
+        return None if lazy or not isinstance(var.val, np.ndarray) else self._find_viewed_blob(var.val, code)
+
+    def _find_viewed_blob(self, value: Array, code: int) -> tuple[str, int] | None:
+        if not value.flags.c_contiguous:
+            return None
+        for name, file in self.files.files.items():
+            at = _get_address(value) - _get_address(file.bytes)
+            if 0 <= at < file.size:
+                starts = self._starts.setdefault(name, {blob.data: blob for blob in file.known})
+                blob = starts.get(at)
+                if blob is not None and blob.dtype == code and blob.nbytes == value.nbytes:
+                    return name, blob.offset
+        return None
+
+    def add(self, var: Var) -> tuple[str, int]:
+        """The file name and offset for the bytes of const `var`, a view of no file; equal bytes share a place.
+
+        The value is held until the package is written: what is new takes as much memory as it has bytes.
+        """
+        assert self.target is not None
+        dtype = None if types.is_sub_byte(var.dtype) else types.nptype_from_builtin(var.dtype)
+        value = np.ascontiguousarray(var.val, dtype)
+        nbytes = count_payload_bytes(var.dtype, value.size)
+        if nbytes == value.nbytes and (twin := self._find_equal_blob(DTYPES[var.dtype], value)) is not None:
+            return twin
+        key = (DTYPES[var.dtype], value.nbytes, hashlib.sha256(value.reshape(-1).view(np.uint8).data).digest())
+        if key not in self._offsets:
+            offset = align_up(self._end)
+            self._end = offset + ALIGN + nbytes
+            self._offsets[key] = offset
+            self.added.append(NewBlob(offset, var.dtype, value))
+        return self.target, self._offsets[key]
+
+    def _find_equal_blob(self, code: int, value: Array) -> tuple[str, int] | None:
+        """The file name and offset of a blob that happens to hold the bytes of `value`, as another function's may."""
+        if self._by_start is None:
+            self._by_start = {}
+            for file in self.files.files.values():
+                for blob in file.known:
+                    start = file.read(blob.data, min(_PREFIX_BYTES, blob.nbytes))
+                    self._by_start.setdefault((blob.dtype, blob.nbytes, start), []).append((file, blob))
+        start = value.reshape(-1)[:_PREFIX_BYTES].view(np.uint8)[:_PREFIX_BYTES].tobytes()
+        found = self._by_start.get((code, value.nbytes, start), ())
+        return next(((file.name, blob.offset) for file, blob in found if _is_equal_to_blob(file, blob, value)), None)
+
+
+def find_live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str, list[Blob]]:
+    """For each open weight file the blobs among `refs`, in file order (new ones are not in it)."""
+    live: dict[str, list[Blob]] = {name: [] for name in files.files}
+    for name, offset in sorted(refs):
+        file = files.open(name)
+        live.setdefault(name, [])
+        if offset < file.size:
+            live[name].append(file.blob(offset))
+    return live
+
+
+def compute_packed_offsets(blobs: list[Blob]) -> tuple[dict[int, int], int]:
+    """The offset each blob has when nothing stands between them, and the size of the file then."""
+    moved: dict[int, int] = {}
+    end = ALIGN
+    for blob in blobs:
+        moved[blob.offset] = align_up(end)
+        end = moved[blob.offset] + ALIGN + blob.nbytes
+    return moved, end
+
+
+def plan_blob_moves(
+    files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float,
+    gaps: bool = False,
+) -> dict[str, dict[int, int]]:
+    """For each weight file with more than `limit` of it dead: where its blobs go when the dead ones are dropped.
+
+    `added` go to the file `target`, behind its blobs; with `gaps` they were given places with others between them.
+    """
+    moves: dict[str, dict[int, int]] = {}
+    known = {**live, **({target: []} if gaps and added and target and target not in live else {})}
+    for name, blobs in known.items():
+        moved, end = compute_packed_offsets(blobs)
+        size = files.files[name].size if name in files.files else 0
+        if size - end <= limit * size and not (gaps and name == target):
+            continue
+        for new in added if name == target else ():
+            moved[new.offset] = align_up(end)
+            end = moved[new.offset] + ALIGN + count_payload_bytes(new.dtype, new.value.size)
+        moves[name] = moved
+    return moves
+
+
+def _has_same_type_and_size(blob: Blob, code: int, var: Var) -> bool:
+    count = int(np.prod(var.shape, dtype=np.int64))
+    return blob.dtype == code and blob.nbytes == count_payload_bytes(var.dtype, count)
+
+
+def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
+    """Whether `blob` has the bytes of `value`: by address for a view, else by comparing them piece by piece."""
+    if value.nbytes != blob.nbytes:
+        return False
+    if value.flags.c_contiguous and _get_address(value) == _get_address(file.bytes) + blob.data:
+        return True
+    return _is_equal_to_blob(file, blob, np.ascontiguousarray(value))
+
+
+def _is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
+    """Whether `blob` has the bytes of `value`, which is contiguous and as long."""
+    ours = memoryview(value.reshape(-1).view(np.uint8).data)
+    pieces = range(0, blob.nbytes, _COMPARE_PIECE_BYTES)
+    return all(file.read(blob.data + i, len(ours[i : i + _COMPARE_PIECE_BYTES])) == ours[i : i + _COMPARE_PIECE_BYTES]
+               for i in pieces)
+
+
+def _get_address(value: Array) -> int:
+    return int(value.__array_interface__["data"][0])

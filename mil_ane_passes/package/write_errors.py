@@ -1,0 +1,65 @@
+"""What a disk refuses, in words: what could not be written, why, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.errors import InputError
+from .staging import is_staging_name
+
+__all__ = ["convert_write_errors"]
+
+_WRITABLE_REMEDY = "choose a folder that you may write to"
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some of your quota, or choose another disk",
+    errno.EFBIG: "the file system or a limit (ulimit -f) takes no file that large",
+    errno.EROFS: _WRITABLE_REMEDY,
+    errno.EACCES: _WRITABLE_REMEDY,
+    errno.EPERM: _WRITABLE_REMEDY,
+    errno.ENAMETOOLONG: "choose a shorter name or a folder less deep",
+    errno.ENOENT: "a folder or a file was removed meanwhile",
+    errno.EEXIST: "two names there differ only in a way that this file system does not see, such as case",
+}
+
+
+@contextmanager
+def convert_write_errors(target: Path, what: str = "the package") -> Iterator[None]:
+    """Turns an OSError of writing `what` to `target` into an InputError; nothing may have been changed there."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = (
+            _REMEDIES.get(error.errno or 0)
+            if _is_write_error(error, target)
+            else "see that it can be read and is whole"
+        )
+        stays = "what is there stays as it was" if _is_present(target) else "nothing was left there"
+        raise InputError(f"{target}: {what} cannot be written ({reason}{_format_file_name(error)}); {stays}"
+                         f"{f': {remedy}' if remedy else ''}") from error
+
+
+def _is_write_error(error: OSError, target: Path) -> bool:
+    """Whether it was the writing that failed, and not the reading of what is copied."""
+    if not isinstance(error.filename, str | bytes):
+        return True
+    path = Path(os.fsdecode(error.filename))
+    return path in (target, *target.parents) or any(
+        is_staging_name(each.name, target) for each in (path, *path.parents)
+    )
+
+
+def _format_file_name(error: OSError) -> str:
+    return f": {os.path.basename(os.fsdecode(error.filename))}" if isinstance(error.filename, str | bytes) else ""
+
+
+def _is_present(target: Path) -> bool:
+    try:
+        return os.path.lexists(target)
+    except OSError:
+        return False

@@ -1,0 +1,242 @@
+"""Adversarial feeds: values and sizes at which two programs that agree on normal draws most often differ.
+
+Few runs, as several patterns share one: rows of an input differ in scale, and single elements are extreme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Program, Var, types
+
+from .execution import Plan
+from .feeds import (
+    ShapeChoice,
+    count_computed_elements,
+    find_image_inputs,
+    get_symbol_sizes,
+    list_shape_choices,
+    list_size_choices,
+    make_feeds,
+    make_state,
+)
+from .input_domains import infer_input_domains
+from .interval_propagation import ANY_VALUE, Interval
+
+__all__ = [
+    "INDICES",
+    "SPECIAL",
+    "TIES",
+    "WIDE",
+    "WIDE_AND_TIES",
+    "Domain",
+    "build_adversarial_plans",
+    "describe_samples",
+]
+
+Array = np.ndarray[Any, Any]
+
+WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
+WIDE_AND_TIES = "wide range and ties"
+"What one run holds of a function whose runs are long: the first half of each input is the one, the rest the other."
+_MIN_LONG_RUN_ELEMENTS = 1 << 22
+"Elements computed in a run from which it counts as long."
+_DESCRIPTIONS = {
+    WIDE: "normal draws x 30 and x 0.001, some elements +-65504 and +-300, first and last rows of tables",
+    SPECIAL: "some elements NaN, inf, -inf, -0 and 0",
+    TIES: "multiples of 0.5 with zeros of both signs, some elements +-6e-8 and +-1e-4, rows of zeros, of one number "
+    "and one-hot",
+    WIDE_AND_TIES: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the other "
+    "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
+    INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
+}
+"What each kind of feeds holds, as the result states it."
+
+_EXTREMES = (65504.0, -65504.0, 300.0, -300.0)
+"fp16's largest magnitude, and one at which sigmoid, tanh and exp saturate."
+_TINY_VALUES = (6e-8, -6e-8, 5e-5, -1e-4)
+"fp16's smallest magnitude, and some around those of epsilons; beside large ones rounding would hide them."
+_SPECIAL_VALUES = (math.nan, math.inf, -math.inf, -0.0, 0.0)
+_INTEGER_EXTREMES = (-100, 1000, -1, 9, 100, -8, 8, 0)
+"Free integers: negative ones, and ones beyond what normal draws use."
+_ELEMENTS_PER_EXTREME = 32
+"One element of so many is extreme: those beside it have to stay comparable."
+_MAX_EXTREMES = 16
+"And so many at most: in a network whose receptive field is large they would hide everything else."
+_ROW_SCALES = (30.0, 1e-3, 1.0)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where a promise between two programs holds: magnitudes of float inputs (zero aside), and whether NaN and infinity
+    reach the same results; `ranges` are the intervals that users gave for inputs by name, `largest_size` is the largest
+    size of symbolic dimensions without a declared range."""
+
+    low: float = 0.0
+    high: float = math.inf
+    ranges: Mapping[str, Interval] | None = None
+    largest_size: float = math.inf
+
+    def clip(self, name: str, values: Array) -> Array:
+        """`values` moved into the domain."""
+        low, high = (self.ranges or {}).get(name, ANY_VALUE)
+        sizes = np.abs(values)
+        inside = np.where((sizes > self.high) & np.isfinite(values), np.copysign(self.high, values), values)
+        inside = np.where((sizes < self.low) & (values != 0), np.copysign(self.low, values), inside)
+        return np.asarray(inside.clip(low, high))
+
+    def allows_special_values(self, name: str) -> bool:
+        return name not in (self.ranges or {})
+
+
+def build_adversarial_plans(
+    program: Program, describe: Callable[[str], Any], domain: Domain = Domain(), small_sizes: bool = True,
+    typed: bool = False,
+) -> list[Plan]:
+    """The runs on adversarial feeds: one of each kind at every function's default shapes, at float64 only unless
+    `typed`, and one of normal draws at each of a few sizes where dimensions are symbolic, at float64.
+
+    A run that the program before does not accept is dropped without a word: its feeds are ours, not the model's.
+    """
+    made = []
+    for name, function in program.functions.items():
+        description = describe(name)
+        default = list_shape_choices(function, description)[0]
+        sampler = _Sampler(function, default, description, domain)
+        for number, kind in enumerate(sampler.kinds()):
+            made.append(Plan(name, kind, sampler.feeds(kind, number), make_state(function, number), typed=typed,
+                             adversarial=kind))
+        for choice in list_size_choices(function, description, domain.largest_size) if small_sizes else ():
+            feeds = make_feeds(function, choice, 0, description)
+            clipped = {each: domain.clip(each, value).astype(value.dtype) if value.dtype.kind == "f" else value
+                       for each, value in feeds.items()}
+            made.append(Plan(name, choice.label, clipped, make_state(function, 0), typed=False, adversarial=SIZES))
+    return made
+
+
+def describe_samples(plans: Sequence[Plan]) -> list[str]:
+    """What the feeds of these runs hold, one entry a kind."""
+    normal = sum(not plan.adversarial for plan in plans)
+    sizes = dict.fromkeys(plan.label.removeprefix("size ") for plan in plans if plan.adversarial == SIZES)
+    kinds = dict.fromkeys(plan.adversarial for plan in plans)
+    return [*[f"normal draws: {normal} runs"] * bool(normal),
+            *(f"{kind}: {_DESCRIPTIONS[kind]}" for kind in kinds if kind in _DESCRIPTIONS),
+            *[f"sizes {', '.join(sizes)}: in place of symbolic dimensions"] * bool(sizes)]
+
+
+class _Sampler:
+    """Makes adversarial feeds of one function at one choice of shapes."""
+
+    def __init__(self, function: Function, choice: ShapeChoice, description: Any, domain: Domain) -> None:
+        self._function, self._choice, self._description, self._domain = function, choice, description, domain
+        sizes = get_symbol_sizes(function, choice.shapes)
+        self._inside = infer_input_domains(function, sizes)
+        self._wrapping = infer_input_domains(function, sizes, negative=True)
+        self._images = find_image_inputs(description)
+
+    def kinds(self) -> Iterator[str]:
+        """The kinds that differ from normal draws for the inputs at hand."""
+        inputs = {name: self._function.inputs[name] for name in self._choice.shapes}
+        if any(self._is_free_float(name, var) for name, var in inputs.items()):
+            shapes = self._choice.shapes
+            is_long = _MIN_LONG_RUN_ELEMENTS <= count_computed_elements(self._function, shapes) < math.inf
+            yield from (WIDE_AND_TIES, SPECIAL) if is_long else (WIDE, SPECIAL, TIES)
+        elif any(self._is_index(name, var) or name in self._images for name, var in inputs.items()):
+            yield WIDE
+        if any(self._is_index(name, var) for name, var in inputs.items()):
+            yield INDICES
+
+    def feeds(self, kind: str, seed: int) -> dict[str, Array]:
+        """Feeds of that kind; inputs to which the kind does not apply get normal draws."""
+        random = np.random.default_rng((seed, 7))
+        feeds = make_feeds(self._function, self._choice, seed, self._description)
+        for name, value in feeds.items():
+            var = self._function.inputs[name]
+            if name in self._images:
+                if kind in (WIDE, WIDE_AND_TIES):
+                    feeds[name] = random.choice([0, 255], value.shape).astype(value.dtype)
+            elif self._is_free_float(name, var) and kind != INDICES:
+                feeds[name] = self._floats(name, kind, random, value)
+            elif self._is_index(name, var) and kind in (WIDE, WIDE_AND_TIES, INDICES):
+                feeds[name] = self._integers(name, kind, random, value)
+        return feeds
+
+    def _is_free_float(self, name: str, var: Var) -> bool:
+        return types.is_float(var.dtype) and math.isinf(self._inside[name][1]) and name not in self._images
+
+    def _is_index(self, name: str, var: Var) -> bool:
+        """Whether the input holds whole numbers that are neither flags nor pixels."""
+        if name in self._images or var.dtype == types.bool or self._is_free_float(name, var):
+            return False
+        return self._inside[name] != (0, 1) or self._wrapping[name][0] < 0
+
+    def _floats(self, name: str, kind: str, random: np.random.Generator, drawn: Array) -> Array:
+        values = np.array(drawn, np.float64)
+        if kind == WIDE_AND_TIES:
+            wide, ties = (self._floats(name, each, random, drawn) for each in (WIDE, TIES))
+            return np.where(np.arange(drawn.size).reshape(drawn.shape) < drawn.size // 2, wide, ties)
+        if kind == WIDE:
+            values = _set_extremes(random, _scale_rows(random, values), _EXTREMES)
+        elif kind == TIES:
+            values = _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
+        elif self._domain.allows_special_values(name):
+            return _set_extremes(random, self._domain.clip(name, values), _SPECIAL_VALUES).astype(drawn.dtype)
+        return self._domain.clip(name, values).astype(drawn.dtype)
+
+    def _integers(self, name: str, kind: str, random: np.random.Generator, drawn: Array) -> Array:
+        held = np.iinfo(drawn.dtype) if drawn.dtype.kind in "iu" else np.iinfo(np.int16)
+        given = (self._domain.ranges or {}).get(name)
+        low, high = given or (self._wrapping if kind == INDICES else self._inside)[name]
+        if math.isinf(high):  # nothing bounds it from above
+            extra = _INTEGER_EXTREMES if kind == INDICES else ()
+            values = _set_extremes(random, drawn.astype(np.float64), extra, share=1)
+            return values.clip(max(low, held.min), held.max).astype(drawn.dtype)
+        first = math.ceil(max(low if kind == INDICES or given else max(low, 0), held.min))
+        last = max(first, math.floor(min(high, held.max)))
+        values = np.asarray(random.integers(first, last, drawn.shape, endpoint=True), np.float64)
+        ends = (last, first) if kind in (WIDE, WIDE_AND_TIES) else (first, -1 if first < 0 <= last else last, last)
+        return _set_extremes(random, values, ends, share=2).astype(drawn.dtype)
+
+
+def _scale_rows(random: np.random.Generator, values: Array) -> Array:
+    """Rows of different scale; where there is one row only, elements of different scale."""
+    rows = values.reshape(-1, values.shape[-1]) if values.ndim and values.size else values
+    shape = (len(rows), 1) if rows.ndim == 2 and len(rows) > 1 else rows.shape
+    count = int(np.prod(shape))
+    scales = np.resize(np.array(_ROW_SCALES), count)
+    return np.asarray(rows * random.permutation(scales).reshape(shape)).reshape(values.shape)
+
+
+def _set_extremes(
+    random: np.random.Generator, values: Array, extremes: Sequence[float], share: int = _ELEMENTS_PER_EXTREME
+) -> Array:
+    """`values` with a few elements set to `extremes` in turn, spread over the array; each of them where there is room.
+    """
+    if not values.size or not extremes:
+        return values
+    room = max(1, values.size // min(2, share))
+    count = min(room, _MAX_EXTREMES, max(len(extremes), values.size // share))
+    flat = values.reshape(-1).copy()
+    stretch = values.size / count  # one in each stretch of the array, so that rows share them evenly
+    for number in range(count):
+        at = int(number * stretch + random.integers(max(1, int(stretch))))
+        flat[min(at, values.size - 1)] = extremes[number % len(extremes)]
+    return flat.reshape(values.shape)
+
+
+def _set_extremes_and_rows(random: np.random.Generator, values: Array, extremes: Sequence[float]) -> Array:
+    """`values` with a few elements set to `extremes`, and with rows of zeros (such as padding), of one number and of a
+    single 1 behind those, where there are rows enough to keep others."""
+    if values.ndim < 2 or not values.size or values.size // values.shape[-1] < 4:
+        return _set_extremes(random, values, extremes)
+    rows = values.reshape(-1, values.shape[-1]).copy()
+    kept = len(rows) - (3 if len(rows) > 4 else 2)
+    rows[:kept] = _set_extremes(random, rows[:kept], extremes)
+    rows[kept:] = 0.0
+    rows[-2] = 1.5
+    rows[-1, len(rows[-1]) // 2] = 1.0
+    return rows.reshape(values.shape)

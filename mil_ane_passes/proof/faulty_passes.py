@@ -1,0 +1,134 @@
+"""Which pass breaks a proof? What a preset brings is left out then; what was asked for by name is only named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.contract import Rewrite
+from ..core.pass_trace import PassTrace
+from ..core.text_format import format_count
+from .equivalence import VerifyReport
+
+__all__ = ["MAX_PASSES_LEFT_OUT", "Attempt", "FaultyPass", "VerificationOutcome", "apply_and_verify"]
+
+MAX_PASSES_LEFT_OUT = 8
+"So many passes are left out at most, each at the cost of a few short proofs and a whole one."
+
+
+class Attempt(Protocol):
+    """What rules made of a fresh copy of a program."""
+
+    traces: list[PassTrace]
+
+
+@dataclass(frozen=True)
+class FaultyPass:
+    """A pass that breaks the proof: with those before it the program is proved equal, with it no longer.
+
+    `places` says at how many it fired; `verify` is the proof that failed.
+    """
+
+    rule: str
+    places: int
+    verify: VerifyReport
+
+    @property
+    def reason(self) -> str:
+        """What was found, in one line."""
+        case = next((case for case in self.verify.cases if case.failed), None)
+        if case is None:
+            return self.verify.reason
+        return f"{case.function}, {case.feeds}, {case.precision}: {case.failed[0]}"
+
+    @property
+    def where(self) -> str:
+        """The first op that differs, as far as that can be told."""
+        first = self.verify.first
+        return f"; the first op that differs: {first.after.op_type} %{first.after.value}" if first else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        first = self.verify.first
+        return {"pass": self.rule, "places": self.places, "reason": self.reason,
+                "first_difference": first.to_dict() if first else None}
+
+    def __str__(self) -> str:
+        return f"at {format_count(self.places, 'place')}: {self.reason}{self.where}"
+
+
+@dataclass
+class VerificationOutcome:
+    """How it ended: the rules that are left and what they made, its proof, and the passes that break proofs.
+
+    `verify` is None where nothing fired. `faulty_pass` is the pass that may not be left out, as it was asked for by
+    name.
+    """
+
+    rules: Sequence[Rewrite]
+    made: Any
+    verify: VerifyReport | None = None
+    left_out: list[FaultyPass] = field(default_factory=list)
+    faulty_pass: FaultyPass | None = None
+
+
+def apply_and_verify(
+    rules: Sequence[Rewrite], apply: Callable[..., Any], prove: Callable[..., VerifyReport],
+    progress: Callable[[str], None],
+) -> VerificationOutcome:
+    """Apply the rules and prove the result; leave out what breaks the proof, and prove again.
+
+    `apply(rules, guard=...)` makes an `Attempt`, and `prove(attempt, like=..., only=..., locate=...)` proves it: held
+    to what `like` promises (default: itself), in one run (function, feeds) only, and looking for the first difference
+    or not. A program that cannot be proved even as it is blames no pass; its reason is in `verify`.
+    """
+    kept = list(rules)
+    left_out: list[FaultyPass] = []
+    while True:
+        made = apply(kept, guard=True)
+        if not any(trace.fired for trace in made.traces):
+            return VerificationOutcome(kept, made, None, left_out)
+        verify = prove(made)
+        if verify.equal or _is_unverifiable(verify, apply, prove) or len(left_out) == MAX_PASSES_LEFT_OUT:
+            return VerificationOutcome(kept, made, verify, left_out)
+        culprit, blamed = _find_faulty_pass(kept, made, verify, apply, prove, progress)
+        if culprit.asked:
+            return VerificationOutcome(kept, made, verify, left_out, blamed)
+        progress(f"ane::{culprit.name} breaks the proof; going on without it")
+        kept.remove(culprit)
+        left_out.append(blamed)
+
+
+def _is_unverifiable(verify: VerifyReport, apply: Callable[..., Any], prove: Callable[..., VerifyReport]) -> bool:
+    """Whether the program before cannot be proved equal to itself; then `verify` says so."""
+    if verify.status == "different":  # both ran
+        return False
+    alone = prove(apply((), guard=False))
+    if alone.equal:
+        return False
+    verify.reason = f"the model cannot be proved even as it is, before any pass: {alone.reason}"
+    return True
+
+
+def _find_faulty_pass(
+    rules: Sequence[Rewrite], made: Attempt, verify: VerifyReport, apply: Callable[..., Any],
+    prove: Callable[..., VerifyReport], progress: Callable[[str], None],
+) -> tuple[Rewrite, FaultyPass]:
+    """The first rule with which the proof fails, found by halving: in the run that failed first, where one did."""
+    traces = {trace.rule: trace for trace in made.traces if trace.fired}
+    fired = [rule for rule in rules if rule.name in traces]
+    failed = next((case for case in verify.cases if case.failed), None)
+    only = None if failed is None else (failed.function, failed.feeds)
+    good, bad = 0, len(fired)  # the first `good` rules are proved, the first `bad` are not
+    while bad - good > 1:
+        progress(f"not proved: which of {bad - good} passes is to blame?")
+        middle = (good + bad) // 2
+        trial = prove(apply(fired[:middle], guard=False), like=made, only=only, locate=False)
+        if trial.equal or (only and trial.status != "different"):  # one run need not enter every block
+            good = middle
+        else:
+            bad = middle
+    if bad < len(fired):
+        verify = prove(apply(fired[:bad], guard=False), like=made, only=only)
+    culprit = fired[bad - 1]
+    return culprit, FaultyPass(culprit.name, len(traces[culprit.name].fired), verify)

@@ -1,0 +1,93 @@
+"""Two programs whose inputs and outputs hold floats of different widths: what is fed and compared between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, Var, types
+
+from .execution import Execution, Plan
+
+__all__ = ["InterfaceWidths", "find_interface_widths", "round_feeds", "round_results"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class InterfaceWidths:
+    """Of one function: the inputs and the outputs whose floats have another width in the second program, and there."""
+
+    inputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+    outputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+
+    def round(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """`feeds` as both programs can be given them: numbers that the narrower type holds."""
+        return {name: _round_to_dtype(np.asarray(value), self.inputs[name]) if name in self.inputs else value
+                for name, value in feeds.items()}
+
+    def describe_overflow(self, outputs: Mapping[str, Array]) -> str:
+        """The first of `outputs` that reaches beyond its type in the second program, in words; or an empty string."""
+        for name, dtype in self.outputs.items():
+            sizes = np.abs(outputs[name][np.isfinite(outputs[name])]) if name in outputs else np.zeros(0)
+            if sizes.size and float(sizes.max()) > float(np.finfo(dtype).max):
+                return f"output '{name}' reaches {float(sizes.max()):.4g}, which {dtype} does not hold"
+        return ""
+
+    def convert_outputs(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The first program's `outputs` as the second gives them; results at full precision are left alone."""
+        return {name: value.astype(self.outputs[name]) if name in self.outputs and value.dtype.itemsize < 8 else value
+                for name, value in outputs.items()}
+
+
+def find_interface_widths(before: Program, after: Program) -> dict[str, InterfaceWidths]:
+    """Where the two differ, by function; functions that do not are left out."""
+    found = {}
+    for name, old in before.functions.items():
+        new = after.functions[name]
+        border = InterfaceWidths(
+            _find_changed_widths(old.inputs.values(), new.inputs.values()),
+            _find_changed_widths(old.outputs, new.outputs),
+        )
+        if border.inputs or border.outputs:
+            found[name] = border
+    return found
+
+
+def round_feeds(plan: Plan, across: Mapping[str, InterfaceWidths]) -> Plan:
+    """`plan` with feeds that both programs can be given."""
+    border = across.get(plan.function)
+    return plan if border is None else replace(plan, feeds=border.round(plan.feeds))
+
+
+def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> str:
+    """Let the runs of the first program give what the second would, if they are to be the same.
+
+    Returns what is lost by that, a finite number that the narrower type has not, or an empty string.
+    """
+    lost = ""
+    for run in found.runs:
+        border = across.get(run.plan.function)
+        if border is not None:
+            beyond = border.describe_overflow(run.results.get("float64", {}))
+            if beyond and run.plan.adversarial:  # our own feeds, which the narrower program is not made for
+                run.error, run.results = beyond, {}
+                continue
+            lost = lost or beyond
+            run.results = {precision: border.convert_outputs(results) if precision == "float16" else results
+                           for precision, results in run.results.items()}
+    return lost
+
+
+def _find_changed_widths(old: Iterable[Var], new: Iterable[Var]) -> dict[str, np.dtype[Any]]:
+    pairs = [(one, other) for one, other in zip(old, new)
+             if types.is_tensor(one.sym_type) and types.is_tensor(other.sym_type)]
+    return {other.name: np.dtype(types.nptype_from_builtin(other.dtype)) for one, other in pairs
+            if one.dtype != other.dtype and types.is_float(one.dtype) and types.is_float(other.dtype)}
+
+
+def _round_to_dtype(value: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        return value.astype(dtype).astype(value.dtype) if value.dtype.itemsize > dtype.itemsize else value

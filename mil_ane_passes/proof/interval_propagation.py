@@ -1,0 +1,208 @@
+"""What the result of an op has to be, as what its operands have to be: intervals, one op type at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+__all__ = [
+    "ANY_VALUE",
+    "INVERSE_RULES",
+    "Interval",
+    "OperandRequirements",
+    "WantedIntervals",
+    "get_constant_value",
+    "intersect_intervals",
+]
+
+Interval = tuple[float, float]
+"Lowest and highest value, both allowed."
+ANY_VALUE: Interval = (-math.inf, math.inf)
+
+WantedIntervals = list[Interval]
+"One interval for all elements of a value, or one for each element of a vector."
+OperandRequirements = Iterable[tuple[Any, Sequence[Interval]]]
+"Operands, and what is asked of each."
+
+
+def intersect_intervals(intervals: Iterable[Interval]) -> Interval:
+    """What lies in all of them."""
+    low, high = ANY_VALUE
+    for one in intervals:
+        low, high = max(low, one[0]), min(high, one[1])
+    return low, high
+
+
+def get_constant_value(var: Any) -> Any:
+    """The value of a constant parameter, None for one that is computed or left out."""
+    return var.val if isinstance(var, Var) else None
+
+
+def _get_constant_range(var: Var) -> Interval | None:
+    """Smallest and largest element of a constant number, None for anything else."""
+    value = get_constant_value(var)
+    if value is None or not np.size(value) or np.asarray(value).dtype.kind not in "iuf":
+        return None
+    return float(np.min(value)), float(np.max(value))
+
+
+def _pass_through(name: str = "x") -> Callable[[Operation, WantedIntervals], OperandRequirements]:
+    """The values of an operand, in another type, shape or order."""
+
+    def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+        var, made = op.inputs[name], op.outputs[0]
+        kept = len(wanted) == 1 or (var.rank <= 1 and made.rank <= 1 and tuple(var.shape) == tuple(made.shape))
+        yield var, wanted if kept else [intersect_intervals(wanted)]
+
+    return asked
+
+
+def _split_requirement(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+    """A concat or stack; in a vector every operand gets what is wanted of its part."""
+    counts = [1 if var.rank == 0 or op.op_type == "stack" else var.shape[0] for var in op.values]
+    split = len(wanted) > 1 and not any(map(is_symbolic, counts)) and sum(counts) == len(wanted)
+    start = 0
+    for var, count in zip(op.values, counts):
+        yield var, wanted[start:start + count] if split else [intersect_intervals(wanted)]
+        start += count if split else 0
+
+
+def _invert_arithmetic(
+    back: Callable[[Interval, Interval, bool], Interval],
+) -> Callable[[Operation, WantedIntervals], OperandRequirements]:
+    """An op of x and y, one of them constant: `back(wanted, constant, x is the constant)` is what the other may be."""
+
+    def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+        for var, other in ((op.x, op.y), (op.y, op.x)):
+            constant = _get_constant_range(other)
+            if constant is not None and _get_constant_range(var) is None:
+                each = (
+                    wanted
+                    if var.rank <= 1 and len(wanted) > 1 and np.size(get_constant_value(other)) == 1
+                    else [intersect_intervals(wanted)]
+                )
+                yield var, [back(one, constant, other is op.x) for one in each]
+        if _get_constant_range(op.x) is None and _get_constant_range(op.y) is None and op.op_type in ("add", "mul"):
+            part = (lambda end: end / 2) if op.op_type == "add" else (lambda end: math.sqrt(max(end, 0)))
+            for var in (op.x, op.y):  # each its part
+                yield var, [tuple(map(part, intersect_intervals(wanted)))]
+
+    return asked
+
+
+def _invert_add(wanted: Interval, constant: Interval, _: bool) -> Interval:
+    return wanted[0] - constant[0], wanted[1] - constant[1]
+
+
+def _invert_sub(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
+    if constant_first:
+        return constant[1] - wanted[1], constant[0] - wanted[0]
+    return wanted[0] + constant[1], wanted[1] + constant[0]
+
+
+def _invert_mul(wanted: Interval, constant: Interval, _: bool) -> Interval:
+    return ANY_VALUE if constant[0] <= 0 else (wanted[0] / constant[0], wanted[1] / constant[1])
+
+
+def _invert_floor_div(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
+    if constant_first or constant[0] <= 0:
+        return ANY_VALUE
+    return wanted[0] * constant[1], (wanted[1] + 1) * constant[0] - 1
+
+
+def _invert_mod(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
+    fits = not constant_first and wanted[0] <= 0 < constant[0] and constant[1] - 1 <= wanted[1]
+    return ANY_VALUE if fits else wanted
+
+
+def _invert_maximum(wanted: Interval, constant: Interval, _: bool) -> Interval:
+    return (-math.inf if constant[0] >= wanted[0] else wanted[0]), wanted[1]
+
+
+def _invert_minimum(wanted: Interval, constant: Interval, _: bool) -> Interval:
+    return wanted[0], (math.inf if constant[1] <= wanted[1] else wanted[1])
+
+
+def _invert_clip(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+    low, high = _get_constant_range(op.alpha), _get_constant_range(op.beta)
+    if low is not None and high is not None:
+        yield op.x, [_invert_minimum(_invert_maximum(each, low, False), high, False) for each in wanted]
+
+
+def _invert_select(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+    """Both branches; what the condition itself makes sure of need not be asked for."""
+    for var, taken in ((op.a, True), (op.b, False)):
+        low, high = intersect_intervals(wanted)
+        sure = _infer_from_condition(var, op.cond, taken)
+        if sure == ANY_VALUE:
+            yield var, wanted
+        else:
+            yield var, [(-math.inf if sure[0] >= low else low, math.inf if sure[1] <= high else high)]
+
+
+def _infer_from_condition(var: Var, cond: Var, taken: bool) -> Interval:
+    """What `cond`, a comparison of v with a constant, says of `var` where it is `taken`; `var` is v or v + constant."""
+    test = cond.op
+    limits = None if test is None or test.op_type not in _TRUE_RANGE else _get_constant_range(test.y)
+    if test is None or limits is None:
+        return ANY_VALUE
+    low, high = _TRUE_RANGE[test.op_type](limits[0]) if taken else _FALSE_RANGE[test.op_type](limits[0])
+    if var is test.x:
+        return low, high
+    if var.op is None or var.op.op_type != "add":
+        return ANY_VALUE
+    for mine, other in ((var.op.x, var.op.y), (var.op.y, var.op.x)):
+        shift = _get_constant_range(other)
+        if mine is test.x and shift is not None:
+            return low + shift[0], high + shift[1]
+    return ANY_VALUE
+
+
+_TRUE_RANGE: dict[str, Callable[[float], Interval]] = {
+    "greater_equal": lambda c: (c, math.inf), "greater": lambda c: (c + 1, math.inf),
+    "less": lambda c: (-math.inf, c - 1), "less_equal": lambda c: (-math.inf, c),
+}
+_FALSE_RANGE = {name: _TRUE_RANGE[other] for name, other in (
+    ("greater_equal", "less"), ("greater", "less_equal"), ("less", "greater_equal"), ("less_equal", "greater"))}
+
+INVERSE_RULES: dict[str, Callable[[Operation, WantedIntervals], OperandRequirements]] = {
+    **dict.fromkeys(
+        (
+            "cast",
+            "identity",
+            "expand_dims",
+            "squeeze",
+            "reshape",
+            "transpose",
+            "slice_by_index",
+            "slice_by_size",
+            "tile",
+            "gather",
+            "gather_along_axis",
+            "gather_nd",
+            "reverse",
+            "reduce_max",
+            "reduce_min",
+            "pad",
+            "slice_update",
+        ),
+        _pass_through(),
+    ),
+    "concat": _split_requirement,
+    "stack": _split_requirement,
+    "select": _invert_select,
+    "clip": _invert_clip,
+    "add": _invert_arithmetic(_invert_add),
+    "sub": _invert_arithmetic(_invert_sub),
+    "mul": _invert_arithmetic(_invert_mul),
+    "floor_div": _invert_arithmetic(_invert_floor_div),
+    "mod": _invert_arithmetic(_invert_mod),
+    "maximum": _invert_arithmetic(_invert_maximum),
+    "minimum": _invert_arithmetic(_invert_minimum),
+}
+"Ops that hand numbers on: what their operands may be when the result has to be in the wanted intervals."

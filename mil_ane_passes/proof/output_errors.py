@@ -1,0 +1,62 @@
+"""How far off a program's outputs are, in one number: what a rewrite that approximates decides by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program
+
+from ..core.errors import InputError
+from .comparison import to_arrays
+from .execution import Plan, copy_state
+
+__all__ = ["compute_largest_error", "compute_outputs"]
+
+Array = np.ndarray[Any, Any]
+Results = dict[str, Array]
+
+
+def compute_outputs(runtime: Any, plan: Plan) -> Results:
+    """The outputs of a run, and what it leaves in the states, as arrays by name."""
+    state = copy_state(plan)
+    found = to_arrays(runtime(plan.feeds, state))
+    return found | {f"state {name}": value for name, value in state.items()}
+
+
+def compute_largest_error(program: Program, runs: Sequence[tuple[Plan, Results]], precision: str = "float16") -> float:
+    """The largest error of `program`'s outputs over runs whose right outputs are known.
+
+    Of each output it is the worst element's, as a share of the output's largest magnitude; of integers, such as the
+    classes that an argmax picks, the share that changed. Infinite when a number is lost (infinite or NaN where it was
+    not), when labels or shapes differ, and when the program cannot run.
+    """
+    from ..runtime import Runtime
+
+    worst = 0.0
+    for plan, right in runs:
+        try:
+            found = compute_outputs(Runtime(program, function=plan.function, precision=precision), plan)
+        except InputError:
+            return math.inf
+        worst = max([worst, *(_compute_error(value, found.get(name)) for name, value in right.items())])
+        if math.isinf(worst):
+            break
+    return worst
+
+
+def _compute_error(right: Array, found: Array | None) -> float:
+    if found is None or found.shape != right.shape or found.dtype.kind != right.dtype.kind:
+        return math.inf
+    if right.dtype.kind in "iub":
+        return float(np.mean(found != right)) if right.size else 0.0
+    if right.dtype.kind != "f":
+        return 0.0 if np.array_equal(found, right) else math.inf
+    known = np.isfinite(right)
+    if not np.all(np.isfinite(found[known])):
+        return math.inf
+    scale = float(np.max(np.abs(right[known]), initial=0.0))
+    gap = float(np.max(np.abs(found[known].astype(np.float64) - right[known]), initial=0.0))
+    return 0.0 if gap == 0 else gap / scale if scale else math.inf

@@ -1,0 +1,209 @@
+"""The report as the page reads it: columns instead of records, and each text once."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..._version import __version__
+from ...core.plan import Plan, Row
+from ...core.printer import format_op, format_type
+from ...core.query import get_flat_inputs
+from ...core.scopes import find_origin
+from ...residency.supported_op_types import find_evidence
+from ..lint import LintReport
+from ..lint_finding import LintFinding
+from .changes import find_changes
+from .measurement import encode_measurement
+
+__all__ = ["build_payload", "sanitize_text"]
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_MAX_TEXT_LENGTH = 4000
+"Characters of one text: names of foreign packages have no bound of their own."
+
+
+def build_payload(report: LintReport, after: LintReport | None = None) -> dict[str, Any]:
+    """All that the page shows; `changes` is there with `after` only."""
+    texts = _TextTable()
+    return {
+        "schema": 1, "tool": "mil-ane-passes", "version": __version__,
+        "target": report.target,
+        "chips": [chip.upper() for generation in report.plan.generations for chip in generation.chips],
+        "reports": [_encode_report(one, texts) for one in (report, after) if one is not None],
+        "changes": find_changes(report, after) if after is not None else None,
+        "texts": texts.found,
+    }
+
+
+class _TextTable:
+    """Each text once; elsewhere stands its number."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def __call__(self, text: object) -> int:
+        short = sanitize_text(str(text))
+        if short not in self._places:
+            self._places[short] = len(self.found)
+            self.found.append(short)
+        return self._places[short]
+
+
+def sanitize_text(text: str) -> str:
+    """`text` as a page can hold it: not without end, and without halves of characters, which no encoding takes."""
+    cut = text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters)"
+    return _SURROGATES.sub("\ufffd", cut)
+
+
+def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
+    plan = report.plan
+    rows = {row.op: place for place, row in enumerate(plan.rows)}
+    rules: dict[str, dict[str, Any]] = {}
+    firsts = {name: first for name, first, _ in _find_function_spans(plan)}
+    fresh = {id(item) for item in report.baseline.new} if report.baseline is not None else set()
+    findings = [{**_encode_finding(item, firsts, rules, texts), "fresh": int(id(item) in fresh)}
+                for item in [*report.findings, *report.near_misses]]
+    return {
+        "model": sanitize_text(report.model),
+        "summary": {key: _round_number(value) for key, value in report.summary().items()},
+        "functions": [
+            _encode_function(report, name, first, count) for name, first, count in _find_function_spans(plan)
+        ],
+        "ops": _build_columns(plan, rows, texts),
+        "accepted": _collect_supporting_evidence(plan),
+        "rules": list(rules.values()),
+        "measured": encode_measurement(report),
+        "findings": findings,
+        "buffers": [
+            [
+                texts(item.function),
+                texts(item.value),
+                texts("×".join(map(str, item.shape)) or "scalar"),
+                item.dense,
+                item.rows,
+                item.padded,
+            ]
+            for item in report.buffers
+        ],
+    }
+
+
+def _find_function_spans(plan: Plan) -> list[tuple[str, int, int]]:
+    """(function, its first row, how many rows); functions without ops have none."""
+    counts = dict.fromkeys(plan.program.functions, 0)
+    for row in plan.rows:
+        counts[row.function] = counts.get(row.function, 0) + 1
+    spans, first = [], 0
+    for name, count in counts.items():
+        spans.append((name, first, count))
+        first += count
+    return spans
+
+
+def _encode_function(report: LintReport, name: str, first: int, count: int) -> dict[str, Any]:
+    function = report.plan.program.functions[name]
+    segments = [[first + one.first, first + one.last, int(one.backend == "ane"), _round_number(one.milliseconds)]
+                for one in report.plan.segments if one.function == name]
+    return {
+        "name": sanitize_text(name), "first": first, "count": count, "segments": segments,
+        "inputs": [sanitize_text(f"{key}: {format_type(var)}") for key, var in function.inputs.items()],
+        "outputs": [sanitize_text(f"{var.name}: {format_type(var)}") for var in function.outputs],
+    }
+
+
+_SUPPORT_CODES = {"no": 0, "unknown": 1, "yes": 2}
+_ENGINE_CODES = {"ane": 0, "bnns": 1, "classic_cpu": 2}
+
+
+def _build_columns(plan: Plan, rows: dict[Operation, int], texts: _TextTable) -> dict[str, list[Any]]:
+    """One list per property, one entry per op."""
+    columns: dict[str, list[Any]] = {}
+    for row in plan.rows:
+        for key, value in _encode_row(row, rows, texts).items():
+            columns.setdefault(key, []).append(value)
+    return columns
+
+
+def _encode_row(row: Row, rows: dict[Operation, int], texts: _TextTable) -> dict[str, Any]:
+    first = row.op.outputs[0] if row.op.outputs else None
+    came = find_origin(row.op)
+    return {
+        "index": row.index,
+        "depth": row.depth,
+        "ane": _SUPPORT_CODES[row.ane],
+        "on_ane": int(row.backend == "ane"),
+        "engine": _ENGINE_CODES[row.engine],
+        "guess": int(row.cost.guess),
+        "est_ane": _round_number(row.cost.ane),
+        "est_bnns": _round_number(row.cost.bnns),
+        "est_classic": _round_number(row.cost.classic),
+        "type": texts(row.op.op_type),
+        "output": texts(first.name if first is not None else row.op.name),
+        "kind": texts(format_type(first) if first is not None else ""),
+        "reason": texts(row.reason),
+        "origin": texts(came) if came is not None else -1,
+        "mil": sanitize_text(format_op(row.op)),
+        "reads": _find_input_rows(row.op, rows),
+        "inside": _find_enclosing_row(row.op, rows),
+    }
+
+
+def _find_input_rows(op: Operation, rows: dict[Operation, int]) -> list[int]:
+    """The rows of the ops whose results `op` reads."""
+    makers: dict[Operation, None] = dict.fromkeys(
+        var.op for var in get_flat_inputs(op) if isinstance(var, Var) and var.op
+    )
+    return [rows[maker] for maker in makers if maker in rows]
+
+
+def _find_enclosing_row(op: Operation, rows: dict[Operation, int]) -> int:
+    """The row of the op whose block holds `op`; -1 at the top of a function."""
+    outer = getattr(op.enclosing_block, "outer_op", None)
+    return rows.get(outer, -1) if outer is not None else -1
+
+
+def _collect_supporting_evidence(plan: Plan) -> list[dict[str, Any]]:
+    """Who saw the ANE take an op, each source once, with the types of op it speaks of."""
+    found: dict[Any, list[str]] = {}
+    for kind in sorted({row.op.op_type for row in plan.rows}):
+        for generation in plan.generations:
+            source = find_evidence(kind, generation)
+            if source is not None and kind not in found.setdefault(source, []):
+                found[source].append(kind)
+    return [{"source": source.to_dict(), "types": kinds} for source, kinds in found.items()]
+
+
+def _encode_finding(
+    item: LintFinding, firsts: dict[str, int], rules: dict[str, dict[str, Any]], texts: _TextTable,
+) -> dict[str, Any]:
+    rules.setdefault(item.rule.name, _encode_rule(item))
+    first = firsts.get(item.function, 0)
+    return {
+        "rule": list(rules).index(item.rule.name), "function": texts(item.function), "type": texts(item.op),
+        "value": texts(item.value), "row": None if item.index is None else first + item.index,
+        "covers": [first + index for index in item.covers], "reason": texts(item.reason),
+        "near": int(item.near_miss), "refuses": int(item.refuses), "sure": int(item.sure),
+        "note": int(item.level == "note"), "message": texts(item.message) if item.message else -1,
+        "origin": texts(item.origin) if item.origin is not None else -1,
+    }
+
+
+def _encode_rule(item: LintFinding) -> dict[str, Any]:
+    """What all findings of one rule share."""
+    rule = item.rule
+    return {
+        "code": rule.code, "slug": rule.slug, "name": rule.name, "summary": rule.summary(),
+        "confidence": rule.confidence, "fix": item.fix, "evidence": [source.to_dict() for source in rule.evidence],
+    }
+
+
+def _round_number(value: Any) -> Any:
+    """Six digits are plenty; what is no finite number is null."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

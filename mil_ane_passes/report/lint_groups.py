@@ -1,0 +1,102 @@
+"""Findings grouped by cause, the worst cause first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from string import ascii_letters
+
+from ..core.contract import Rewrite, Rule
+from ..core.plan import Plan, Row
+from .lint_finding import LintFinding
+
+__all__ = ["FindingGroup", "group_findings"]
+
+UNSUPPORTED, WRONG, OTHER, NOTE = range(4)
+_RowKey = tuple[str, int]
+
+
+@dataclass
+class FindingGroup:
+    """The findings of one rule, in program order.
+
+    `ops` counts the ops they stand for, `cpu_ms` is what those are predicted to take on the CPU; `stranded` counts the
+    ops that the ANE takes and that are predicted on the CPU in one segment with them. Both are 0 where the rule
+    refuses nothing.
+    """
+
+    rule: type[Rule]
+    findings: list[LintFinding] = field(default_factory=list)
+    ops: int = 0
+    cpu_ms: float = 0.0
+    stranded: int = 0
+
+    @property
+    def rank(self) -> int:
+        if self.rule.refuses:
+            return UNSUPPORTED
+        if self.is_note:
+            return NOTE
+        return WRONG if self.rule.code.lstrip(ascii_letters).startswith("3") else OTHER
+
+    @property
+    def is_note(self) -> bool:
+        return all(item.level == "note" for item in self.findings)
+
+    @property
+    def is_suggestion(self) -> bool:
+        """Whether it is no more than the offer of a rewrite: nothing that has to be mended."""
+        return self.is_note and issubclass(self.rule, Rewrite)
+
+
+def group_findings(findings: Iterable[LintFinding], plan: Plan) -> list[FindingGroup]:
+    """Refused ops first, by the time they are predicted to take on the CPU with what they drag along; then wrong
+    numbers, then the rest, notes last. Linear in ops and findings."""
+    made: dict[str, FindingGroup] = {}
+    for item in findings:
+        made.setdefault(item.rule.name, FindingGroup(item.rule)).findings.append(item)
+    rows = {(row.function, row.index): row for row in plan.rows}
+    stretches = _map_to_segment_starts(plan, rows)
+    along: dict[_RowKey, list[Row]] = defaultdict(list)
+    for place, start in stretches.items():
+        if rows[place].takes and not rows[place].op.op_type.startswith("constexpr_"):
+            along[start].append(rows[place])
+    for group in made.values():
+        _measure_group(group, rows, stretches, along)
+    return sorted(made.values(), key=lambda group: (group.rank, group.is_note, -group.cpu_ms, -len(group.findings),
+                                                    group.rule.code))
+
+
+def _map_to_segment_starts(plan: Plan, rows: Mapping[_RowKey, Row]) -> dict[_RowKey, _RowKey]:
+    """For each op in a segment on the CPU, where that segment begins."""
+    return {(segment.function, index): (segment.function, segment.first)
+            for segment in plan.segments if segment.backend == "cpu"
+            for index in range(segment.first, segment.last + 1) if (segment.function, index) in rows}
+
+
+def _include_nested(places: Iterable[_RowKey], rows: Mapping[_RowKey, Row]) -> Iterable[_RowKey]:
+    """The places that are counted ops, and what stands inside those of them that have blocks, each once."""
+    found: dict[_RowKey, None] = {}
+    for function, index in places:
+        held = rows.get((function, index))
+        if held is None or (function, index) in found:
+            continue
+        found[function, index] = None
+        inner = rows.get((function, index + 1)) if held.op.blocks else None
+        while inner is not None and inner.depth > held.depth:
+            found[function, inner.index] = None
+            inner = rows.get((function, inner.index + 1))
+    return found
+
+
+def _measure_group(group: FindingGroup, rows: Mapping[_RowKey, Row], stretches: Mapping[_RowKey, _RowKey],
+                   along: Mapping[_RowKey, list[Row]]) -> None:
+    covered = dict.fromkeys((item.function, index) for item in group.findings for index in item.covers)
+    group.ops = len(covered)
+    if group.rule.refuses:
+        starts = dict.fromkeys(stretches[place] for place in covered if place in stretches)
+        dragged = [row for start in starts for row in along.get(start, ())]
+        group.stranded = len(dragged)
+        group.cpu_ms = sum(rows[place].cost.cpu for place in _include_nested(covered, rows))
+        group.cpu_ms += sum(row.cost.cpu for row in dragged)

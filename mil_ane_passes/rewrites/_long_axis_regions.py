@@ -1,0 +1,69 @@
+"""Elementwise regions on values with a long axis, and shapes that hold as many elements in short ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isqrt, prod
+
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from ..core.layout import compute_padded_bytes
+from ..core.limits import find_limit
+from ..core.op_groups import list_groups, merge_groups
+from ..core.query import get_static_shape, is_opaque, is_used
+from ..core.targets import Generation
+from ._broadcasts import BROADCASTING_OPS
+from ._rank_lowering import UNARY_OPS
+from ._target_gate import find_limiting_generations
+
+__all__ = ["find_balanced_shape", "get_elementwise_operands", "is_shape_unsupported", "iterate_long_axis_regions"]
+
+ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
+
+
+def get_elementwise_operands(op: Operation) -> list[Var]:
+    """What is worked on element by element."""
+    return [op.inputs[name] for name in ("cond", "a", "b", "x", "y") if name in op.inputs]
+
+
+def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
+    """Whether the ANE of `generation` is stated not to hold a value of `shape`."""
+    return bool(shape) and bool(find_limiting_generations("spatial", shape[-1], [generation])
+                                or find_limiting_generations("channels", max(shape), [generation]))
+
+
+def iterate_long_axis_regions(
+    block: Block, generations: Iterable[Generation]
+) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
+    """Elementwise ops on values of one shape that some generation refuses, joined by the values they hand on."""
+    groups: dict[Operation, list[Operation]] = {}
+    judged: dict[tuple[int, ...], bool] = {}
+    wanted = list(generations)
+    for op in block.operations:
+        if op.op_type not in ELEMENTWISE_OPS or is_opaque(op) or not is_used(op.outputs[0]):
+            continue
+        shape = get_static_shape(op.outputs[0])
+        if shape is None or not judged.setdefault(shape, any(is_shape_unsupported(shape, each) for each in wanted)):
+            continue
+        given = get_elementwise_operands(op)
+        if any(
+            get_static_shape(var) is None or (get_static_shape(var) != shape and prod(var.shape) != 1) for var in given
+        ):
+            continue
+        groups[op] = [op]
+        for var in given:
+            if var.op in groups and get_static_shape(var) == shape:
+                merge_groups(groups, var.op, op)
+    for members in list_groups(groups):
+        yield members, get_static_shape(members[0].outputs[0]) or ()
+
+
+def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[int, ...] | None:
+    """[1, 1, a, b] of `size` elements that those generations hold, with the least room lost to rows of 64 bytes."""
+    most = min((bound.most for each in generations if (bound := find_limit("spatial", [each]))), default=0)
+    # A side shorter than this leaves the other too long; without the bound the search takes hours on a hostile shape.
+    shortest = -(-size // most) if most else size + 1
+    low = [number for number in range(max(1, shortest), min(isqrt(size), most) + 1) if size % number == 0]
+    fits = [(1, 1, size // width, width) for each in low for width in (each, size // each)
+            if max(width, size // width) <= most]
+    return min(fits, key=lambda shape: (compute_padded_bytes(shape, 2), max(shape)), default=None)

@@ -1,0 +1,45 @@
+"""Where a value goes: its readers, through the ops that only carry or prepare it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ..core.query import get_consumers
+
+__all__ = ["find_transitive_readers", "is_integer_or_bool"]
+
+_MAX_VALUES_FOLLOWED = 64
+"How many ops are followed at most."
+_DATA_MOVEMENT_OPS = frozenset({
+    "cast", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "split", "concat",
+    "stack", "tile", "identity", "gather",
+})
+
+
+def is_integer_or_bool(var: Var) -> bool:
+    """Whether `var` holds integers or truth values."""
+    return bool(types.is_int(var.dtype) or types.is_bool(var.dtype))
+
+
+def find_transitive_readers(var: Var, carries: Callable[[Operation], bool] | None = None) -> list[Operation]:
+    """The ops that read `var`, itself or carried: of an op that `carries` the readers are followed, not itself.
+
+    Without `carries`, what moves integers from one place to another carries.
+    """
+    carries = carries or (
+        lambda op: op.op_type in _DATA_MOVEMENT_OPS and all(is_integer_or_bool(out) for out in op.outputs)
+    )
+    found: dict[Operation, None] = {}
+    pending, visited = [var], {var}
+    while pending and len(visited) <= _MAX_VALUES_FOLLOWED:
+        at = pending.pop(0)
+        for op in get_consumers(at):
+            if not carries(op):
+                found[op] = None
+                continue
+            fresh = [out for out in op.outputs if out not in visited]
+            visited.update(fresh)
+            pending.extend(fresh)
+    return list(found)

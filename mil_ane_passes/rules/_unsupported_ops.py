@@ -1,0 +1,71 @@
+"""What rules about kinds of ops share: a refusal that is sure only where it was seen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from coremltools.converters.mil.mil import Operation, Var
+
+from ..core.contract import Hit, Rule
+from ..core.query import is_compressed, is_const
+from ..core.targets import ALL_TARGETS, Gate, Generation
+
+__all__ = [
+    "BEFORE_M4",
+    "M1_TO_M5",
+    "M4",
+    "find_dynamic_inputs",
+    "format_chips",
+    "is_any_admitted",
+    "make_unsupported_hit",
+]
+
+M4 = Gate(first="m4", last="m4")
+BEFORE_M4 = Gate(last="m3")
+M1_TO_M5 = Gate(first="m1", last="m5")
+"Where the ANE's compiler was asked without Core ML; on M4 it and Core ML agree in what is gated so."
+
+
+def make_unsupported_hit(
+    rule: Rule, op: Operation, note: str, *, seen: Gate = ALL_TARGETS, message: str | None = None,
+    covers: Sequence[Operation] = (), split_at: Sequence[Sequence[str]] = (),
+) -> Hit:
+    """The ANE does not take `op`: that is known for the generations `seen`, and for the others it is not.
+
+    `message` is Core ML's own, as it was measured on an M4; `split_at` as in `Hit`.
+    """
+    looked_at = tuple(rule.generations)
+    if is_any_admitted(seen, looked_at):
+        return Hit(op, note=note, message=message if is_any_admitted(M4, looked_at) else None, covers=covers,
+                   split_at=split_at)
+    return Hit(
+        op,
+        note=f"{note}: refused elsewhere, not measured on {format_chips(looked_at)}",
+        sure=False,
+        covers=covers,
+        split_at=split_at,
+    )
+
+
+@functools.cache
+def is_any_admitted(gate: Gate, generations: tuple[Generation, ...]) -> bool:
+    """Whether `gate` admits one of `generations` at least."""
+    return any(gate.includes(generation) for generation in generations)
+
+
+@functools.cache
+def format_chips(generations: tuple[Generation, ...]) -> str:
+    """The generations in words, each by its last chip."""
+    return ", ".join(generation.chips[-1].upper() for generation in generations)
+
+
+def find_dynamic_inputs(op: Operation, *names: str) -> list[str]:
+    """Those of the inputs `names` that are known only when the model runs."""
+    return [name for name in names if _is_dynamic(op.inputs.get(name))]
+
+
+def _is_dynamic(var: Var | Sequence[Var] | None) -> bool:
+    if isinstance(var, (list, tuple)):
+        return any(_is_dynamic(each) for each in var)
+    return var is not None and not is_const(var) and not is_compressed(var)

@@ -1,0 +1,174 @@
+"""One call's working memory: runs blocks, op by op, and frees what is no longer used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..core.budget import get_current_budget
+from ..core.errors import AnePassesError, InputError
+from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
+from .numeric import is_tensor_value
+from .op_inputs import OpInputs
+from .prepared_function import PreparedFunction, is_lazy
+from .quirks import select_quirks
+from .registry import Kernel
+
+__all__ = ["Interpreter", "StateCell"]
+
+
+_STEPS_PER_PROGRESS_CHECK = 256
+"Steps of loops between two looks at the clock for progress."
+
+
+class StateCell:
+    """A state's current content; shared by all who hold the state."""
+
+    def __init__(self, name: str, content: torch.Tensor) -> None:
+        self.name = name
+        self.content = content
+        self.written = False
+
+
+class Interpreter:
+    """Executes blocks of one function. `env` maps the id of a variable to its stored value."""
+
+    def __init__(
+        self, kernels: Mapping[str, Kernel], prepared: PreparedFunction, quirks: Sequence[Any] = (),
+        observer: Callable[[Any, Any, Any], None] | None = None,
+    ) -> None:
+        self.kernels = kernels
+        self.prepared = prepared
+        self.precision = prepared.precision
+        self.quirks = quirks
+        self.observer = observer
+        self.env: dict[int, Any] = {}
+        self.executed_blocks: set[Any] = set()
+        self.budget = get_current_budget()
+        self.live = LiveValues()
+        self._steps = 0
+        self._started = time.monotonic()
+        self._loops: list[list[Any]] = []
+        "The loops that run, outermost first, each with its steps so far."
+        self._is_timed = self.budget.max_seconds is not None
+        prepared.constants.check_files()
+        prepared.constants.cache_read_constants(self._constant)
+
+    def operand(self, var: Any) -> Any:
+        """The value of `var` as kernels see it."""
+        if id(var) in self.env:
+            return self.precision.operand(self.env[id(var)])
+        return self.prepared.constants.get(var, self._constant)
+
+    def _constant(self, var: Any) -> Any:
+        if is_lazy(var.op) and var.op.op_type != "const":
+            made = self._evaluate(var.op)[var.op.outputs.index(var)]
+            return self.precision.operand(self.keep(var, made))
+        value = var.val
+        if value is None:
+            raise KeyError(f"variable '{var.name}' is read before it is computed")
+        return self.precision.constant(value) if is_tensor_value(value) else value
+
+    def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
+        """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
+        self.executed_blocks.add(block)
+        steps = self.prepared.steps[block]
+        for var, value in zip(steps.inputs, arguments):
+            self._hold(id(var), value)
+        self._release_values(steps.unread_inputs)
+        for op, finished in steps.ops:
+            self.run_op(op)
+            self._release_values(finished)
+        results = [self._get_stored(var) for var in block.outputs]
+        self._release_values(steps.left)
+        return results
+
+    def _hold(self, key: int, value: Any) -> None:
+        self.env[key] = value
+        self.live.add(key, value)
+
+    def _release_values(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self.env.pop(key, None)
+            self.live.drop(key)
+
+    @contextmanager
+    def track_loop(self, op: Any) -> Iterator[Callable[[], None]]:
+        """While the loop `op` runs: what to call before each step, which raises LimitReached after too many."""
+        loop = [op, 0]
+        self._loops.append(loop)
+        most = self.budget.max_steps
+
+        def count_step() -> None:
+            if most is not None and self._steps >= most:
+                self.budget.raise_steps_exceeded(self._where(), self._steps, time.monotonic() - self._started)
+            self._steps += 1
+            loop[1] += 1
+            if not self._steps % _STEPS_PER_PROGRESS_CHECK:
+                self.budget.report(self._where)
+
+        try:
+            yield count_step
+        finally:
+            self._loops.pop()
+
+    def _where(self) -> str:
+        """The loops that run, and how far each is."""
+        return ", in it ".join(f"while_loop '{op.outputs[0].name}' (step {step:,})" for op, step in self._loops)
+
+    def _check_time(self, op: Any) -> None:
+        if self.budget.is_time_over:
+            name = op.outputs[0].name if op.outputs else op.name
+            self.budget.raise_time_exceeded(", in it ".join(filter(None, [self._where(), f"{op.op_type} '{name}'"])))
+
+    def _get_stored(self, var: Any) -> Any:
+        return self.env[id(var)] if id(var) in self.env else self.keep(var, self.operand(var))
+
+    def run_op(self, op: Any) -> None:
+        """Run one op and store its outputs."""
+        if self._is_timed:
+            self._check_time(op)
+        try:
+            for var, value in zip(op.outputs, self._evaluate(op)):
+                stored = self.keep(var, value)
+                self._hold(id(var), stored)
+                if self.observer is not None:
+                    self.observer(op, var, stored)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            refuse_allocation(op, error, self.live)
+
+    def keep(self, var: Any, value: Any) -> Any:
+        """`value` rounded, wrapped and laid out as `var` is stored."""
+        dtype = self.prepared.dtypes[var] if isinstance(value, torch.Tensor) else None
+        return value if dtype is None else self.precision.store(value, dtype)
+
+    def _evaluate(self, op: Any) -> Sequence[Any]:
+        inputs: Any = OpInputs(op, self)
+        faults = select_quirks(self.quirks, op)
+        try:
+            self.live.require(op, estimate_result_bytes(self.prepared, op, inputs))
+            for fault in faults:
+                inputs = fault.operands(op, inputs)
+            results = self.kernels[op.op_type](op, inputs)
+            outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+            for fault in faults:
+                outputs = tuple(fault.results(op, inputs, outputs))
+        except AnePassesError:
+            raise  # already says what is wrong, and in which op of a nested block
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise _make_evaluation_error(op, error) from error
+        except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise _make_evaluation_error(op, error) from error
+        return outputs
+
+
+def _make_evaluation_error(op: Any, error: Exception) -> InputError:
+    return InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}")

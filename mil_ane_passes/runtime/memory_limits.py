@@ -1,0 +1,289 @@
+"""What a run may hold in memory at once: refused before anything runs as far as shapes say, else before the op runs.
+
+The bound is on the sum of the values that are alive, since many systems promise memory that they do not have and end
+the process that uses it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+
+from ..core.errors import LimitReached
+from ..core.printer import format_dimension
+
+if TYPE_CHECKING:
+    from .prepared_function import PreparedFunction
+
+__all__ = [
+    "LiveValues",
+    "estimate_result_bytes",
+    "is_out_of_memory",
+    "most_kept",
+    "refuse_allocation",
+    "refuse_excessive_peak",
+    "refuse_oversized_values",
+]
+
+_ELEMENT_BYTES = 8
+_MAX_MEMORY_SHARE = 0.5
+"""The part of the machine's memory that values may take: the rest is for the weights, for what kernels need besides
+(a convolution lays its input out anew), and for other processes."""
+_KEPT_PART = 0.25
+"The part of the machine's memory that weights which were read from files may take; a run reads what is beyond anew."
+_MAX_UNCOUNTED_BYTES = 1 << 12
+"Bytes up to which a value is not counted: a thousand of these do not matter, and counting costs time in loops."
+_OUT_OF_MEMORY_PATTERN = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|you tried to allocate")
+_REQUESTED_BYTES_PATTERN = re.compile(r"you tried to allocate (\d+) bytes")
+_REMEDY = "expected a smaller input or fewer values at once; a machine or a limit (ulimit -v) with more memory"
+#: ops whose result is the memory of their operand `x`
+_ALIASING_OPS = frozenset({"reshape", "squeeze", "expand_dims", "identity"})
+
+
+def refuse_oversized_values(ops: Iterable[Any]) -> None:
+    """LimitReached when an op makes a value, as far as its shape is known, that half of the memory cannot hold."""
+    most = _MAX_MEMORY_SHARE * _get_machine_bytes()
+    for op in ops:
+        for var in op.outputs:
+            nbytes = _ELEMENT_BYTES * _count_elements(var.sym_type)
+            if nbytes > most:
+                raise LimitReached(
+                    f"value {var.name!r} of shape ({', '.join(map(format_dimension, var.sym_type.get_shape()))}) takes "
+                    f"{nbytes / 1e9:.0f} GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value "
+                    "on this machine"
+                )
+
+
+def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
+    """LimitReached when the values that are alive at one op of `block`, as far as shapes are known, are too many."""
+    peak, op = _find_peak(prepared, block)
+    most = _get_byte_limit()
+    if peak > most:
+        raise LimitReached(
+            _format_limit_message(op, f"the values that are alive here take {_format_bytes(peak)}", most)
+        )
+
+
+def _find_peak(prepared: PreparedFunction, block: Any) -> tuple[int, Any]:
+    """The most bytes that values of `block` take at once, blocks in it included, and the op where they do."""
+    steps = prepared.steps[block]
+    owner: dict[int, int] = {}  # by variable: the one whose memory it has
+    held: dict[int, int] = {}  # by owner: its bytes
+    users: dict[int, int] = {}
+    total, peak, where = 0, 0, None
+
+    def hold(var: Any, memory_of: int | None) -> int:
+        key = memory_of if memory_of in held else id(var)
+        owner[id(var)] = key
+        users[key] = users.get(key, 0) + 1
+        held.setdefault(key, 0 if key != id(var) else _count_static_bytes(prepared, var))
+        return held[key] if key == id(var) else 0
+
+    for var in steps.inputs:
+        total += hold(var, None)
+    for op, finished in steps.ops:
+        source = prepared.inputs(op).get("x") if op.op_type in _ALIASING_OPS else None
+        total += sum(hold(var, owner.get(id(source))) for var in op.outputs)
+        inner = max((_find_peak(prepared, each)[0] for each in op.blocks), default=0)
+        if total + inner > peak:
+            peak, where = total + inner, op
+        for key in (owner.pop(each) for each in finished if each in owner):
+            users[key] -= 1
+            if not users[key]:
+                total -= held.pop(key)
+    return peak, where
+
+
+class LiveValues:
+    """The bytes of the values that a run holds at once; memory that values share counts once."""
+
+    def __init__(self) -> None:
+        self.most = _get_byte_limit()
+        self.bytes = 0
+        self._memory: dict[int, int] = {}  # by variable: where its memory is
+        self._held: dict[int, list[int]] = {}  # by place: bytes, and how many variables have them
+
+    def add(self, key: int, value: Any) -> None:
+        """Count `value`, which the variable `key` is from now on."""
+        if key in self._memory:
+            self.drop(key)
+        nbytes = getattr(value, "nbytes", 0)
+        if nbytes <= _MAX_UNCOUNTED_BYTES:
+            return
+        place = value.untyped_storage().data_ptr() if hasattr(value, "untyped_storage") else id(value)
+        self._memory[key] = place
+        if place in self._held:
+            self._held[place][1] += 1
+        else:
+            self._held[place] = [nbytes, 1]
+            self.bytes += nbytes
+
+    def drop(self, key: int) -> None:
+        """Count the value of the variable `key` no longer."""
+        place = self._memory.pop(key, None)
+        if place is None:
+            return
+        held = self._held[place]
+        held[1] -= 1
+        if not held[1]:
+            self.bytes -= self._held.pop(place)[0]
+
+    def require(self, op: Any, nbytes: int) -> None:
+        """LimitReached when `op` makes values of `nbytes`, and these are too many beside those that are alive."""
+        if nbytes and self.bytes + nbytes > self.most:
+            raise LimitReached(
+                _format_limit_message(
+                    op,
+                    f"makes {_format_bytes(nbytes)} beside {_format_bytes(self.bytes)} of values that are still needed",
+                    self.most,
+                )
+            )
+
+
+def estimate_result_bytes(prepared: PreparedFunction, op: Any, inputs: Any) -> int:
+    """The bytes of what `op` makes: by its shapes, else by the operands that say how large its result is; else 0."""
+    known = prepared.count_result_bytes(op)
+    if known is not None:
+        return known
+    sizes = _RESULT_SHAPES.get(op.op_type)
+    return 0 if sizes is None else math.prod(sizes(inputs)) * prepared.precision.compute.itemsize
+
+
+def _get_operand_shape(inputs: Any, name: str) -> tuple[int, ...]:
+    """The shape of an operand, which is not brought into the computing dtype for that."""
+    stored = inputs.machine.env.get(id(inputs.var(name)))
+    return tuple((inputs[name] if stored is None else stored).shape)
+
+
+def _infer_broadcast_shape(inputs: Any) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(_get_operand_shape(inputs, "x"), _get_operand_shape(inputs, "y"))
+    except ValueError:  # the kernel says what does not fit
+        return (0,)
+
+
+def _infer_tile_shape(inputs: Any) -> list[int]:
+    return [size * int(count) for size, count in zip(_get_operand_shape(inputs, "x"), inputs.values("reps"))]
+
+
+def _infer_range_shape(inputs: Any) -> list[int]:
+    start, end, step = (float(inputs.value(name)) for name in ("start", "end", "step"))
+    return [max(0, math.ceil((end - start) / step))] if step and math.isfinite(end - start) else []
+
+
+def _infer_one_hot_shape(inputs: Any) -> list[int]:
+    return [*_get_operand_shape(inputs, "indices"), int(inputs.value("one_hot_vector_size"))]
+
+
+def _infer_pad_shape(inputs: Any) -> list[int]:
+    sizes, pads = list(_get_operand_shape(inputs, "x")), [int(each) for each in inputs.values("pad")]
+    axes = range(len(sizes) - len(pads) // 2, len(sizes))
+    return [size + sum(pads[2 * (axis - axes[0]):][:2]) if axis in axes else size for axis, size in enumerate(sizes)]
+
+
+#: the shape of the result where sizes are values: an op of a few bytes may ask for any amount of memory
+_RESULT_SHAPES: dict[str, Any] = {
+    "fill": lambda inputs: [int(each) for each in inputs.values("shape")],
+    "tile": _infer_tile_shape,
+    "range_1d": _infer_range_shape,
+    "one_hot": _infer_one_hot_shape,
+    "pad": _infer_pad_shape,
+    **dict.fromkeys(
+        ("random_normal", "random_uniform", "random_bernoulli"),
+        lambda inputs: [int(each) for each in inputs.values("shape")],
+    ),
+    **dict.fromkeys(
+        ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "greater", "less", "equal"),
+        _infer_broadcast_shape,
+    ),
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for and not given; torch says so with a RuntimeError."""
+    return isinstance(error, MemoryError) or _OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
+
+
+def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoReturn:
+    """Raises LimitReached: the system did not give the memory that `op` needs."""
+    asked = _REQUESTED_BYTES_PATTERN.search(str(error))
+    amount = f"{_format_bytes(int(asked[1]))} more" if asked else "as much memory as it needs"
+    raise LimitReached(
+        f"{_describe_op(op)}: the system does not give {amount}, beside {_format_bytes(live.bytes)} of values "
+        f"that are still needed; {_REMEDY}"
+    ) from error
+
+
+def _format_limit_message(op: Any, what: str, most: float) -> str:
+    return (
+        f"{_describe_op(op)}: {what}; the reference runtime holds at most {_format_bytes(most)} of values at once on this "
+        f"machine; {_REMEDY}"
+    )
+
+
+def _describe_op(op: Any) -> str:
+    return f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}'"
+
+
+def _format_bytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _count_static_bytes(prepared: PreparedFunction, var: Any) -> int:
+    """The bytes of `var` as it is stored, as far as its shape is known."""
+    if not types.is_tensor(var.sym_type):
+        return 0
+    return int(prepared.precision.storage(prepared.dtypes[var]).itemsize) * _count_elements(var.sym_type)
+
+
+def _count_elements(sym_type: Any) -> int:
+    if not types.is_tensor(sym_type):
+        return 1
+    return math.prod(size for size in sym_type.get_shape() if isinstance(size, int))
+
+
+def _get_byte_limit() -> float:
+    """The bytes that values may take: a part of the machine's, and no more than the process may still ask for."""
+    return min(_MAX_MEMORY_SHARE * _get_machine_bytes(), _get_free_address_space())
+
+
+def most_kept() -> float:
+    """The bytes of weights that are kept from one run to the next; half of what a limit leaves: values need some."""
+    return min(_KEPT_PART * _get_machine_bytes(), _get_free_address_space() / 2)
+
+
+@cache
+def _get_machine_bytes() -> int:
+    """The memory of the machine, or of the container that the process runs in."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        found = 1 << 36
+    try:
+        return min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return found
+
+
+def _get_free_address_space() -> float:
+    """What `ulimit -v` leaves to the process, in bytes; infinite where there is no such limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        used = 0
+    return max(0, limit - used)

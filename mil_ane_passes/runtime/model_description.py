@@ -1,0 +1,105 @@
+"""What a model's description says about its inputs beyond their types: allowed shapes, images, defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import InputError
+from ..core.npz import StoredArray
+from .feeds import to_array, to_feed_dict
+from .images import array_from_image, is_image, is_pixels
+
+__all__ = ["apply_description", "get_array_dtype"]
+
+_NUMPY_DTYPES = {0x10010: np.float16, 0x10020: np.float32, 0x10040: np.float64, 0x20020: np.int32, 0x20008: np.int8}
+"ArrayDataType by number: int8 has a name from coremltools 9.0 on only."
+_MAX_LISTED_SHAPES = 6
+"How many enumerated shapes an error lists."
+
+
+def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """`feeds` with images laid out as the program takes them and left-out optional inputs filled in.
+
+    `description` is a `ModelDescription` or `FunctionDescription` proto. Raises InputError when a shape is outside the
+    enumerated or ranged set that the description allows, or an image has another size or mode than it says.
+    """
+    ready = to_feed_dict(feeds)
+    for feature in description.input:
+        if feature.name in ready:
+            ready[feature.name] = _apply_feature(feature, ready[feature.name])
+        elif feature.type.isOptional and feature.type.HasField("multiArrayType"):
+            ready[feature.name] = _make_default(feature.type.multiArrayType)
+    return ready
+
+
+def get_array_dtype(array: Any) -> Any:
+    """The numpy dtype of an `ArrayFeatureType` proto, None when it says none."""
+    return _NUMPY_DTYPES.get(array.dataType)
+
+
+def _apply_feature(feature: Any, value: Any) -> Any:
+    who = f"feed '{feature.name}'"
+    if feature.type.HasField("imageType"):
+        image = feature.type.imageType
+        seen = is_image(value) or is_pixels(value)
+        array: Any = array_from_image(who, value, image.colorSpace) if seen else to_array(who, value)
+        if array.ndim >= 2:
+            _check_image_size(who, array.shape[-2:], image)
+        return array
+    if is_image(value):
+        raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
+    array = value if isinstance(value, StoredArray) else to_array(who, value)  # not read before it fits
+    if feature.type.HasField("multiArrayType"):
+        _check_shape(who, array.shape, feature.type.multiArrayType)
+    return array
+
+
+def _check_shape(who: str, found: Sequence[int], array: Any) -> None:
+    """The shape against the enumerated set, or against each axis' range."""
+    if array.HasField("enumeratedShapes"):
+        allowed = [tuple(int(extent) for extent in shape.shape) for shape in array.enumeratedShapes.shapes]
+        if tuple(found) not in allowed:
+            raise InputError(f"{who}: found shape {tuple(found)}, expected one of {_format_shapes(allowed)}")
+    elif array.HasField("shapeRange") and len(array.shapeRange.sizeRanges) == len(found):
+        for axis, (extent, allowed_range) in enumerate(zip(found, array.shapeRange.sizeRanges)):
+            _check_extent(f"{who} (shape {tuple(found)})", f"axis {axis}", extent, allowed_range)
+
+
+def _check_image_size(who: str, found: Sequence[int], image: Any) -> None:
+    height, width = (int(extent) for extent in found)
+    if image.HasField("enumeratedSizes"):
+        allowed = [(int(size.height), int(size.width)) for size in image.enumeratedSizes.sizes]
+        allowed.append((int(image.height), int(image.width)))
+        if (height, width) not in allowed:
+            sizes = _format_shapes(dict.fromkeys(allowed))
+            raise InputError(f"{who}: found an image of height {height}, width {width}, expected one of {sizes}")
+    elif image.HasField("imageSizeRange"):
+        _check_extent(who, "the image's height", height, image.imageSizeRange.heightRange)
+        _check_extent(who, "the image's width", width, image.imageSizeRange.widthRange)
+    elif (height, width) != (int(image.height), int(image.width)):
+        raise InputError(f"{who}: found an image of height {height}, width {width}, expected height {image.height}, "
+                         f"width {image.width}; resize it first")
+
+
+def _check_extent(who: str, what: str, found: int, allowed: Any) -> None:
+    """One extent against a `SizeRange` proto, whose upper bound is open when not positive."""
+    low, high = int(allowed.lowerBound), int(allowed.upperBound)
+    if found < low or (0 < high < found):
+        upper = str(high) if high > 0 else "unbounded"
+        raise InputError(f"{who}: found {found} for {what}, expected {low} to {upper}")
+
+
+def _format_shapes(shapes: Iterable[tuple[int, ...]]) -> str:
+    every = list(shapes)
+    shown = ", ".join(str(shape) for shape in every[:_MAX_LISTED_SHAPES])
+    return f"{shown} and {len(every) - _MAX_LISTED_SHAPES} more" if len(every) > _MAX_LISTED_SHAPES else shown
+
+
+def _make_default(array: Any) -> np.ndarray[Any, Any]:
+    """What Core ML takes for an optional input that is not given."""
+    kind = array.WhichOneof("defaultOptionalValue")
+    value = getattr(array, kind) if kind else 0
+    return np.full(tuple(array.shape), value, dtype=get_array_dtype(array) or np.float32)

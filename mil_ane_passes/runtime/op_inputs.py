@@ -1,0 +1,84 @@
+"""What a kernel sees of its operands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from coremltools.converters.mil.mil import types
+
+from ..core.mapped_files import check_file_of
+
+if TYPE_CHECKING:
+    from .interpreter import Interpreter
+
+__all__ = ["OpInputs"]
+
+
+class OpInputs:
+    """The resolved inputs of one op. Floats arrive in the computing dtype; left-out inputs take the op's defaults."""
+
+    def __init__(self, op: Any, machine: Interpreter) -> None:
+        self.op = op
+        self.machine = machine
+        self._vars = machine.prepared.inputs(op)
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype floats are computed in."""
+        return self.machine.precision.compute
+
+    def rounded(self, value: torch.Tensor) -> torch.Tensor:
+        """An intermediate result of a recurrent step: rounded to the op's dtype where the run asks for that."""
+        rounds = self.machine.precision.rounded_steps and self.op.outputs[0].dtype == types.fp16
+        return value.half().to(value.dtype) if rounds else value
+
+    def var(self, name: str) -> Any:
+        """The input variable itself, or None when it is not connected."""
+        return self._vars.get(name)
+
+    def accepts(self, name: str) -> bool:
+        """True when the op, in the opset it was made for, has such an input at all."""
+        return name in self.op.input_spec.input_types
+
+    def has(self, name: str) -> bool:
+        """True when the input is connected or has a default."""
+        return self.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The operand (a tensor, string, list or state; a list of them for a tuple), its default, or None."""
+        var = self.var(name)
+        if var is None:
+            return self.machine.prepared.default(self.op, name)
+        if isinstance(var, (list, tuple)):
+            return [self.machine.operand(each) for each in var]
+        return self.machine.operand(var)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.get(name)
+        if found is None:
+            raise KeyError(f"{self.op.op_type} '{self.op.name}' has no input '{name}'")
+        return found
+
+    def value(self, name: str) -> Any:
+        """A parameter as a plain Python value: scalar, string, (nested) list of numbers, or None."""
+        found = self.get(name)
+        return found.tolist() if isinstance(found, torch.Tensor) else found
+
+    def values(self, name: str) -> list[Any]:
+        """A vector parameter as a list; a scalar counts as a vector of one, a missing one as empty."""
+        found = self.value(name)
+        if found is None:
+            return []
+        return list(found) if isinstance(found, (list, tuple, range)) else [found]
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """The raw value of a constant input, not copied: for ops that use only a part of it."""
+        var = self.var(name)
+        known = var is not None and var.op is not None and var.op.op_type == "const"
+        if not known:
+            return None
+        value = np.asarray(var.val)
+        check_file_of(value)
+        return value

@@ -1,0 +1,37 @@
+"""How large the partial sums of convolutions and matrix products are, observed while a program runs. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from .quirks.base import Quirk
+from .quirks.mac_overflow_32768 import MacOverflow32768
+
+__all__ = ["PartialSumObserver"]
+
+
+class PartialSumObserver(Quirk):
+    """Changes nothing: tells `seen` (op, bound) of each op that sums products.
+
+    The bound is the largest sum of the magnitudes of the products behind one element, the bias included: no partial
+    sum exceeds it, in whatever order it is formed. Costs one more run of the op, on magnitudes.
+    """
+
+    name: ClassVar[str] = "partial sums"
+    source: ClassVar[str] = ""
+    op_types: ClassVar[tuple[str, ...]] = MacOverflow32768.op_types
+    any_float: ClassVar[bool] = True
+
+    def __init__(self, seen: Callable[[Any, float], None]) -> None:
+        self._callback = seen
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """`outputs` as they are."""
+        from .quirks._operands import compute_sum_start
+        from .quirks._partial_sums import sum_magnitudes
+
+        (y,) = outputs
+        if y.numel():
+            self._callback(op, float(sum_magnitudes(inputs, compute_sum_start(inputs, y)).max()))
+        return outputs

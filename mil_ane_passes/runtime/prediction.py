@@ -1,0 +1,186 @@
+"""`predictor`: an object with `MLModel.predict`'s and `make_state`'s signatures that works on any machine.
+
+The host's own methods check and coerce the inputs, so that what they refuse is refused in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+from coremltools.models.model import MLModel, MLState
+
+from ..core.budget import DEFAULT_MAX_STEPS, share_budget
+from ..core.errors import InputError
+from ..core.locking import synchronized
+from .engine import Runtime
+from .feeds import split_inputs
+from .images import image_from_array, is_image
+from .model_description import get_array_dtype
+from .pipeline import PipelineRuntime
+
+__all__ = ["PredictError", "Predictor", "predictor"]
+
+Array = np.ndarray[Any, Any]
+
+
+class PredictError(InputError, RuntimeError):
+    """Inputs that Core ML itself would refuse: there, too, a RuntimeError."""
+
+
+@synchronized
+def predictor(
+    mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = (),
+    max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
+) -> Predictor:
+    """An object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
+
+    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an
+    .mlpackage. `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take
+    `max_steps` steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when
+    it is no ML Program, NotSupported when it has an op that the reference runtime lacks.
+    """
+    if isinstance(mlmodel, (str, PathLike)):
+        if not Path(mlmodel).exists():
+            raise InputError(f"no file or folder '{fspath(mlmodel)}'; expected the path of an .mlpackage")
+        mlmodel = MLModel(fspath(mlmodel), skip_model_load=True)
+    if not isinstance(mlmodel, MLModel):
+        raise InputError(f"found a {type(mlmodel).__name__}; expected an MLModel or the path of an .mlpackage")
+    return Predictor(mlmodel, precision, quirks, max_steps=max_steps, max_seconds=max_seconds)
+
+
+class Predictor:
+    """Predictions of one function of an `MLModel`, or of a pipeline."""
+
+    @synchronized
+    def __init__(
+        self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = (), *,
+        max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
+    ) -> None:
+        from ..package import package_of_mlmodel
+
+        self._limits = max_steps, max_seconds
+
+        self._model = mlmodel
+        package = package_of_mlmodel(mlmodel)
+        if package.is_pipeline:
+            self._proxy = _FrameworkModel({}, package.spec.description, PipelineRuntime(
+                package, precision=precision, quirks=quirks))
+            return
+        name = getattr(mlmodel, "function_name", None) or None
+        if name is not None and name not in package.functions:
+            name = None
+        name = name or package.program.default_function_name
+        states = split_inputs(package.program.functions[name])[1]
+        self._proxy = _FrameworkModel(states, package.description(name), Runtime(
+            package.program, function=name, precision=precision, quirks=quirks, description=package.description(name)))
+
+    @synchronized
+    def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
+        """Outputs by name for one dictionary of inputs, or a list of those for a list of dictionaries.
+
+        Inputs are lists, numpy arrays, torch tensors or PIL images, as for `MLModel.predict`, and are not changed.
+        Raises TypeError and KeyError as `MLModel.predict` does, and PredictError (a RuntimeError) for shapes, sizes
+        or states that Core ML refuses.
+        """
+        MLModel._check_predict_data(data)
+        copied: Any = dict(data) if isinstance(data, dict) else [dict(each) for each in data]
+        with share_budget(*self._limits):
+            return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
+
+    def make_state(self) -> MLState:
+        """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as the host's."""
+        return self._proxy.make_new_state()
+
+    def _prepare(self, data: dict[str, Any]) -> None:
+        self._model._verify_input_dict(data)
+        self._model._convert_tensor_to_numpy(data)
+        self._model._update_float16_multiarray_input_to_float32(data)
+
+
+class _FrameworkState:
+    """Stands in for the framework's state object behind `MLState`."""
+
+    def __init__(self, states: Mapping[str, Any]) -> None:
+        self.arrays: dict[str, Array] = {
+            name: np.zeros(tuple(int(extent) for extent in var.shape), types.nptype_from_builtin(var.dtype))
+            for name, var in states.items()}
+
+    def read_state(self, name: str) -> Array:
+        return self.arrays[self._known(name)].copy()
+
+    def write_state(self, name: str, value: Any) -> None:
+        held, given = self.arrays[self._known(name)], np.asarray(value)
+        if given.shape != held.shape:
+            raise PredictError(f"state '{name}': found shape {given.shape}, expected {held.shape}")
+        self.arrays[name] = given.astype(held.dtype)
+
+    def _known(self, name: str) -> str:
+        if name not in self.arrays:
+            raise PredictError(f"state '{name}': no such state (states: {', '.join(self.arrays) or 'none'})")
+        return name
+
+
+class _FrameworkModel:
+    """Stands in for the framework's model object behind `MLModel`."""
+
+    def __init__(self, states: Mapping[str, Any], description: Any, runtime: Runtime | PipelineRuntime) -> None:
+        self._runtime = runtime
+        self._description = description
+        self._states = states
+
+    def make_new_state(self) -> MLState:
+        held = _FrameworkState(self._states)
+        state = MLState(held)
+        if not hasattr(state, "read_state"):  # before coremltools 9.0
+            state.read_state, state.write_state = held.read_state, held.write_state
+        return state
+
+    def predict(self, data: Mapping[str, Any], state: _FrameworkState | None = None) -> dict[str, Any]:
+        if self._states and state is None:
+            raise PredictError(f"the model has states ({', '.join(self._states)}); pass state=make_state() to predict")
+        feeds = {feature.name: _coerce_feed(feature, data[feature.name])
+                 for feature in self._description.input if feature.name in data}
+        arrays = None if state is None else state.arrays
+        try:
+            self._runtime.check(feeds, arrays)
+        except InputError as error:
+            raise PredictError(str(error)) from error
+        try:
+            found = self._runtime(feeds, arrays)
+        except InputError as error:  # Core ML's words first: tests and callers look for them
+            raise PredictError(f"Unable to compute the prediction using ML Program. {error}") from error
+        return {feature.name: _convert_result(feature, found[feature.name]) for feature in self._description.output}
+
+    def batchPredict(self, data: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Named as the framework's object names it."""
+        return [self.predict(each) for each in data]
+
+
+def _coerce_feed(feature: Any, value: Any) -> Any:
+    """Any number becomes the described dtype, as on the way into an MLMultiArray."""
+    if is_image(value) or not feature.type.HasField("multiArrayType"):
+        return value
+    dtype = get_array_dtype(feature.type.multiArrayType)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "c":
+            raise TypeError("found complex numbers")
+        return array if dtype is None else array.astype(dtype)
+    except (TypeError, ValueError) as error:
+        wanted = "numbers" if dtype is None else np.dtype(dtype).name
+        raise PredictError(f"feed '{feature.name}': {error}; expected an array of {wanted}") from error
+
+
+def _convert_result(feature: Any, value: Any) -> Any:
+    """A result as the framework hands it out: described dtype, rank 1 at least, images as PIL images."""
+    if isinstance(value, Mapping) or not isinstance(value, np.ndarray):
+        return value
+    if feature.type.HasField("imageType"):
+        return image_from_array(value, feature.type.imageType.colorSpace)
+    dtype = get_array_dtype(feature.type.multiArrayType)
+    return np.atleast_1d(value if dtype is None else value.astype(dtype))

@@ -1,0 +1,220 @@
+"""What a runtime works out about a program once, for all its calls: liveness, connections, defaults, constants.
+
+All of it before the first op runs. Small things that stay, made between large ones that come and go, would pin the
+heap: the C library could neither join nor return what is freed around them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from coremltools.converters.mil.mil import types
+
+from ..core.mapped_files import MappedFile, check_mapped_files, file_of
+from .memory_limits import most_kept
+from .numeric import Precision, is_tensor_value
+
+__all__ = ["BlockSteps", "PreparedFunction", "is_lazy"]
+
+#: constants of at most this many bytes as kernels see them are made at once and kept: parameters, biases
+_MAX_EAGER_BYTES = 1 << 12
+#: bytes of larger ones that are kept from one call to the next; those that no longer fit are made on each use
+_CACHE_BYTES = 1 << 30
+
+
+class BlockSteps(NamedTuple):
+    """How to run one block. Variables are told apart by `id`."""
+
+    inputs: list[Any]
+    #: inputs that nobody reads
+    unread_inputs: list[int]
+    #: each op that computes, with the block's own variables that nobody reads after it
+    ops: list[tuple[Any, list[int]]]
+    #: the block's own variables that are its outputs
+    left: list[int]
+
+
+def is_lazy(op: Any) -> bool:
+    """Constants and compressed constants: made when used, since weights may be memory mapped."""
+    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
+
+
+class PreparedFunction:
+    """What is known of one function, `block`, run at `precision`."""
+
+    def __init__(self, block: Any, precision: Precision) -> None:
+        self.precision = precision
+        self._block = block
+        self._ops = list(_iterate_ops(block))
+        self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
+        blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
+        self._outputs = {each: list(each.outputs) for each in blocks}
+        self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
+        made = [var for op in self._ops for var in op.outputs]
+        #: the builtin type that each tensor variable is declared as; None for a list
+        self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for var in made}
+        self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
+        self._defaults = {op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
+        self.constants = _ConstantCache(precision, made)
+        self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
+
+    def is_current(self) -> bool:
+        """False once ops, what they read, or outputs have changed: then all this is to be worked out anew."""
+        return (
+            self._ops == list(_iterate_ops(self._block))
+            and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
+            and all(op.inputs == known for op, known in self._inputs.items() if op.op_type != "const")
+        )
+
+    def inputs(self, op: Any) -> Mapping[str, Any]:
+        """The connected inputs of `op` by name; pymil filters them anew each time it is asked."""
+        return self._inputs[op]
+
+    def count_result_bytes(self, op: Any) -> int | None:
+        """The bytes of what `op` makes, in the dtype it is computed in; None where a size is known at run time only."""
+        return self._result_bytes[op]
+
+    def _count_bytes(self, op: Any) -> int | None:
+        total = 0
+        for var in op.outputs:
+            if not types.is_tensor(var.sym_type) or self.dtypes[var] is None:
+                continue
+            sizes = var.sym_type.get_shape()
+            if not all(isinstance(size, int) for size in sizes):
+                return None
+            total += math.prod(sizes) * self._computed_itemsize(self.dtypes[var])
+        return total
+
+    def _computed_itemsize(self, dtype: Any) -> int:
+        return int((self.precision.compute if types.is_float(dtype) else self.precision.storage(dtype)).itemsize)
+
+    def default(self, op: Any, name: str) -> Any:
+        """What `op` takes for an input that is not connected, as kernels see it, or None."""
+        return self._defaults[op].get(name)
+
+    def _collect_defaults(self, op: Any) -> dict[str, Any]:
+        """Op classes build their defaults afresh on every call, some from the ranks of other inputs."""
+        given = self._inputs[op]
+        return {name: self._default(value) for name, value in op.default_inputs().items() if name not in given}
+
+    def _default(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        return self.precision.tensor(list(value) if isinstance(value, range) else value)
+
+    def _plan_block(self, block: Any) -> BlockSteps:
+        inputs = list(block.inputs.values()) if isinstance(block.inputs, Mapping) else list(block.inputs)
+        ops = [op for op in block.operations if not is_lazy(op)]
+        own = dict.fromkeys(map(id, inputs), -1)
+        for index, op in enumerate(ops):
+            for var in self._operands(op):
+                if id(var) in own:
+                    own[id(var)] = index
+            own.update(dict.fromkeys(map(id, op.outputs), index))
+        left = {id(var) for var in block.outputs} & own.keys()
+        finished: list[list[int]] = [[] for _ in range(len(ops) + 1)]
+        for key in own.keys() - left:
+            finished[own[key]].append(key)
+        return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
+
+    def _operands(self, op: Any) -> Iterable[Any]:
+        """All variables an op reads, those read inside its nested blocks included."""
+        for given in self._inputs[op].values():
+            yield from given if isinstance(given, (list, tuple)) else (given,)
+        for block in op.blocks:
+            yield from block.outputs
+            for inner in block.operations:
+                yield from self._operands(inner)
+
+
+class _ConstantCache:
+    """Operands made of constants.
+
+    Those that share the program's memory are kept, they cost nothing, and so are small ones. A weight of a package that
+    is stored as it is computed is read from its file when it is first used and kept, as far as `most_kept` allows:
+    pages of the mapping would take the same memory. Others are made when they are read and freed after it; from one
+    call to the next, those that were read are kept as far as `_CACHE_BYTES` allows.
+    """
+
+    def __init__(self, precision: Precision, made: Iterable[Any]) -> None:
+        self._precision = precision
+        self._kept: dict[Any, Any] = {}
+        #: those that are read from a file at their first use, and kept
+        self._unread: dict[Any, Any] = {}
+        #: the others, and whether they were read
+        self._large: dict[Any, bool] = {}
+        self._free = _CACHE_BYTES
+        self._unread_free = most_kept()
+        self._files: dict[MappedFile, None] = {}
+        for var in made:
+            if is_lazy(var.op):
+                self._add(var, var.val if var.op.op_type == "const" else None)
+
+    def _add(self, var: Any, value: Any) -> None:
+        if value is None:
+            self._large[var] = False
+            return
+        if not is_tensor_value(value):
+            self._kept[var] = value
+            return
+        size, file = self._precision.nbytes(value), file_of(np.asarray(value))
+        if file is not None:
+            self._files[file] = None
+        if size > _MAX_EAGER_BYTES and self._precision.is_read_once(value) and size <= self._unread_free:
+            self._unread[var] = value
+            self._unread_free -= size
+        elif file is None and (shared := self._precision.shared(value)) is not None:
+            self._kept[var] = shared
+        elif size <= _MAX_EAGER_BYTES:
+            self._kept[var] = self._precision.constant(value)
+        else:
+            self._large[var] = False
+
+    def check_files(self) -> None:
+        """Raises AnePassesError when a file that holds some of them is smaller than it was."""
+        check_mapped_files(self._files)
+
+    def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
+        """The operand that `var` is."""
+        if var in self._unread:
+            self._kept[var] = self._precision.shared(self._unread[var])
+            del self._unread[var]
+        if var in self._kept:
+            return self._kept[var]
+        if var in self._large:
+            self._large[var] = True
+        return make(var)
+
+    def cache_read_constants(self, make: Callable[[Any], Any]) -> None:
+        """Make those that earlier calls have read, and keep them while there is room."""
+        for var in [each for each, was_read in self._large.items() if was_read]:
+            del self._large[var]
+            if self._least_bytes(var) > self._free:
+                continue
+            value = make(var)
+            size = value.nbytes if isinstance(value, torch.Tensor) else 0
+            if size <= self._free:
+                self._kept[var] = value
+                self._free -= size
+
+    def _least_bytes(self, var: Any) -> int:
+        """The bytes of `var` as far as its type tells them, so that nothing is made only to be dropped."""
+        if not types.is_tensor(var.sym_type) or not types.is_float(var.dtype):
+            return 0
+        known = (size for size in var.sym_type.get_shape() if isinstance(size, int))
+        return math.prod(known) * int(self._precision.compute.itemsize)
+
+
+def _get_dtype(var: Any) -> Any:
+    return None if types.is_list(var.sym_type) else var.dtype
+
+
+def _iterate_ops(block: Any) -> Iterable[Any]:
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from _iterate_ops(inner)

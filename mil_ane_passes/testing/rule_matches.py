@@ -1,0 +1,32 @@
+"""What a rule finds in a program, whichever kind of rule it is."""
+
+from __future__ import annotations
+
+from coremltools.converters.mil.mil import Program
+
+from ..core.contract import Miss, PlanRule, Rule
+from ..core.engine import find_matches, iterate_hits_and_misses
+from ..core.pass_trace import PassTrace, record_result
+from ..core.value_ranges import Measure
+from ..residency import predict_plan
+
+__all__ = ["collect_miss_reasons", "find_rule_matches"]
+
+
+def find_rule_matches(rule: Rule, program: Program, measure: Measure | None = None) -> PassTrace:
+    """As `find_matches`; a rule about plans is asked about the program's, in which no other rule refuses anything."""
+    if not isinstance(rule, PlanRule):
+        return find_matches(rule, program, measure=measure)
+    trace = PassTrace(rule.name)
+    for item in predict_plan(program, [rule])[1]:
+        record_result(trace, rule, item.function, item.answer)
+    return trace
+
+
+def collect_miss_reasons(rule: Rule, program: Program, measure: Measure | None = None) -> list[str]:
+    """Why the rule does not apply where it was asked, near misses and others."""
+    if isinstance(rule, PlanRule):
+        given = [item.answer for item in predict_plan(program, [rule])[1]]
+    else:
+        given = [answer for _, answer in iterate_hits_and_misses(rule, program, measure=measure)]
+    return [answer.reason for answer in given if isinstance(answer, Miss)]

@@ -1,0 +1,186 @@
+"""Does a converted model compute what its torch model does? Asked of what the frontend made and of the result.
+
+The frontend's program is all in fp32 and has to agree closely, so that what it got wrong is not taken for rounding;
+the result, after all passes, may be off by what fp16 and compression explain. It runs with fp32 arithmetic: where
+values are such that fp16 arithmetic loses them is found by lint's rules that measure.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Program
+
+from ..core.contract import Hit, Miss, Rewrite
+from ..core.engine import iterate_hits_and_misses
+from ..core.errors import InputError
+from ..core.query import iterate_ops
+from ..core.registry import get_all_rules
+from ..proof.callable_comparison import compare_within_tolerance, get_default_tolerance
+from ..proof.comparison import OutputDifference
+from ..proof.execution import Plan, build_plans, copy_state
+from ..proof.range_measurement import make_measurer
+from ..proof.user_inputs import UserInputs
+from .errors import NotEqual
+from .first_difference import GraphValue, find_first_difference
+from .image_preprocessing import ImagePreprocessing
+from .model_runners import ProgramRunner, TorchModelRunner
+
+__all__ = ["convert_and_check", "validate_check_arguments"]
+
+Array = np.ndarray[Any, Any]
+
+_SEED_COUNT = 2
+_log = logging.getLogger("mil_ane_passes")
+
+
+def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_network: bool) -> None:
+    """Raises InputError for what cannot be checked, before it is converted."""
+    if not from_torch:
+        raise InputError("check=True compares with a torch model, and this is none; leave it out, and use "
+                         "verify(callable, model) for a model of another source")
+    if neural_network or given.get("convert_to") == "milinternal":
+        raise InputError("check=True runs the ML Program that the conversion makes; expected convert_to='mlprogram'")
+
+
+def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any:
+    """The result of `ct.convert`, which has been compared with the torch model on seeded inputs and on `samples`.
+
+    Raises NotEqual, and InputError for samples that do not fit.
+    """
+    asked = {name: copy.deepcopy(given.arguments.get(name)) for name in ("inputs", "outputs", "states")}
+    mlmodel = ct.convert(*given.args, **given.kwargs)
+    model = given.arguments["model"]
+    if isinstance(model, str):
+        import torch
+
+        model = torch.jit.load(model)
+    classifier = given.arguments.get("classifier_config") is not None
+    program = _convert_with_frontend(model, asked, given.arguments.get("minimum_deployment_target"))
+    _ConversionCheck(model, mlmodel, program, ImagePreprocessing(asked["inputs"]), classifier).run(samples)
+    return mlmodel
+
+
+def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) -> Program:
+    """What the frontend makes of the model, before any pass but its own."""
+    from coremltools.converters.mil.frontend.torch.load import load
+    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+    inputs = asked["inputs"]
+    program = load(model, inputs=inputs if inputs is None or isinstance(inputs, list | tuple) else [inputs],
+                   outputs=asked["outputs"], states=asked["states"],
+                   specification_version=(ct.target.iOS15 if target is None else target).value)
+    PassPipelineManager.apply_pipeline(program, ct.PassPipeline.get_pipeline("frontend_pytorch"))
+    return program
+
+
+class _ConversionCheck:
+    """A torch model, what the frontend made of it, and the result; of a classifier, which returns a label, only the
+    first two are compared."""
+
+    def __init__(
+        self, model: Any, mlmodel: Any, frontend: Program, images: ImagePreprocessing, classifier: bool
+    ) -> None:
+        self._mlmodel, self._images = mlmodel, images
+        self._before = ProgramRunner(frontend)
+        self._after = None if classifier else ProgramRunner(mlmodel._mil_program)
+        self._program: Program = mlmodel._mil_program
+        self._findings: list[str] = []
+        self._module = TorchModelRunner(model, self._before)
+        self._tolerance = max(self._module.tolerance, get_default_tolerance(self._program))
+
+    def run(self, samples: UserInputs) -> None:
+        """Compare on the samples and at the default size, each enumerated one and both ends of each range.
+
+        Raises NotEqual. Logs what lint's rules find that measure.
+        """
+        description = self._mlmodel.get_spec().description
+        made = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
+                *build_plans(self._program, _SEED_COUNT, lambda name: description)]
+        self._findings = _collect_numeric_findings(self._program, made, bool(samples))
+        for finding in self._findings:
+            _log.warning("check: %s", finding)
+        for number, plan in enumerate(made):
+            state = {name: value if name in self._module.states else np.zeros_like(value)
+                     for name, value in plan.state.items()}
+            self._check_one_size(replace(plan, state=state), required=plan.asked or number == 0)
+
+    def _order_feeds(self, plan: Plan) -> Plan:
+        """The plan with its feeds in the order of the program's inputs."""
+        inputs = self._program.functions[plan.function].inputs
+        return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
+
+    def _check_one_size(self, plan: Plan, required: bool) -> None:
+        feeds = self._images(plan.feeds)
+        try:
+            expected = self._module(feeds, plan.state)
+        except InputError as error:
+            if required:
+                raise
+            _log.warning("not checked at %s, which the torch model does not take: %s", _describe_plan(plan), error)
+            return
+        if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
+            raise self._make_error(find_first_difference(self._module, self._before, feeds, plan.state), found[0], plan)
+        if self._after is None:
+            return
+        if found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance):
+            raise NotEqual(
+                f"the torch frontend is right, and a pass after it is not: {found[0]}; at {_describe_plan(plan)}; "
+                "try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
+                + "".join(f"; {finding}" for finding in self._findings),
+                self._mlmodel,
+            )
+
+    def _make_error(self, part: GraphValue | None, found: OutputDifference, plan: Plan) -> NotEqual:
+        if part is None:
+            return NotEqual(f"{found}; at {_describe_plan(plan)}", self._mlmodel)
+        return NotEqual(f"{part}; at {_describe_plan(plan)}", self._mlmodel, part.module)
+
+
+def _collect_numeric_findings(program: Program, made: Sequence[Plan], user_supplied: bool) -> list[str]:
+    """What lint's rules that measure find in these runs, and what they cannot decide by sampled inputs alone."""
+    measure, census = make_measurer(lambda program: made), {op.op_type for _, op in iterate_ops(program)}
+    found: list[str] = []
+    for rule in (rule() for rule in get_all_rules().values() if rule.measures and not issubclass(rule, Rewrite)):
+        if census.isdisjoint(rule.roots):
+            continue
+        measured = list(iterate_hits_and_misses(rule, program, measure=measure))
+        found += [f"{rule.code} at op '{answer.op.name}' ({answer.op.op_type}): {answer.note}; {rule.advice}"
+                  for _, answer in measured if isinstance(answer, Hit)]
+        # a finding that only the sampled inputs speak against
+        possible = [answer.op for _, answer in iterate_hits_and_misses(rule, program) if isinstance(answer, Hit)]
+        open_ops = {answer.op for _, answer in measured if isinstance(answer, Miss)} & set(possible)
+        if open_ops and not user_supplied:
+            names = ", ".join(sorted(f"'{op.name}' ({op.op_type})" for op in open_ops))
+            found.append(f"{rule.code} not decided at {names}: sampled inputs are normal numbers; pass feeds= or "
+                         "ranges= that hold what the model gets")
+    return found
+
+
+def _find_differing_outputs(
+    expected: Mapping[str, Array], compiled: ProgramRunner, feeds: Mapping[str, Array], plan: Plan, tolerance: float
+) -> Sequence[OutputDifference]:
+    """The outputs and states of a program that are not the expected ones, which are in the same order."""
+    try:
+        found = compiled(feeds, copy_state(plan))
+    except InputError as error:
+        return [OutputDifference("the program", False, False, reason=f"cannot be run: {error}")]
+    judged = [
+        compare_within_tolerance(
+            name, value, found[number] if number < len(compiled.outputs) else found[name], tolerance
+        )
+        for number, (name, value) in enumerate(expected.items())
+    ]
+    return [each for each in judged if not each.passed]
+
+
+def _describe_plan(plan: Plan) -> str:
+    sizes = ", ".join(f"{name} {list(value.shape)}" for name, value in plan.feeds.items())
+    return f"{plan.label} ({sizes})" if sizes else plan.label

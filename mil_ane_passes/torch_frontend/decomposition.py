@@ -1,0 +1,249 @@
+"""Lowers an op by torch's own definition of it: torch decomposes it into ops that are lowered, and those are converted.
+
+The op is traced on fake tensors of the node's shapes. A flexible size is traced at two values: only where both give
+the same graph is the graph that of every size; else the op is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch.utils import (
+    MIL_DTYPE_TO_TORCH_DTYPE,
+    TorchFrontend,
+    sanitize_op_kind,
+    unify_inplace_and_functional,
+)
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var, types
+
+from .errors import NotConverted
+from .lowering import name_result
+
+__all__ = ["lower_by_decomposition", "resolve_torch_call"]
+
+_FLEXIBLE_SIZE_HINTS = (7, 12)
+_prefix_numbers = itertools.count()
+
+
+def lower_by_decomposition(context: Any, node: Any) -> None:
+    """The lowering: trace the op, convert the graph, hand its results to the node."""
+    packet, arguments, keywords = resolve_torch_call(context, node)
+    tensors: list[Var] = []
+    template = [_replace_tensors_by_slots(argument, tensors) for argument in (*arguments, *keywords.values())]
+
+    def run(*given: Any) -> Any:
+        filled = [_fill_slots(entry, given) for entry in template]
+        return packet(*filled[:len(arguments)], **dict(zip(keywords, filled[len(arguments):], strict=True)))
+
+    graphs = [
+        _trace_decomposition(run, tensors, hint, node)
+        for hint in (_FLEXIBLE_SIZE_HINTS if any(map(_has_flexible_size, tensors)) else _FLEXIBLE_SIZE_HINTS[:1])
+    ]
+    if len({graph.code + str(list(graph._buffers)) for graph in graphs}) > 1:
+        raise NotConverted.at(node, "depends on a flexible size in a way that has no lowering", "fix the size")
+    _add_results(context, node, _convert_graph(context, graphs[0], tensors))
+
+
+def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The torch op and its arguments; those of TorchScript are typed by the first schema they fit."""
+    import torch
+
+    kind = unify_inplace_and_functional(sanitize_op_kind(node.kind)).partition(".")[0]
+    names = [name for name in dir(torch.ops.aten) if name.lower() == kind] or [kind, f"__{kind}__"]
+    packet = next(getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name))
+    given = [_resolve_input(context, item) for item in node.inputs]
+    keywords = {
+        name: _resolve_input(context, item[0]) if len(item) == 1 else [_resolve_input(context, one) for one in item]
+        for name, item in (node.kwinputs or {}).items()
+    }
+    chosen = sanitize_op_kind(node.kind).partition(".")[2]  # torch.export says which, TorchScript does not
+    for overload in sorted(packet.overloads(), key=lambda name: name.lower() != chosen):
+        schema = getattr(packet, overload)._schema
+        types_of = {argument.name: str(argument.type) for argument in schema.arguments}
+        typed = _convert_arguments(given, list(types_of.values()))
+        typed_keywords = _convert_arguments(
+            list(keywords.values()), [types_of.get(name, "nothing") for name in keywords]
+        )
+        if typed is None or typed_keywords is None or any(argument.is_out for argument in schema.arguments):
+            continue
+        named_arguments = dict(zip(keywords, typed_keywords, strict=True))
+        only_named = {argument.name for argument in schema.arguments if argument.kwarg_only}
+        named_arguments |= {name: value for name, value in zip(types_of, typed, strict=False) if name in only_named}
+        plain = [value for name, value in zip(types_of, typed, strict=False) if name not in only_named]
+        return getattr(packet, overload), plain, named_arguments
+    raise NotConverted.at(node, "has arguments that fit none of torch's schemas")
+
+
+def _resolve_input(context: Any, item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_resolve_input(context, one) for one in item]
+    return context[item] if isinstance(item, str) and item in context else item
+
+
+def _convert_arguments(given: list[Any], wanted: list[str]) -> list[Any] | None:
+    """The arguments as the schema wants them, or None where one does not fit."""
+    if len(given) > len(wanted):
+        return None
+    typed = [_convert_argument(value, kind) for value, kind in zip(given, wanted, strict=False)]
+    return None if any(value is NotImplemented for value in typed) else typed
+
+
+def _convert_argument(value: Any, kind: str) -> Any:
+    if value is None:
+        return None if kind.startswith("Optional") else NotImplemented
+    kind = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+    if kind.startswith("List["):
+        inner = kind.removeprefix("List[").removesuffix("]")
+        if isinstance(value, Var) and value.val is not None and value.rank == 1:
+            value = value.val.tolist()
+        items = (
+            [_convert_argument(item, inner) for item in value]
+            if isinstance(value, list)
+            else [_convert_argument(value, inner)]
+        )
+        return NotImplemented if any(item is NotImplemented for item in items) else items
+    if kind == "Tensor":
+        return value if isinstance(value, Var) and not isinstance(value.val, str) else NotImplemented
+    if isinstance(value, Var):
+        if value.val is None or value.rank > 0:
+            return NotImplemented
+        value = value.val.item() if isinstance(value.val, np.generic | np.ndarray) else value.val
+    number: Any = int | float
+    accepted = {"int": int, "float": number, "bool": bool, "str": str, "number": number, "Scalar": number}
+    if kind in ("Device", "Layout", "MemoryFormat"):
+        return None
+    if isinstance(value, bool) and kind == "int":
+        return NotImplemented
+    return value if kind in accepted and isinstance(value, accepted[kind]) else NotImplemented
+
+
+class _TensorSlot(int):
+    """The place of a tensor among those traced."""
+
+
+def _replace_tensors_by_slots(value: Any, tensors: list[Var]) -> Any:
+    if isinstance(value, list):
+        return [_replace_tensors_by_slots(item, tensors) for item in value]
+    if isinstance(value, Var):
+        tensors.append(value)
+        return _TensorSlot(len(tensors) - 1)
+    return value
+
+
+def _fill_slots(entry: Any, given: Any) -> Any:
+    if isinstance(entry, list):
+        return [_fill_slots(item, given) for item in entry]
+    return given[entry] if isinstance(entry, _TensorSlot) else entry
+
+
+def _has_flexible_size(x: Var) -> bool:
+    return any(not isinstance(size, int | np.integer) for size in x.shape)
+
+
+def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> Any:
+    """The graph of simpler ops, flexible sizes taken as `hint` (the same symbol always as the same number)."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    symbols: dict[str, int] = {}
+
+    def size_of(size: Any) -> int:
+        return int(size) if isinstance(size, int | np.integer) else symbols.setdefault(str(size), hint + len(symbols))
+
+    # an int32 stands for torch's int64, the only one that torch takes for indices
+    examples = [torch.zeros([size_of(size) for size in x.shape], dtype=torch.int64 if x.dtype == types.int32 else
+                            MIL_DTYPE_TO_TORCH_DTYPE[x.dtype]) for x in tensors]
+    try:
+        with torch.no_grad():
+            graph = make_fx(run, decomposition_table=_build_decomposition_table(), tracing_mode="fake")(*examples)
+            if any(str(step.target).partition(".")[2].partition(".")[0].endswith("_") for step in graph.graph.nodes):
+                # some definitions write in place, which lowerings know nothing of
+                graph = make_fx(
+                    torch.func.functionalize(graph, remove="mutations"),
+                    decomposition_table=_build_decomposition_table(),
+                    tracing_mode="fake",
+                )(*examples)
+    except Exception as error:
+        why = (str(error).strip() or repr(error)).splitlines()[0]
+        raise NotConverted.at(node, f"torch has no definition of it by simpler ops here ({why})") from error
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+@functools.cache
+def _build_decomposition_table() -> dict[Any, Any]:
+    """torch's definitions of every op that has no lowering of its own."""
+    from torch._decomp import decomposition_table
+
+    return {op: definition for op, definition in decomposition_table.items()
+            if callable(getattr(op, "name", None)) and not _has_lowering(op)}
+
+
+def _has_lowering(op: Any) -> bool:
+    from .probes import is_lowered_by_coremltools
+    from .registry import collect_patch_statuses
+
+    kind = unify_inplace_and_functional(sanitize_op_kind(op.name()))
+    ours = next((finding.patch.ops[kind] for finding in collect_patch_statuses() if kind in finding.patch.ops), None)
+    return is_lowered_by_coremltools(kind) if ours is None else ours is not lower_by_decomposition
+
+
+def _convert_graph(context: Any, graph: Any, tensors: list[Var]) -> Any:
+    """Convert the graph's nodes in the context; returns the Var (or list of Vars) that it returns."""
+    import torch
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    prefix = f"decomposed{next(_prefix_numbers)}_"
+    places = iter(tensors)
+    for fx_node in graph.graph.nodes:
+        plain = fx_node.name
+        fx_node.name = prefix + plain
+        if fx_node.op == "placeholder":
+            context.add(next(places), torch_name=fx_node.name)
+        elif fx_node.op == "get_attr":
+            value = getattr(graph, fx_node.target)
+            context.add(mb.const(val=_to_numpy(value if torch.is_tensor(value) else torch.tensor(value))),
+                        torch_name=fx_node.name)
+        elif fx_node.op == "call_function":
+            with _use_export_frontend(context):
+                simpler = InternalTorchIRNode.from_exir_node(fx_node)
+                _TORCH_OPS_REGISTRY.get_func(simpler.kind)(context, simpler)
+        else:
+            returned = fx_node.args[0]
+            return [context[one.name] for one in returned] if isinstance(returned, list | tuple) else \
+                context[returned.name]
+    raise AssertionError("a traced graph ends with its output")
+
+
+def _to_numpy(value: Any) -> Any:
+    array = value.detach().numpy()
+    return array.astype({"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind, array.dtype))
+
+
+@contextmanager
+def _use_export_frontend(context: Any) -> Iterator[None]:
+    """The lowerings of the simpler ops read their arguments as torch.export writes them."""
+    frontend = context.frontend
+    context.frontend = TorchFrontend.TORCHEXPORT
+    try:
+        yield
+    finally:
+        context.frontend = frontend
+
+
+def _add_results(context: Any, node: Any, results: Any) -> None:
+    if not isinstance(results, list):
+        context.add(name_result(results, node), torch_name=node.name)
+    elif context.frontend == TorchFrontend.TORCHSCRIPT and len(node.outputs) == len(results):
+        for name, result in zip(node.outputs, results, strict=True):
+            context.add(result, torch_name=name)
+    else:
+        context.add(results if context.frontend == TorchFrontend.TORCHSCRIPT else tuple(results), torch_name=node.name)

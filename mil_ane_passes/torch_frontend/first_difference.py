@@ -1,0 +1,211 @@
+"""Where a converted model first parts from its torch model: the op, the module it is in, and the source line.
+
+Both run with every value kept. The frontend names the values of its program after those of torch's graph; the first
+that both have and that differs is the place, unless all that is computed from it agrees again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import InputError
+from ..proof.callable_comparison import FP32_TOLERANCE, compare_within_tolerance
+from ..proof.comparison import OutputDifference
+from .errors import find_source_line
+from .model_runners import ProgramRunner, TorchModelRunner
+
+__all__ = ["GraphValue", "find_first_difference", "select_first_difference"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class GraphValue:
+    """One value of torch's graph: the op that makes it, the path and class of the module that op is in, its line."""
+
+    name: str
+    op: str
+    module: str
+    kind: str
+    line: str
+    users: Sequence[str] = ()
+    value: Array = field(default_factory=lambda: np.zeros(0))
+    difference: OutputDifference | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.module} ({self.kind})" if self.module and self.kind else self.module
+        line = f" ({self.line})" if self.line else ""
+        return f"{place + ': ' if place else ''}op '{self.op}'{line} differs: {self.difference}"
+
+
+def find_first_difference(
+    module: TorchModelRunner, compiled: ProgramRunner, feeds: Mapping[str, Array], state: Mapping[str, Array]
+) -> GraphValue | None:
+    """The first op whose value the program does not compute as torch does, None when that cannot be told."""
+    import torch
+
+    values = _run_script if isinstance(module.model, torch.jit.ScriptModule) else _run_exported
+    found: list[GraphValue] = []
+
+    def run(given: Any, arguments: Sequence[Any]) -> Any:
+        returned, parts = values(module.model, given, arguments)
+        found.extend(parts)
+        return returned
+
+    module.run_instead(run, feeds, state)
+    try:
+        mine = compiled.run_with_values(feeds, {name: value.copy() for name, value in state.items()})
+    except InputError:
+        return None
+    return select_first_difference(found, mine, module.tolerance)
+
+
+def select_first_difference(
+    parts: Sequence[GraphValue], mine: Mapping[str, Array], tolerance: float = FP32_TOLERANCE
+) -> GraphValue | None:
+    """The first of torch's values that are others in `mine`, by name; one that differs by more than its shape first."""
+    return _find_lasting_difference(parts, mine, tolerance, alike=True) or _find_lasting_difference(
+        parts, mine, tolerance, alike=False
+    )
+
+
+def _find_lasting_difference(
+    parts: Sequence[GraphValue], mine: Mapping[str, Array], tolerance: float, alike: bool
+) -> GraphValue | None:
+    """The first part that differs, unless all that reads it agrees; `alike` lets the frontend broadcast it early."""
+    known: dict[str, bool] = {}
+    for part in parts:
+        if part.name in mine:
+            other = mine[part.name]
+            value = _broadcast_if_possible(part.value, other.shape) if alike else part.value
+            part.difference = compare_within_tolerance(part.name, value, other, tolerance)
+            known[part.name] = part.difference.passed
+    return next((part for part in parts if not known.get(part.name, True) and not (
+        part.users and all(known.get(reader, False) for reader in part.users))), None)
+
+
+def _broadcast_if_possible(value: Array, shape: tuple[int, ...]) -> Array:
+    try:
+        return np.broadcast_to(value, shape)
+    except ValueError:
+        return value
+
+
+def _run_script(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[GraphValue]]:
+    """Run a TorchScript module with the graph that coremltools reads, each value copied where it is computed: later
+    ops may write into it."""
+    import torch
+    from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
+
+    graph, _, _ = _expand_and_optimize_ir(model)
+    names = _map_in_place_names(graph, model)
+    kinds = {path: getattr(part, "original_name", type(part).__name__) for path, part in model.named_modules()}
+    own = len(list(graph.outputs()))
+    parts = []
+    for node in list(graph.nodes()):
+        if node.kind() in ("prim::GetAttr", "prim::Constant"):
+            continue
+        for value in node.outputs():
+            if value.type().kind() == "TensorType":
+                parts.append(_make_script_value(node, value, kinds, names))
+                graph.registerOutput(_insert_clone(graph, node, value))
+    if own + len(parts) > 1:
+        graph.makeMultiOutputIntoTuple()
+    returned = torch._C._create_function_from_graph("forward", graph)(model._c, *arguments)
+    returned = returned if own + len(parts) > 1 else (returned,)
+    for part, tensor in zip(parts, returned[own:], strict=True):
+        part.value = tensor.detach().cpu().numpy()
+    return returned[:own], iter(parts)
+
+
+def _insert_clone(graph: Any, node: Any, value: Any) -> Any:
+    import torch
+
+    nothing = graph.create("prim::Constant", 1)
+    nothing.insertAfter(node)
+    nothing.output().setType(torch._C.NoneType.get())
+    copied = graph.create("aten::clone", [value, nothing.output()], 1)
+    copied.insertAfter(nothing)
+    return copied.output()
+
+
+def _map_in_place_names(graph: Any, model: Any) -> dict[str, str]:
+    """What the patched frontend, whose graph has no in-place ops, calls the results of those in torch's graph."""
+    from coremltools.converters.mil.frontend.torch import internal_graph
+
+    def results(of: Any, in_place: bool) -> dict[tuple[str, str], list[str]]:
+        found: dict[tuple[str, str], list[str]] = {}
+        for node in of.nodes():
+            if node.outputsSize() == 1 and node.kind().endswith("_") == in_place:
+                found.setdefault((node.kind().rstrip("_"), node.sourceRange()), []).append(node.output().debugName())
+        return found
+
+    written = results(graph, in_place=True)
+    known = {value.debugName() for node in graph.nodes() for value in node.outputs()}
+    made = results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
+    pairs = ((names, [name for name in made.get(key, []) if name not in known]) for key, names in written.items())
+    return {name: other for names, others in pairs if len(names) == len(others)
+            for name, other in zip(names, others, strict=True)}
+
+
+def _make_script_value(node: Any, value: Any, kinds: Mapping[str, str], names: Mapping[str, str]) -> GraphValue:
+    path = _find_module_path(node, kinds)
+    readers = [names.get(output.debugName(), output.debugName()) for use in value.uses()
+               for output in use.user.outputs() if use.user.kind() != "prim::Return"]
+    return GraphValue(names.get(value.debugName(), value.debugName()), node.kind(), path, kinds.get(path, ""),
+                      find_source_line(node.sourceRange()), readers)
+
+
+def _find_module_path(node: Any, kinds: Mapping[str, str]) -> str:
+    """`layer.0.linear`: a trace keeps it whole; a script only the attribute names, which containers are left out of."""
+    scope = node.scopeName().rpartition("/")[2].removeprefix("__module").removeprefix(".")
+    if scope in kinds and scope:
+        return str(scope)
+    steps = [step.partition("(")[0] for step in node.getModuleHierarchy().split(".") if step]
+    paths = [path for path in kinds if path and _is_subpath(steps, path.split("."))]
+    return min(paths, key=len) if steps and paths else ".".join(steps)
+
+
+def _is_subpath(steps: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether `steps` are in `path`, in order, the last of both the same."""
+    rest = iter(path)
+    return bool(steps) and steps[-1] == path[-1] and all(step in rest for step in steps)
+
+
+def _run_exported(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[GraphValue]]:
+    """Run an ExportedProgram node by node, with the buffers as they are in its module `given`."""
+    import torch
+
+    parts: list[GraphValue] = []
+
+    def run_node(interpreter: Any, node: Any) -> Any:
+        result = torch.fx.Interpreter.run_node(interpreter, node)
+        if node.op == "call_function" and isinstance(result, torch.Tensor):
+            parts.append(_make_exported_value(node, result.detach().cpu().numpy().copy()))
+        return result
+
+    watching = type("Watching", (torch.fx.Interpreter,), {"run_node": run_node})
+    held = {**dict(model.constants), **dict(model.state_dict), **dict(given.named_buffers())}
+    fed = iter(arguments)
+    kinds = torch.export.graph_signature.InputKind
+    placed = [next(fed) if spec.kind == kinds.USER_INPUT else held[spec.target]
+              for spec in model.graph_signature.input_specs]
+    with torch.no_grad():
+        returned = watching(model.graph_module).run(*(each.clone() for each in placed))
+    count = sum(spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT
+                for spec in model.graph_signature.output_specs)
+    return tuple(returned)[len(returned) - count:], iter(parts)
+
+
+def _make_exported_value(node: Any, value: Array) -> GraphValue:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = stack[-1] if stack else ("", "")
+    path = path.removeprefix("L['self']").removeprefix(".")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    readers = [user.name for user in node.users if user.op != "output"]
+    return GraphValue(node.name, str(node.target), path, kind.rpartition(".")[2] if path else "",
+                      find_source_line(node.meta.get("stack_trace") or ""), readers, value)

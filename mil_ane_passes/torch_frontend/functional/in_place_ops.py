@@ -1,0 +1,73 @@
+"""What an in-place op writes, as a functional op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import NotConverted
+from .emitter import Emitter, get_schema
+
+__all__ = ["METADATA_OPS", "emit_functional_op", "find_written_arguments"]
+
+METADATA_OPS = {f"aten::{name}_": f"aten::{name}" for name in (
+    "squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")}
+"""In-place ops that change how a tensor is seen, not what it holds."""
+
+_OPERATOR_NAMES = {"__iand__": "__and__", "__ior__": "__or__", "__ixor__": "__xor__", "__ilshift__": "__lshift__",
+                   "__irshift__": "__rshift__"}
+_RANDOM_OPS = frozenset((
+    "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"))
+_REALLOCATING_OPS = frozenset(("set_", "resize_", "resize_as_", "swap_"))
+_DTYPE_PRESERVING_OPS = frozenset((
+    "copy", "fill", "index_put", "masked_fill", "scatter", "clamp", "relu", "index_fill", "index_copy",
+    "masked_scatter", "neg", "abs", "triu", "tril"))
+"""Ops whose result always has the dtype of their first argument."""
+
+
+def find_written_arguments(node: Any) -> list[int]:
+    """Which inputs the op writes, by its schema."""
+    schema = get_schema(node)
+    if schema is None:
+        return []
+    return [place for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write]
+
+
+def emit_functional_op(emit: Emitter, node: Any, place: int, inputs: list[Any]) -> Any:
+    """What input `place` holds after the op: shaped and typed as before it.
+
+    `inputs` are the op's inputs as they are now. Raises NotConverted where torch has no functional form.
+    """
+    target = inputs[place]
+    name = node.kind().removeprefix("aten::")
+    if place > 0:  # out=
+        result = emit.op(node.kind(), *inputs[:place], *inputs[place + 1:])
+        return emit.op("aten::copy", target, result, False, like=target)
+    if name in _RANDOM_OPS:
+        raise NotConverted.at(node, "draws random numbers in place", "draw them with torch.randn, or outside")
+    if name in _REALLOCATING_OPS:
+        raise NotConverted.at(node, "gives a tensor other memory or another size in place", "make a new tensor")
+    if name == "zero_":
+        return emit.op("aten::fill", target, 0, like=target)
+    functional = _OPERATOR_NAMES.get(name) or name.removesuffix("_")
+    if functional == name or not _is_aten_operator(functional):
+        raise NotConverted.at(node, "writes in place, and torch has no functional form of it")
+    new = emit.op(f"aten::{functional}", *inputs, like=target)
+    if functional in _DTYPE_PRESERVING_OPS or _has_one_dtype(inputs):
+        return new
+    return emit.op("aten::type_as", new, target, like=target)
+
+
+def _is_aten_operator(name: str) -> bool:
+    import torch
+
+    return bool(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+
+
+def _has_one_dtype(inputs: list[Any]) -> bool:
+    """Whether all tensors among the inputs are known to have one dtype and nothing else could promote it."""
+    kinds = [given.type() for given in inputs if given.type().kind() == "TensorType"]
+    dtypes = {kind.dtype() for kind in kinds}
+    floats = any(given.type().kind() == "FloatType" for given in inputs)
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
+    return dtype is not None and (dtype.is_floating_point or not floats)

@@ -1,0 +1,149 @@
+"""Lists of known elements in a torch graph: their lengths, elements and members, and lists that only grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .emitter import read_constant
+from .in_place_ops import find_written_arguments
+
+__all__ = ["fold_lists"]
+
+
+def fold_lists(graph: Any) -> None:
+    """Replace `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`,
+    lists that grow, and the parts of a tuple that is made in the graph."""
+    for node in graph.findAllNodes("prim::TupleUnpack", True):
+        made = next(node.inputs()).node()
+        if made.kind() == "prim::TupleConstruct":
+            for output, value in zip(list(node.outputs()), list(made.inputs()), strict=True):
+                output.replaceAllUsesWith(value)
+    for node in graph.findAllNodes("prim::ListConstruct", True):
+        _merge_appends(graph, node)
+    for kind, fold in (
+        ("aten::len", _fold_length),
+        ("aten::__getitem__", _fold_item),
+        ("aten::__contains__", _fold_membership),
+        ("aten::all", _quantified),
+        ("aten::any", _quantified),
+        ("aten::__is__", _fold_identity),
+        ("aten::__isnot__", _fold_identity),
+    ):
+        for node in graph.findAllNodes(kind, True):
+            found = fold(graph, node)
+            if found is not None:
+                node.output().replaceAllUsesWith(found)
+
+
+def _merge_appends(graph: Any, node: Any) -> None:
+    """Make one list of a list and what is appended to it in the same block, before anything else reads it."""
+    users = [use.user for use in node.output().uses()]
+    appends = sorted((user for user in users if user.kind() == "aten::append"), key=_NodeOrder)
+    others = [user for user in users if user.kind() != "aten::append"]
+    if not appends or any(append.owningBlock() != node.owningBlock() for append in appends):
+        return
+    if any(find_written_arguments(other) or not other.isAfter(appends[-1]) for other in others):
+        return
+    made = graph.create("prim::ListConstruct", [*node.inputs(), *(list(each.inputs())[1] for each in appends)], 1)
+    made.insertAfter(appends[-1])
+    made.copyMetadata(node)
+    made.output().setType(node.output().type())
+    for append in appends:
+        append.output().replaceAllUsesWith(made.output())
+        append.destroy()
+    node.output().replaceAllUsesWith(made.output())
+    node.destroy()
+
+
+class _NodeOrder:
+    """Nodes of a block in the order in which they run."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+
+    def __lt__(self, other: _NodeOrder) -> bool:
+        return bool(self.node.isBefore(other.node))
+
+
+def _get_elements(value: Any) -> list[Any] | None:
+    """The elements of a list, each a graph value or a Python number; None where they are not known."""
+    node, kind = value.node(), value.node().kind()
+    given = list(node.inputs())
+    if value.type().kind() != "ListType" or any(find_written_arguments(use.user) for use in value.uses()):
+        return None
+    if kind == "prim::ListConstruct":
+        return given
+    if kind == "prim::Constant":
+        known = value.toIValue()
+        return known if isinstance(known, list) else None
+    if kind == "aten::size" and len(given) == 1:
+        sizes: list[Any] | None = given[0].type().sizes()
+        return sizes
+    if kind == "aten::list":
+        return _get_elements(given[0])
+    if kind == "aten::add":
+        first, second = _get_elements(given[0]), _get_elements(given[1])
+        return None if first is None or second is None else first + second
+    if kind == "aten::slice":
+        held, bounds = _get_elements(given[0]), [read_constant(bound) for bound in given[1:]]
+        fixed = all(bound.node().kind() == "prim::Constant" for bound in given[1:])
+        return held[slice(*bounds)] if held is not None and fixed else None
+    return None
+
+
+def _fold_length(graph: Any, node: Any) -> Any:
+    held = next(node.inputs())
+    elements = _get_elements(held)
+    if elements is None and held.node().kind() == "aten::size":
+        rank = next(held.node().inputs()).type().dim()
+        return None if rank is None else _insert_constant(graph, node, rank)
+    return None if elements is None else _insert_constant(graph, node, len(elements))
+
+
+def _fold_item(graph: Any, node: Any) -> Any:
+    held, key = node.inputs()
+    if held.node().kind() == "prim::DictConstruct":
+        if all(use.user.kind() in ("aten::__getitem__", "prim::Return") for use in held.uses()):
+            literal = list(held.node().inputs())
+            keys = [read_constant(each) for each in literal[::2]]
+            place = keys.index(read_constant(key)) if None not in keys and read_constant(key) in keys else None
+            return None if place is None else literal[2 * place + 1]
+        return None
+    elements, place = _get_elements(held), read_constant(key)
+    if elements is None or not isinstance(place, int) or not -len(elements) <= place < len(elements):
+        return None
+    found = elements[place]
+    return _insert_constant(graph, node, found) if isinstance(found, int | float | bool) else found
+
+
+def _fold_membership(graph: Any, node: Any) -> Any:
+    held, item = node.inputs()
+    elements, known = _get_elements(held), read_constant(item)
+    if elements is None or known is None:
+        return None
+    values = [each if isinstance(each, int | float | str) else read_constant(each) for each in elements]
+    return None if None in values else _insert_constant(graph, node, known in values)
+
+
+def _quantified(graph: Any, node: Any) -> Any:
+    """`all` or `any` of a list; of a tensor it is none of ours."""
+    given = list(node.inputs())
+    elements = _get_elements(given[0]) if len(given) == 1 else None
+    if elements is None:
+        return None
+    values = [each if isinstance(each, int | float) else read_constant(each) for each in elements]
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    return _insert_constant(graph, node, all(values) if node.kind() == "aten::all" else any(values))
+
+
+def _fold_identity(graph: Any, node: Any) -> Any:
+    """`x is x`; whether two other values are one tensor is not asked here."""
+    first, second = node.inputs()
+    same = first.unique() == second.unique()
+    return _insert_constant(graph, node, node.kind() == "aten::__is__") if same else None
+
+
+def _insert_constant(graph: Any, node: Any, value: Any) -> Any:
+    with graph.insert_point_guard(node):
+        return graph.insertConstant(value)

@@ -1,0 +1,60 @@
+"""Which values an op's result may be memory of, by its kind and schema alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .emitter import get_schema, is_tensor, is_tensor_container
+from .layout import MAY_COPY
+from .split_views import SPLIT_VIEWS
+
+__all__ = ["find_memory_sources", "may_share_memory", "shares_memory_by_schema"]
+
+_MAY_SHARE_OPS = frozenset((
+    "aten::einsum", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d",
+    "aten::atleast_3d", "aten::pixel_shuffle", "aten::pixel_unshuffle"))
+
+
+def may_share_memory(node: Any) -> bool:
+    """Whether an op may give back memory of an argument though its schema does not say so."""
+    if node.kind() == "aten::einsum":  # of one operand it is a permutation, of more a product
+        operands = list(node.inputs())[1].node()
+        return bool(operands.kind() != "prim::ListConstruct" or operands.inputsSize() == 1)
+    return node.kind() in _MAY_SHARE_OPS
+
+
+def shares_memory_by_schema(node: Any) -> bool:
+    """Whether the schema says that an output is memory of an input; without a schema nobody knows."""
+    schema = get_schema(node)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
+
+
+def find_memory_sources(value: Any) -> list[Any]:
+    """The values at the ends of the chains of views that lead to `value`: parameters of blocks and fresh tensors."""
+    ends, waiting, seen = [], [value], set()
+    while waiting:
+        value = waiting.pop()
+        if value.unique() not in seen:
+            seen.add(value.unique())
+            sources = _find_sources(value)
+            waiting.extend(sources)
+            if not sources:
+                ends.append(value)
+    return ends
+
+
+def _find_sources(value: Any) -> list[Any]:
+    node = value.node()
+    kind = node.kind()
+    if kind in ("prim::Param", "prim::GetAttr", "prim::Constant"):
+        return []
+    given = [*node.inputs(), *(output for block in node.blocks() for output in block.outputs())]
+    shares = may_share_memory(node) or kind in MAY_COPY or kind in SPLIT_VIEWS or node.kind().startswith("prim::")
+    if (
+        not shares
+        and not shares_memory_by_schema(node)
+        and not is_tensor_container(value)
+        and not any(map(is_tensor_container, given))
+    ):
+        return []
+    return [one for one in given if is_tensor(one) or is_tensor_container(one)]

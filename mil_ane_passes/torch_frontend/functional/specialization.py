@@ -1,0 +1,283 @@
+"""Fits the graph of a scripted module to one module and its inputs: attributes, defaults, known ranks and sizes.
+
+A script keeps `self.stride` as an attribute to be read, and both branches of `if x.dim() == 2`. For a conversion the
+attributes are constants and so are ranks and most sizes, so the branch is known. The user's module stays as it is:
+only the graph, a copy by then, is changed; parameters and buffers remain reads of attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from coremltools.converters.mil.mil import types
+
+from .attributes import get_attribute_path, hoist_attributes
+from .emitter import read_constant
+from .list_folding import fold_lists
+
+__all__ = ["specialize_graph", "use_input_types"]
+
+_MAX_ROUNDS = 16
+"How often a branch that is now known may make another one known."
+_log = logging.getLogger("mil_ane_passes")
+_PLAIN_TYPES = (bool, int, float, str, type(None))
+_user_inputs: ContextVar[Sequence[Any] | None] = ContextVar("mil_ane_passes_inputs", default=None)
+
+
+@contextmanager
+def use_input_types(inputs: Sequence[Any] | None) -> Iterator[None]:
+    """Inside, `specialize_graph` knows the input types that the user gave, in the order of the module's inputs."""
+    token = _user_inputs.set(inputs)
+    try:
+        yield
+    finally:
+        _user_inputs.reset(token)
+
+
+def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
+    """Rewrite `graph` (inlined, a copy) of a TorchScript module in place; a trace without scripted parts stays.
+
+    `parameters`, the module's tensors by the names that reads of them have in the graph, is kept up to date.
+    """
+    import torch
+
+    hoist_attributes(graph)  # coremltools lets one branch read what another branch fetched
+    _apply_input_defaults(graph, module)
+    _fold_attributes(graph, module)
+    _expand_tensor_lists(graph, module, parameters)
+    _rewrite_convolution_modes(graph)
+    if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")):
+        for node in graph.findAllNodes("prim::GetAttr", True):
+            tensor = parameters.get(node.output().debugName())
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                node.output().setType(torch._C.TensorType.create_from_tensor(tensor.detach()))
+        _fold_known_branches(graph)
+        read = {node.output().debugName() for node in graph.findAllNodes("prim::GetAttr", True)}
+        for name in parameters.keys() - read:
+            del parameters[name]
+
+
+def _fold_known_branches(graph: Any) -> None:
+    traced = _erase_traced_sizes(graph)
+    _set_input_sizes(graph)
+    before = ""
+    for _ in range(_MAX_ROUNDS):
+        if (now := str(graph)) == before:
+            break
+        before = now
+        _simplify_once(graph)
+    for value in _iterate_values(graph):
+        if value.unique() in traced:
+            value.setType(traced[value.unique()])
+
+
+def _simplify_once(graph: Any) -> None:
+    import torch
+
+    fold_lists(graph)
+    try:
+        torch._C._jit_pass_propagate_shapes_on_graph(graph)
+    except RuntimeError as error:  # torch's own analysis asserts that it meets no list of some kinds
+        _log.debug("ranks and sizes are not propagated: %s", error)
+    for kind in _LIKE_FIRST:
+        for node in graph.findAllNodes(kind, True):
+            next(node.outputs()).setType(next(node.inputs()).type())
+    torch._C._jit_pass_peephole(graph, False)
+    torch._C._jit_pass_dce(graph)
+    _inline_known_branches(graph)
+    _fold_scalars(graph)
+    torch._C._jit_pass_constant_loop_unrolling(graph)
+    torch._C._jit_pass_dce(graph)
+
+
+def _fold_scalars(graph: Any) -> None:
+    """Replace arithmetic and comparisons of constant numbers, texts and None by their results.
+
+    torch's own constant propagation fails an assertion where a branch that is not taken has a loop.
+    """
+    for kind, answer in _TORCH_STATE_VALUES.items():
+        for node in graph.findAllNodes(kind, True):
+            with graph.insert_point_guard(node):
+                node.output().replaceAllUsesWith(graph.insertConstant(answer))
+            node.destroy()
+    for kind, function in _FOLDABLE_OPS.items():
+        for node in graph.findAllNodes(kind, True):
+            given = list(node.inputs())
+            if not all(value.node().kind() == "prim::Constant" for value in given):
+                continue
+            values = [value.toIValue() for value in given]
+            if all(isinstance(value, _PLAIN_TYPES) for value in values) and not (kind in _DIVISIONS and values[1] == 0):
+                with graph.insert_point_guard(node):
+                    node.output().replaceAllUsesWith(graph.insertConstant(function(*values)))
+
+
+_TORCH_STATE_VALUES = {
+    "prim::is_nested": False,
+    "aten::is_autocast_enabled": False,
+    "aten::is_autocast_cpu_enabled": False,
+    "aten::is_grad_enabled": False,
+    "aten::is_scripting": True,
+    "prim::type": "cpu",
+}
+"What a script asks of torch, or of a device, and the answer where the model is converted."
+_LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
+"Ops for which torch propagates no sizes: what they make is of the type of their first input."
+_DIVISIONS = ("aten::floordiv", "aten::remainder")
+_FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
+    "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,
+    "aten::gt": operator.gt, "aten::ge": operator.ge, "aten::__not__": operator.not_, "aten::Bool": bool,
+    "aten::__and__": operator.and_, "aten::__or__": operator.or_, "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not, "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul,
+    "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod, "aten::neg": operator.neg,
+    "prim::min": min, "prim::max": max, "aten::len": len,
+    "aten::__derive_index": lambda i, start, step: start + i * step,
+    "aten::__range_length": lambda start, stop, step: len(range(start, stop, step)),
+}
+
+
+def _inline_known_branches(graph: Any) -> None:
+    """Put the branch that is taken in the place of each `if` of a known condition."""
+    for node in reversed(graph.findAllNodes("prim::If", True)):  # those within another first
+        known = read_constant(next(node.inputs()))
+        if not isinstance(known, bool):
+            continue
+        taken = list(node.blocks())[0 if known else 1]
+        for inner in list(taken.nodes()):
+            inner.moveBefore(node)
+        for output, value in zip(list(node.outputs()), list(taken.outputs()), strict=True):
+            output.replaceAllUsesWith(value)
+        node.destroy()
+
+
+def _apply_input_defaults(graph: Any, module: Any) -> None:
+    """Replace the last inputs, for which the user gave no type, by the defaults that forward has for them."""
+    given = _user_inputs.get()
+    arguments = list(module.forward.schema.arguments)[1:] if hasattr(module.forward, "schema") else []
+    values = list(graph.inputs())[1:]
+    if given is None or len(arguments) != len(values) or len(given) >= len(values):
+        return
+    unset = range(len(given), len(values))
+    if not all(arguments[place].has_default_value() for place in unset):
+        return
+    for place in reversed(unset):
+        default = arguments[place].default_value
+        if not isinstance(default, _PLAIN_TYPES):
+            return
+        first = next(graph.nodes())
+        with graph.insert_point_guard(first):
+            values[place].replaceAllUsesWith(graph.insertConstant(default))
+        graph.eraseInput(place + 1)
+
+
+def _fold_attributes(graph: Any, module: Any) -> None:
+    """Make constants of attributes that are numbers, texts, None, or lists and tuples of those, and never assigned."""
+    assigned = {(*get_attribute_path(next(node.inputs())), node.s("name"))
+                for node in graph.findAllNodes("prim::SetAttr", True)}
+    for node in graph.findAllNodes("prim::GetAttr", True):
+        path = get_attribute_path(node.output())
+        value: Any = module
+        for name in path:
+            value = getattr(value, name, value)
+        if path not in assigned and _is_plain_value(value):
+            node.output().replaceAllUsesWith(_insert_literal(graph, node, value, node.output().type()))
+
+
+def _expand_tensor_lists(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
+    """Make a list of reads of each attribute that is a list of the module's tensors, such as an LSTM's weights."""
+    import torch
+
+    names = {id(tensor): name for name, tensor in (*module.named_parameters(remove_duplicate=False),
+                                                   *module.named_buffers(remove_duplicate=False))}
+    known = {node.output().debugName(): node.output() for node in graph.findAllNodes("prim::GetAttr", True)}
+    for node in graph.findAllNodes("prim::GetAttr", True):
+        value: Any = module
+        for name in get_attribute_path(node.output()):
+            value = getattr(value, name, value)
+        if not isinstance(value, list) or not value or not all(id(item) in names for item in value):
+            continue
+        for item in value:
+            if names[id(item)] not in known:
+                read = graph.create("prim::GetAttr", [next(graph.inputs())], 1).s_("name", names[id(item)])
+                read.insertBefore(next(graph.nodes()))
+                read.output().setType(torch._C.TensorType.get())
+                read.output().setDebugName(names[id(item)])
+                known[names[id(item)]] = read.output()
+                parameters[names[id(item)]] = item
+        made = graph.create("prim::ListConstruct", [known[names[id(item)]] for item in value], 1)
+        made.insertBefore(node)
+        made.output().setType(node.output().type())
+        node.output().replaceAllUsesWith(made.output())
+
+
+def _rewrite_convolution_modes(graph: Any) -> None:
+    """`conv2d(padding="same")` of a script by the name that a trace has for it."""
+    for kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d"):
+        for node in graph.findAllNodes(kind, True):
+            if list(node.inputs())[4].type().kind() == "StringType":
+                made = graph.create("aten::_convolution_mode", list(node.inputs()), 1)
+                made.insertBefore(node)
+                made.copyMetadata(node)
+                made.output().setType(node.output().type())
+                node.output().replaceAllUsesWith(made.output())
+                node.destroy()
+
+
+def _is_plain_value(value: Any) -> bool:
+    return isinstance(value, _PLAIN_TYPES) or (isinstance(value, list | tuple) and all(map(_is_plain_value, value)))
+
+
+def _insert_literal(graph: Any, before: Any, value: Any, kind: Any) -> Any:
+    if isinstance(value, _PLAIN_TYPES):
+        with graph.insert_point_guard(before):
+            return graph.insertConstant(value)
+    inner = kind.getElementType() if kind.kind() == "OptionalType" else kind
+    kinds = [inner.getElementType()] * len(value) if inner.kind() == "ListType" else list(inner.elements())
+    items = [_insert_literal(graph, before, item, each) for item, each in zip(value, kinds, strict=True)]
+    made = graph.create("prim::ListConstruct" if inner.kind() == "ListType" else "prim::TupleConstruct", items, 1)
+    made.insertBefore(before)
+    made.output().setType(inner)
+    return made.output()
+
+
+def _set_input_sizes(graph: Any) -> None:
+    """Give the graph's inputs the rank and the sizes that are the same in every call."""
+    import torch
+
+    given = _user_inputs.get() or ()
+    values = list(graph.inputs())[1:]
+    if len(given) != len(values):
+        return
+    for value, spec in zip(values, given, strict=True):
+        shape, kind = getattr(getattr(spec, "shape", None), "shape", None), value.type()
+        if kind.kind() == "OptionalType":  # what the user gave is not None
+            kind = kind.getElementType()
+        if kind.kind() == "TensorType" and isinstance(shape, list | tuple):
+            known = kind.with_sizes([size if isinstance(size, int) else None for size in shape])
+            dtype = spec.dtype  # without one coremltools makes a float of what no trace recorded
+            is_float = kind.dtype() is None if dtype is None else (
+                isinstance(dtype, type) and dtype in (types.fp16, types.fp32))
+            value.setType(known.with_dtype(torch.float32) if is_float else known)
+
+
+def _erase_traced_sizes(graph: Any) -> dict[int, Any]:
+    """Leave the rank alone of what a trace recorded: its sizes are those of the example. Returns the types as found."""
+    traced = {}
+    for value in _iterate_values(graph):
+        kind = value.type()
+        if kind.kind() == "TensorType" and kind.dim() is not None and value.node().kind() != "prim::GetAttr":
+            traced[value.unique()] = kind
+            value.setType(kind.with_sizes([None] * kind.dim()))
+    return traced
+
+
+def _iterate_values(block: Any) -> Iterator[Any]:
+    yield from block.inputs()
+    for node in block.nodes():
+        yield from node.outputs()
+        for inner in node.blocks():
+            yield from _iterate_values(inner)

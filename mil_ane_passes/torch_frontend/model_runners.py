@@ -1,0 +1,110 @@
+"""The two sides of a check, each called with feeds and states: a program on the reference runtime, a torch model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, types
+
+from ..proof.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
+from ..proof.callables import Caller
+from ..proof.comparison import to_arrays
+from ..runtime import Runtime
+
+__all__ = ["ProgramRunner", "TorchModelRunner"]
+
+Array = np.ndarray[Any, Any]
+
+_HALF_DTYPES = ("torch.float16", "torch.bfloat16")
+
+
+class ProgramRunner:
+    """The main function of a program at float32; its feeds are taken in order, under whatever names."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._runtime = program, Runtime(program)
+        self.function = program.functions["main"]
+        self.states = [name for name, var in self.function.inputs.items() if types.is_state(var.sym_type)]
+        self.inputs = [name for name in self.function.inputs if name not in self.states]
+        self.outputs = [var.name for var in self.function.outputs]
+
+    def __call__(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[int | str, Array]:
+        """The outputs by their places, and what is left in the states as `state NAME`."""
+        returned = to_arrays(self._runtime(self._cast_feeds(feeds), state))
+        return {**dict(enumerate(returned.values())), **{f"state {name}": value for name, value in state.items()}}
+
+    def run_with_values(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[str, Array]:
+        """What each op of the function itself computes, by name."""
+        found: dict[str, Array] = {}
+
+        def observer(op: Any, var: Any, value: Any) -> None:
+            if op.enclosing_block is self.function and hasattr(value, "numpy"):
+                found[var.name] = value.numpy().copy()
+
+        Runtime(self._program, observer=observer)(self._cast_feeds(feeds), state)
+        return found
+
+    def _cast_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: value.astype(types.nptype_from_builtin(self.function.inputs[name].dtype))
+                for name, value in zip(self.inputs, feeds.values(), strict=True)}
+
+
+class TorchModelRunner:
+    """A TorchScript module or an ExportedProgram; it is left as it was, and so are the feeds."""
+
+    def __init__(self, model: Any, compiled: ProgramRunner) -> None:
+        self.model = model
+        self._caller = _make_caller(model, compiled, None)
+        self._compiled = compiled
+        self.states = self._caller.states(compiled.states)
+        "Those of the program's states that the module has as buffers."
+        owned = itertools.chain(model.parameters(), model.buffers())
+        self.tolerance = FP16_TOLERANCE if any(str(each.dtype) in _HALF_DTYPES for each in owned) else FP32_TOLERANCE
+        "How far a program in fp32 may be off, as a share of the largest value."
+
+    def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, and what is left in the states as `state NAME`."""
+        return self._called(self._caller, feeds, state)
+
+    def run_instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Call `run` in place of the model, with the model's tensors, buffers filled; what it returns counts."""
+        self._called(_make_caller(self.model, self._compiled, run), feeds, state)
+
+    def _called(self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
+        left = {name: state[name].copy() for name in self.states}
+        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left)
+        return to_arrays(returned) | {f"state {name}": value for name, value in left.items()}
+
+
+def _make_caller(model: Any, compiled: ProgramRunner, run: Callable[..., Any] | None) -> Caller:
+    import torch
+
+    script = isinstance(model, torch.jit.ScriptModule)
+
+    class ByPlace(Caller):
+        """TorchScript's inputs go by place: the program's may be named as its parameters in another order."""
+
+        def _named_inputs(self) -> set[str]:
+            return set() if script else super()._named_inputs()
+
+        def _called(self, arguments: Mapping[str, Any]) -> Any:
+            placed = _pack_tuples(model, arguments.values()) if script else list(arguments.values())
+            if run is not None:
+                return run(self._given, placed)
+            return self._given(*placed) if script else super()._called(arguments)
+
+    return ByPlace(model, compiled.inputs, compiled.outputs)
+
+
+def _pack_tuples(model: Any, tensors: Iterable[Any]) -> list[Any]:
+    """The tensors in the tuples that a TorchScript module takes them in; coremltools makes an input of each."""
+    rest = iter(tensors)
+
+    def taken(kind: Any) -> Any:
+        return tuple(map(taken, kind.elements())) if kind.kind() == "TupleType" else next(rest)
+
+    placed = [taken(value.type()) for value in list(model.forward.graph.inputs())[1:]]
+    return [*placed, *rest]
