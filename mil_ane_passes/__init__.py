@@ -1,4 +1,4 @@
-"""Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and prove it.
+"""Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and verify it.
 
     mil_ane_passes.convert(model, ...)
     ct.convert(model, ..., pass_pipeline=mil_ane_passes.pipeline())

@@ -17,6 +17,8 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # before torch is there: tests si
     share = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
+#: modules of tests that start processes of a minute or more
+LONGEST = ("tests/upstream/", "tests/packaging/", "tests/test_readme.py", "tests/versions/")
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
 
@@ -26,7 +28,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """The slow run has the laws, too, with many draws."""
+    """Run the longest modules first, so that no process waits for them at the end; the slow run has the laws, too."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if _asks_for_slow(config):
         for item in items:
             if item.get_closest_marker("law"):
@@ -89,11 +92,11 @@ def clean_registry():
 
 @pytest.fixture
 def leaving_out():
-    """For tests of how passes that break the proof are left out."""
+    """For tests of how passes that break the equivalence check are left out."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_out(request, monkeypatch):
-    """Elsewhere no pass may break a proof: were one left out, the test would pass without it."""
+    """Elsewhere no pass may break an equivalence check: were one left out, the test would pass without it."""
     if "leaving_out" not in request.fixturenames:
         monkeypatch.setattr("mil_ane_passes.proof.faulty_passes.MAX_PASSES_LEFT_OUT", 0)

@@ -52,9 +52,10 @@ def held(built, function, *inputs, tolerance=1e-12):
 
 
 def rewritten(model, target, **asked):
-    """The program that the preset leaves, proved; single ops are no reason to enter the ANE, so cost is no bar here."""
+    """The program that the preset leaves, verified; single ops are no reason to enter the ANE, so cost is no bar
+    here."""
     report = ane.rewrite(model, target=target, **{"preset": "full", "max_growth": None, **asked})
-    assert report.status != "not proved"
+    assert report.status != "not verified"
     return report.package.program
 
 

@@ -1,4 +1,4 @@
-"""What users complained of and no rewrite mends, one test each: the report says what is left, why, and what helps."""
+"""What users complained of and no rewrite fixes, one test each: the report says what is left, why, and what helps."""
 
 from __future__ import annotations
 

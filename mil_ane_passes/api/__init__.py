@@ -29,6 +29,6 @@ _HOME = {
     "verify": ".verification",
 }
 
-# An edit needs none of what predicts and proves.
+# An edit needs none of what predicts and verifies.
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there
     __getattr__ = make_lazy_getattr(__name__, _HOME)

@@ -1,4 +1,4 @@
-"""Where a model leaves fp16 on the user's own feeds, and what cures it.
+"""Where a model leaves fp16 on the user's own feeds, and what fixes it.
 
 Most faults of numbers are silent: the ANE gives a number, and it is wrong. Which of them strikes depends on the
 values, so ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504
@@ -7,8 +7,8 @@ that applies on a copy. `--feeds` may be given several times; `--ranges 'image=0
 sample of, both ends included. Without either it runs on random feeds.
 
 `rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps
-in fp32 what fp16 cannot hold, and the proof runs on them besides its own draws; what approximates is judged on them
-alone.
+in fp32 what fp16 cannot hold, and the equivalence check runs on them besides its own draws; what approximates is
+judged on them alone.
 
 An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs stay as they are,
 and the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded draws).
@@ -75,6 +75,6 @@ def calibrate(
 
 
 def _is_numerics_rule(rule: type[Rule]) -> bool:
-    """Rules of numbers: 3xx. Those that change the interface or all types are no cure of a value."""
+    """Rules of numbers: 3xx. Those that change the interface or all types are no fix of a value."""
     return rule.code.startswith("ANE3") and not (
         issubclass(rule, Rewrite) and (rule.interface or issubclass(rule, ProgramRewrite)))

@@ -90,7 +90,8 @@ def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
     twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
     if twice or (len(given) > 1 and not all(given.values())):
         raise InputError(
-            f"{format_option_values('io')}: both {' and '.join(given)} are asked for {', '.join(twice) or 'all names'}; "
+            f"{format_option_values('io')}: both {' and '.join(given)} are asked for "
+            f"{', '.join(twice) or 'all names'}; "
             "expected each name with one type"
         )
     return given

@@ -1,4 +1,5 @@
-"""The proof of a rewrite: what the passes promise together, and what to say where nothing can be proved."""
+"""The equivalence check of a rewrite: what the passes promise together, and what to say where nothing can be
+verified."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .source import OpenedSource, Progress
 __all__ = ["CHECK_PRECISIONS", "EquivalenceChecker", "RewrittenCopy", "require_torch"]
 
 CHECK_PRECISIONS = ("float64", "float16")
-"""At which precisions `rewrite` proves: is the algebra the same, and what does rounding to the stored dtypes do."""
+"""At which precisions `rewrite` verifies: is the algebra the same, and what does rounding to the stored dtypes do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class EquivalenceChecker:
     ) -> VerifyReport:
         """Is it equal, as its passes promise (or those of `like`)? `only` and `locate` as for `compare_programs`."""
         promised = _combine_promises((like or made).traces)
-        require_torch("the proof", f", or {format_no_verify_option()} to write without a proof")
+        require_torch(
+            "the equivalence check", f", or {format_no_verify_option()} to write without an equivalence check"
+        )
         before = self.before
         try:
             return compare_programs(
@@ -59,8 +62,8 @@ class EquivalenceChecker:
                 further=self.given.plans(before.program, before.describe), widths=self.widths, only=only,
                 locate=locate, ranges=self.given.ranges)
         except NotSupported as lacking:
-            reason = f"{lacking}; {format_no_verify_option()} writes without a proof"
-            return VerifyReport("not proved", promised.exactness, reason=reason)
+            reason = f"{lacking}; {format_no_verify_option()} writes without an equivalence check"
+            return VerifyReport("not verified", promised.exactness, reason=reason)
 
 
 def require_torch(who: str, otherwise: str = "") -> None:

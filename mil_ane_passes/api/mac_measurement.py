@@ -46,7 +46,7 @@ def write_mac_script(
     without `feeds`, `seeds` seeded draws. Expected outputs are the reference runtime's at float32.
 
     Raises InputError for a source that is no package, a folder that is not empty, feeds that do not fit, and a rewrite
-    that is not proved.
+    that is not verified.
     """
     if after is not None and (preset is not None or passes is not None):
         raise InputError("both a package to compare with and a rewrite; expected "
@@ -61,9 +61,11 @@ def write_mac_script(
         elif preset is not None or passes is not None:
             report = rewrite(before.package, preset=preset or "safe", passes=passes, target=target, feeds=feeds,
                              progress=progress)
-            if report.status == "not proved":
-                raise InputError("the rewrite is not proved equal, so nothing was written; mil-ane-passes rewrite says "
-                                 f"why; give fewer {format_option('passes')}")
+            if report.status == "not verified":
+                raise InputError(
+                    "the rewrite is not verified equivalent, so nothing was written; mil-ane-passes rewrite says "
+                    f"why; give fewer {format_option('passes')}"
+                )
             if report.changed:
                 sides["after"] = open_source(report.package)
             else:

@@ -32,13 +32,13 @@ def pipeline(
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
-    Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
+    Ours come last, so that nothing of coremltools' folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
     here, and a wrong one raises InputError with the nearest right one. Passes that decide by the values they see run
     the program on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to
     (low, high)); that needs torch. `max_growth`: what a preset brings for the sake of place and speed is undone where
     the predicted cost grows by more than this share, or more ops than before are not taken by the ANE; what is asked
-    for by name, and cures of wrong numbers, are not. None undoes nothing. A pass that fails leaves the program as it
+    for by name, and fixes of wrong numbers, are not. None undoes nothing. A pass that fails leaves the program as it
     was and logs a warning; with `strict` it stops the conversion. The names in the result's `passes` do the same
     without the object, in any process that has imported mil_ane_passes: `ct.PassPipeline(names)` after a trip through
     JSON, or ExecuTorch's `pass_names`. Settings and guard are in the name `ane::guard_begin{target=m4 ...}`; only feeds

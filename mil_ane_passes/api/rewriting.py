@@ -1,4 +1,4 @@
-"""Rewrite a model and prove the result equal before anything is written."""
+"""Rewrite a model and verify the result equal before anything is written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _RewriteJob:
                               guard=None if foresee is None else make_guard(foresee, self.most_growth))
 
     def settled(self, before: OpenedSource, foresee: Forecaster) -> VerificationOutcome:
-        """A rewritten copy of `before`, proved if that is asked for, without what breaks the proof."""
+        """A rewritten copy of `before`, verified if that is asked for, without what breaks the equivalence check."""
 
         def apply(rules: Sequence[Rewrite], guard: bool) -> RewrittenCopy:
             twin = copy_source(before)
@@ -76,9 +76,9 @@ class _RewriteJob:
         try:
             return apply_and_verify(self.rules, apply, prover, self.progress)
         except LimitReached as reached:  # while a rule measured values: what it would have done is not known
-            reason = f"{reached}; {format_no_verify_option()} writes without a proof"
+            reason = f"{reached}; {format_no_verify_option()} writes without an equivalence check"
             return VerificationOutcome(
-                self.rules, RewrittenCopy(copy_source(before), []), VerifyReport("not proved", reason=reason)
+                self.rules, RewrittenCopy(copy_source(before), []), VerifyReport("not verified", reason=reason)
             )
 
 
@@ -90,19 +90,19 @@ def rewrite(
     max_growth: float | None = DEFAULT_MAX_GROWTH, strict: bool = False, max_steps: int | None = DEFAULT_MAX_STEPS,
     max_seconds: float | None = None, progress: Progress = ignore_progress, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
-    """Rewrite a model and prove the result equal before anything is written.
+    """Rewrite a model and verify the result equal before anything is written.
 
     `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
-    `rewrite(program, dst=program)`, which rewrites in place once proved. `dst` is the path of the new package, or
+    `rewrite(program, dst=program)`, which rewrites in place once verified. `dst` is the path of the new package, or
     None: then the result is in the report's `package` only. `passes`, `options` and `max_growth` as in `pipeline()`,
     `link` as in `save`, `max_steps` and `max_seconds` as in `run`. `feeds` (from input name to array, or several such)
     and `ranges` (input name to (low, high)) say what the inputs hold: passes that decide by values see those, and the
     proof runs on them besides its own draws (what approximates is held to them). `ahead`: copies begun.
 
-    Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the proof
-    are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`). Not so what is asked
-    for by name: it is `faulty_pass`, or raises RuleError; so does any that fails with `strict`. A result that is not
-    proved is not written: the report's `status` says "not proved".
+    Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the
+    equivalence check are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`).
+    Not so what is asked for by name: it is `faulty_pass`, or raises RuleError; so does any that fails with `strict`. A
+    result that is not verified is not written: the report's `status` says "not verified".
     """
     started = time.perf_counter()
     parse_target(target)
@@ -126,7 +126,7 @@ def rewrite(
         kept = _rewrite_source(report, job, before)
         if dry_run:
             report.status = "dry run" if report.changed else "unchanged"
-        elif report.status != "not proved":
+        elif report.status != "not verified":
             if isinstance(dst, Program):  # src itself
                 job.run(before, src, kept, make_forecaster(target, before.package))
             _write_result(report, src if isinstance(dst, Program) else report.package, path, overwrite, link, ahead)
@@ -167,7 +167,7 @@ def _start_copying_ahead(
 
 
 def _rewrite_source(report: RewriteReport, job: _RewriteJob, before: OpenedSource) -> Sequence[Rewrite]:
-    """Run the rules on a private copy of the source and prove the result; fills in the report.
+    """Run the rules on a private copy of the source and verify the result; fills in the report.
 
     Returns the rules that were not left out.
     """
@@ -194,7 +194,7 @@ def _rewrite_source(report: RewriteReport, job: _RewriteJob, before: OpenedSourc
     if job.diff and report.changed:
         report.diff = diff_program_texts(*(format_program(each.program, names=True) for each in (before, after)))
     if found.verify is not None and not found.verify.equal:
-        report.status = "not proved"
+        report.status = "not verified"
     return found.rules
 
 

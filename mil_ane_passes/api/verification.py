@@ -36,7 +36,7 @@ def verify(
     pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, what is NaN or infinite
     in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With `widths`,
     floats of inputs and outputs may be of different widths, as after `ane::fp16_io`. `max_steps` and `max_seconds` as
-    in `run`: beyond them it is "not proved".
+    in `run`: beyond them it is "not verified".
 
     `atol`, `rtol`, `snr`, `cosine` are limits on the error of models that are meant to differ; see `Accuracy`. A
     pipeline may be compared with a single model, as a whole. One side may be a torch module (in eval mode) or any
@@ -61,7 +61,9 @@ def verify(
             promised = Strictness(judged_as, fixes_nonfinite, keeps_nonfinite=exactness == "bitwise", accuracy=accuracy)
             return _verify_models(before, after, function, precision, promised, tolerance, **how)
         except LimitReached as reached:
-            return VerifyReport("not proved", judged_as, reason=str(reached), quirks=tuple(quirks), tolerance=tolerance)
+            return VerifyReport(
+                "not verified", judged_as, reason=str(reached), quirks=tuple(quirks), tolerance=tolerance
+            )
 
 
 def _parse_exactness(name: str) -> Exactness:

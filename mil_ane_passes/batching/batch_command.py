@@ -43,11 +43,11 @@ def batch(
     `sources` are packages, folders that are searched for packages, and patterns. The results are called
     `folder`/NAME.mlpackage and `folder`/NAME.txt (of lint; `report` says which form: "text", "json", "sarif", "html");
     what was found in a folder keeps its path below it. `jobs`: 0 works in this process, N in N processes of this
-    machine (each takes half a GB and what its proof needs; a script needs `if __name__ == "__main__":`). `executor`:
-    any `concurrent.futures.Executor` instead, whose workers have the same paths and packages; threads of one process
-    take turns. `options` are those of `rewrite` (preset, target, passes, options, ranges, verify, seeds, link, dry_run,
-    max_growth, strict, max_steps, max_seconds; feeds as paths of .npz files) or of `lint` (target, select, ignore,
-    options; fail_under in percent).
+    machine (each takes half a GB and what its equivalence check needs; a script needs `if __name__ == "__main__":`).
+    `executor`: any `concurrent.futures.Executor` instead, whose workers have the same paths and packages; threads of
+    one process take turns. `options` are those of `rewrite` (preset, target, passes, options, ranges, verify, seeds,
+    link, dry_run, max_growth, strict, max_steps, max_seconds; feeds as paths of .npz files) or of `lint` (target,
+    select, ignore, options; fail_under in percent).
 
     A result whose package and options are those of an earlier run is kept ("up to date") unless `again`. One of an
     earlier run that is not is replaced; anything else at its place only if `overwrite`. Raises InputError when nothing

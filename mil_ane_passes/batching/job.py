@@ -136,7 +136,7 @@ def _run_recorded(job: Job, item: BatchItem, work: Work) -> None:
     except Exception:
         record.mark_failed()
         raise
-    if item.status == "not proved":
+    if item.status == "not verified":
         record.mark_failed(report)
         item.report_file = str(record.report)
         return
@@ -151,14 +151,14 @@ def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job,
     if job.output is not None:
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
     report = rewrite(job.source, job.output, overwrite=job.replace, **how)
-    item.status, item.code = report.status, int(report.status == "not proved")
+    item.status, item.code = report.status, int(report.status == "not verified")
     item.count = sum(len(trace.fired) for trace in report.traces)
     item.ops_before, item.ops_after = report.ops_before, report.ops_after
     item.left_out_passes = [each.rule for each in report.left_out_passes]
     item.failed_passes = [each.rule for each in report.failed]
-    if report.status == "not proved":
+    if report.status == "not verified":
         item.error = str(report.verify).partition("\n")[0] if report.faulty_pass is None else (
-            f"ane::{report.faulty_pass.rule} breaks the proof {report.faulty_pass}")
+            f"ane::{report.faulty_pass.rule} breaks the equivalence check {report.faulty_pass}")
     elif job.output is not None and how["dry_run"] is False:
         item.bytes = sum_file_sizes(collect_stamps(job.output))
     made: dict[str, Any] = report.to_dict()

@@ -1,6 +1,6 @@
 """Rewrite or lint many packages: in the order given, and what goes wrong with one does not stop the rest.
 
-Run again, it does what is not done yet. Exit code 2: some could not be run; 1: some are not proved, or have findings.
+Run again, it does what is not done yet. Exit code 2: some could not be run; 1: some are not verified, or have findings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                               epilog=format_example("batch rewrite models -o rewritten"))
     _add_sources(rewrite, "DIR/NAME.mlpackage")
     cmd_rewrite.add_rewrite_options(rewrite)
-    rewrite.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
+    rewrite.add_argument("--dry-run", action="store_true", help="say what would be done; verify and write nothing")
     rewrite.set_defaults(run=run, each=_batch_rewrite)
     lint = each.add_parser("lint", help=cmd_lint.HELP, description=cmd_lint.__doc__,
                            epilog=format_example("batch lint models -o reports --report html"))
@@ -48,7 +48,7 @@ def _add_sources(parser: argparse.ArgumentParser, result: str) -> None:
                                                               "folder keep their path below it")
     parser.add_argument("--jobs", metavar="N", type=_non_negative_int, default=1,
                         help="so many processes (default: 1), which share the cores; each takes half a GB of memory "
-                             "and what its proof needs; 0: this process does it all")
+                             "and what its equivalence check needs; 0: this process does it all")
     parser.add_argument("--dask", metavar="ADDRESS", help="run on this Dask cluster, e.g. tcp://10.0.0.1:8786; its "
                                                           "workers must see the same paths")
     parser.add_argument("--again", action="store_true", help="do also what an earlier run has done")

@@ -1,4 +1,4 @@
-"""Run a package on your own feeds and print, per op, range, room in fp16, first overflow, and what cures it."""
+"""Run a package on your own feeds and print, per op, range, room in fp16, first overflow, and what fixes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from .input_options import add_input_options, add_limit_options, read_inputs, read_limits
 from .output import add_format_option, positive_int, print_report, show_progress
 
-HELP = "where fp16 overflows on your feeds, and what cures it"
+HELP = "where fp16 overflows on your feeds, and what fixes it"
 EXAMPLE = "calibrate in.mlpackage --feeds feeds.npz --worst 10"
 _DEFAULT_WORST = 30
 

@@ -1,4 +1,4 @@
-"""Say which ops leave the ANE, why, on whose evidence, and what mends it; nothing runs, all of it is predicted.
+"""Say which ops leave the ANE, why, on whose evidence, and what fixes it; nothing runs, all of it is predicted.
 
 Exit code 0: clean; 1: findings. With --fail-under or --baseline these are the gates instead, and findings alone fail
 nothing. What the gates look at is IN. Defaults of the options may stand in setup.cfg or pyproject.toml.
@@ -22,7 +22,7 @@ from .output import check_output_file, write_text_file
 if TYPE_CHECKING:
     from ..report.lint import LintReport
 
-HELP = "which ops leave the ANE, why, and what mends it"
+HELP = "which ops leave the ANE, why, and what fixes it"
 EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
 _SHARED_OPTIONS = ("select", "ignore", "target", "baseline")

@@ -1,4 +1,4 @@
-"""List the patches of coremltools' torch frontend: what each mends, whether it is needed here, and why."""
+"""List the patches of coremltools' torch frontend: what each fixes, whether it is needed here, and why."""
 
 from __future__ import annotations
 

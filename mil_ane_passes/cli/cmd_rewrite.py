@@ -1,4 +1,4 @@
-"""Rewrite an .mlpackage, prove the result equal, and write it whole or not at all."""
+"""Rewrite an .mlpackage, verify the result equal, and write it whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .copy_ahead import add_link_option, start_copying
 from .input_options import add_input_options, add_limit_options, read_inputs, read_limits
 from .output import add_format_option, print_report, show_progress
 
-HELP = "rewrite a package and prove the result before writing it"
+HELP = "rewrite a package and verify the result before writing it"
 EXAMPLE = "rewrite in.mlpackage -o out.mlpackage"
 
 
@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
     add_rewrite_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done; prove and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; verify and write nothing")
     parser.add_argument("--diff", action="store_true", help="show the MIL before and after")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     add_format_option(parser)
@@ -31,7 +31,7 @@ def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
                                                          "'lift_conv_transpose_1d{axis=2}'")
     parser.add_argument("--target", default="all", help="chip or device to rewrite for (default: all)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True,
-                        help="prove before writing (default), or do not")
+                        help="verify before writing (default), or do not")
     parser.add_argument("--max-growth", metavar="PCT", default="1",
                         help="undo what a preset brings for place and speed where the predicted cost grows by more "
                              "(default: 1%%), or none: undo nothing")
@@ -55,4 +55,4 @@ def run(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run, diff=arguments.diff, **read_inputs(arguments), **read_limits(arguments),
             progress=progress, ahead=ahead)
     print_report(report, arguments.format)
-    return 1 if report.status == "not proved" else 0
+    return 1 if report.status == "not verified" else 0

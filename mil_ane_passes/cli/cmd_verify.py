@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io")
     add_limit_options(parser)
     add_quirk_option(parser, "in B only: A with itself shows whether the fault hits it, A with a rewrite whether "
-                      "that cures it")
+                      "that fixes it")
     add_format_option(parser)
     parser.set_defaults(run=run, proves=True, misused=parser.error)
 

@@ -29,7 +29,7 @@ _SIGPIPE_EXIT_CODE = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 findings or not proved, 2 could not run, 128+n stopped."""
+    """Run one command; returns the exit code: 0 done, 1 findings or not verified, 2 could not run, 128+n stopped."""
     if argv is not None:
         return _run_command(_build_parser().parse_args(argv))
     with handle_stop_signals():
@@ -61,7 +61,7 @@ def _run_command(arguments: argparse.Namespace) -> int:
         return code
     except NotSupported as error:
         proving = getattr(arguments, "proves", False)
-        _print_error(f"{'not proved: ' if proving else ''}{error}")
+        _print_error(f"{'not verified: ' if proving else ''}{error}")
         return 1 if proving else 2
     except BrokenPipeError:  # who reads has what they wanted, as after `| head`: ended as that signal ends others
         _discard_output()
@@ -120,8 +120,9 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="mil-ane-passes",
         description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
-        epilog="Exit codes: 0 done (or nothing to do), 1 findings or not proved equal, 2 could not run, 128 + its "
-               "number when a signal stopped it. A command's --help has an example.",
+        epilog="Exit codes: 0 done (or nothing to do), 1 findings or not verified equivalent, 2 could not run, 128 + "
+               "its "
+        "number when a signal stopped it. A command's --help has an example.",
     )
     parser.add_argument("--version", action="version", version=f"mil-ane-passes {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

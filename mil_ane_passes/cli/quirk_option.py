@@ -32,7 +32,7 @@ class _QuirkHelpFormatter(argparse.HelpFormatter):
         with silence_coremltools():
             from ..api import list_fault_models
 
-        self.start_section("quirks (they model published faults and prove nothing about a given chip)")
+        self.start_section("quirks (they model published faults and verify nothing about a given chip)")
         for quirk in list_fault_models():
             self._add_item(_format_quirk_entry, [quirk.name, quirk.summary, self._width])
         self.end_section()

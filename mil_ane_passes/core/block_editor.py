@@ -41,7 +41,7 @@ class BlockEditor:
             op.set_inputs(**rebind_inputs(op, old, new))
         for block in dict.fromkeys(old.consuming_blocks):
             block.replace_block_output_var(old, new)
-        old.consuming_blocks.clear()  # some of the host's passes note a block twice that returns a value twice
+        old.consuming_blocks.clear()  # some of coremltools' passes note a block twice that returns a value twice
 
     def remove_if_unused(self, ops: Iterable[Operation]) -> None:
         """Remove those of `ops` whose outputs nobody reads, and then what they alone had kept alive."""

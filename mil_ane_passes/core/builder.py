@@ -214,7 +214,7 @@ def _is_in_program(made: Any) -> bool:
 
 
 def _has_negative_indices(parameter: str, given: Any) -> bool:
-    """Whether places are counted from the back of a value: the host writes them anew as counted from the front, into
+    """Whether places are counted from the back of a value: coremltools writes them anew as counted from the front, into
     the array that it is given, and another value may be longer."""
     return parameter in ("begin", "end") and isinstance(given, (list, tuple, np.ndarray)) and bool(
         np.any(np.asarray(given) < 0))

@@ -66,7 +66,7 @@ def _clone_function(function: Function) -> Function:
 
 
 def _clone_block_contents(block: Block, twin: Block, env: dict[Var, Var]) -> None:
-    """Give `twin`, a shallow copy of `block`, ops and outputs of its own."""
+    """Give `clone`, a shallow copy of `block`, ops and outputs of its own."""
     twin.operations = CacheDoublyLinkedList([_clone_op(op, twin, env) for op in block.operations])
     twin._internal_vars = {env[var] for var in block._internal_vars if var in env}
     twin._essential_scope_sources = list(block._essential_scope_sources)
@@ -99,7 +99,7 @@ def _clone_op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
 
 
 def _get_operand_clone(var: Var, env: dict[Var, Var]) -> Var:
-    """The twin of an operand; internal vars have no producer and are met here first."""
+    """The clone of an operand; internal vars have no producer and are met here first."""
     return env[var] if var in env else _clone_var(var, None, env)
 
 

@@ -52,7 +52,8 @@ def map_inputs(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
 
 
 def infer_outputs(twin: Operation, like: Operation) -> Operation:
-    """`twin` with outputs, of the types that follow from its inputs; sizes that only those of `like` know hold, too."""
+    """`clone` with outputs, of the types that follow from its inputs; sizes that only those of `like` know hold,
+    too."""
     made = infer_types(twin)
     made = made if isinstance(made, tuple) else (made,)
     if len(made) == len(like.outputs):

@@ -1,4 +1,4 @@
-"""The contract of a rule: what it finds, why, on whose evidence, and (for a rewrite) how it is mended.
+"""The contract of a rule: what it finds, why, on whose evidence, and (for a rewrite) how it is fixed.
 
 Invariants that every rewrite keeps, and that the engine checks or provides:
 
@@ -55,7 +55,7 @@ __all__ = [
 ANY_OP = "*"
 """In a rule's `roots`: every op but const."""
 
-FP32_UNSUPPORTED_REASON = "computed in fp32, which the ANE does not take"
+FP32_UNSUPPORTED_REASON = "computed in fp32, which is unsupported on the ANE"
 """Why a rewrite for the ANE's sake leaves an op alone that is not there."""
 
 STAGES = ("structure", "precision", "numerics", "decompose", "layout", "cleanup")
@@ -168,7 +168,7 @@ class Rule:
     "Stem of the defining module; set by the registry."
     code: ClassVar[str] = ""
     slug: ClassVar[str] = ""
-    "Names the problem, not the cure."
+    "Names the problem, not the fix."
     stage: ClassVar[str] = "numerics"
     after: ClassVar[tuple[str, ...]] = ()
     "Names of rules that must have run before this one, where both run."
@@ -177,7 +177,7 @@ class Rule:
     targets: ClassVar[Gate] = ALL_TARGETS
     evidence: ClassVar[tuple[Evidence, ...]] = ()
     refuses: ClassVar[bool] = False
-    "Whether a hit means that the ANE does not take the op (on some generation of the target)."
+    "Whether a hit means that the op is unsupported on the ANE (of some generation of the target)."
     confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
     "high: Apple's word, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
     level: ClassVar[Literal["warning", "note"]] = "warning"
@@ -246,7 +246,7 @@ class Rewrite(Rule):
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
     preset: ClassVar[Literal["safe", "full", "named"]] = "named"
     fixes_nonfinite: ClassVar[bool] = False
-    "Whether what was infinite or NaN may be finite afterwards: the fault it cures. Finite values keep `exactness`."
+    "Whether what was infinite or NaN may be finite afterwards: the fault it fixes. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
     "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
     moves_of: ClassVar[Literal["", "operands", "result"]] = ""
@@ -313,7 +313,7 @@ class BlockRewrite(Rewrite, BlockRule):
 
 
 class ProgramRewrite(Rewrite):
-    """A fix that has to see the whole program, such as a pass of the host's."""
+    """A fix that has to see the whole program, such as a pass of coremltools'."""
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         raise AssertionError(f"{type(self).__name__} must define match_program()")

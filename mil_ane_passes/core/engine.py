@@ -248,7 +248,8 @@ class _FunctionRewriter:
             )
         if len(new) != len(old):
             raise RuleError(
-                f"{format_rule_location(type(self.rule))} returned {len(new)} values for '{op.name}', expected {len(old)}"
+                f"{format_rule_location(type(self.rule))} returned {len(new)} values for '{op.name}', expected "
+                f"{len(old)}"
             )
         made = mb.adopt_scopes(op.scopes)
         self._check_no_cycle(made, old)
@@ -297,7 +298,8 @@ class _FunctionRewriter:
             for var in get_flat_inputs(op):
                 if var in old:
                     raise RuleError(
-                        f"{format_rule_location(type(self.rule))} built '{op.name}', which reads '{var.name}', the value "
+                        f"{format_rule_location(type(self.rule))} built '{op.name}', which reads '{var.name}', the "
+                        f"value "
                         "it is to replace, and would read itself; expected it to read the inputs of the "
                         "old op"
                     )

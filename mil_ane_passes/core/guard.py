@@ -1,10 +1,10 @@
-"""Undoes rewrites that leave a program predicted dearer, or further off the ANE, than it was.
+"""Undoes rewrites that leave a program predicted more expensive, or further off the ANE, than it was.
 
-Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are refused than before,
-its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of which no op
-runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is what a
-preset brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and what
-`fixes_nonfinite`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
+Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are unsupported than
+before, its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of
+which no op runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is
+what a preset brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and
+what `fixes_nonfinite`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .max_growth import DEFAULT_MAX_GROWTH
 __all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
 
 _NEGLIGIBLE_COST_MS = 0.0005
-"Milliseconds, less than half a percent of one change of place: growth by one rewrite that no model is worse for."
+"Milliseconds, less than half a percent of one transition: growth by one rewrite that no model is worse for."
 _MAX_PADDED_RATIO, _NEGLIGIBLE_BYTES = 1.25, 1 << 20
 """How many times the padded bytes of all values may become, and how many bytes more are of no concern: a quarter is
 what decompositions add in steps, where a last axis of one adds 31 times. The prediction has no price for memory."""

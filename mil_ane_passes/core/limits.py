@@ -61,14 +61,14 @@ class ExceededLimit:
 _WIDTH_13 = _cite_private_targets(
     "conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be alike", "M1"
 )
-_WIDTH_15 = cite_m4_study("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are refused")
+_WIDTH_15 = cite_m4_study("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are unsupported")
 _HEIGHT_31 = cite_m4_study("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused")
 _DIM_16384 = _cite_private_targets(
     "width, height and the inner dimension of products end at 16384, channels at 65536", "M1 and M2"
 )
 _DEVICE_NOT_STATED = "the device is not stated; the newest of that day was A13"
 _INNER_32768 = cite_m4_study(
-    "a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is refused: 2 bytes each do not fit 65536"
+    "a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is unsupported: 2 bytes each do not fit 65536"
 )
 _DIM_65536 = cite_m4_study("65536 is accepted, 65537 refused, whichever of N, D, C, H and W it is")
 _SAME_M6 = Community("the size limits measured on M4 hold when the same models are compiled for the M6 family",
@@ -76,7 +76,7 @@ _SAME_M6 = Community("the size limits measured on M4 hold when the same models a
 _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 Ultra", os="macOS 26.3.1",
                       date="2026-03-20", source="https://github.com/ncdrone/rustane/issues/13")
 _RANGE_MACOS_26 = Community(
-    "Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16384]W[1-16384] and refuses a width of "
+    "Core ML names the range N[1-65536]D[1-16384]C[1-65536]H[1-16384]W[1-16384] and rejects a width of "
     "240000; the chip is not stated",
     os="macOS 26.1 beta",
     date="2025-09-25",
@@ -124,7 +124,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             8,
             (
                 cite_m4_study(
-                    "max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are refused: the kernel's width "
+                    "max_pool of 8x8 and 9x1 is accepted, 9x9 and 1x9 are unsupported: the kernel's width "
                     "must be [1-8] or 32"
                 ),
             ),
@@ -137,11 +137,15 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             "a12",
             "a13",
             13,
-            (_cite_coreml_log(f"a pool 28 wide is refused: (dilated)kernel width = 28 > 13; {_DEVICE_NOT_STATED}"),),
+            (
+                _cite_coreml_log(
+                    f"a pool 28 wide is unsupported: (dilated)kernel width = 28 > 13; {_DEVICE_NOT_STATED}"
+                ),
+            ),
         ),
     ),
     "pool-stride": (
-        Bound("a12", "a13", 2, (_cite_coreml_log(f"a pool is refused: stride_x = 4 > 2; {_DEVICE_NOT_STATED}"),)),
+        Bound("a12", "a13", 2, (_cite_coreml_log(f"a pool is unsupported: stride_x = 4 > 2; {_DEVICE_NOT_STATED}"),)),
     ),
     "upsampling": (
         Bound("a12", "a13", 2, (_cite_coreml_log(f"only scaling factor of 2 is supported; {_DEVICE_NOT_STATED}"),)),

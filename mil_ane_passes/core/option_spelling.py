@@ -43,7 +43,7 @@ def format_option(name: str) -> str:
 
 
 def format_no_verify_option() -> str:
-    """How to ask `rewrite` not to prove."""
+    """How to ask `rewrite` not to verify."""
     return choose_spelling("--no-verify", "verify=False")
 
 

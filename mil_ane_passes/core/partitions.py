@@ -1,6 +1,7 @@
-"""What of a plan lies on the CPU between stretches on the ANE, and why: who is refused there, and who is dragged along.
+"""What of a plan lies on the CPU between stretches on the ANE, and why: who is unsupported there, and who is dragged
+along.
 
-Weights that are only unpacked (`constexpr_*`) go where their readers go and are no part of an island.
+Weights that are only unpacked (`constexpr_*`) go where their readers go and are no part of an partition.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class CpuPartition:
 
     @property
     def refused(self) -> list[Row]:
-        """The cause: ops that the ANE does not take, or is not known to. What is nested in one is no cause itself."""
+        """The cause: ops unsupported on the ANE, or is not known to. What is nested in one is no cause itself."""
         return [row for row in self.rows if not row.takes and not row.depth]
 
     @property
     def stranded(self) -> list[Row]:
-        """Ops that the ANE takes and that are predicted on the CPU all the same: leaving it costs less."""
+        """Ops supported on the ANE and that are predicted on the CPU all the same: leaving it costs less."""
         return [row for row in self.rows if row.takes]
 
     @property
@@ -47,7 +48,7 @@ class CpuPartition:
 
 @dataclass(frozen=True)
 class StrandedOps:
-    """Neighbours that the ANE takes and that are predicted on the CPU: what the ANE would save on them, what it costs
+    """Neighbours supported on the ANE and that are predicted on the CPU: what the ANE would save on them, what it costs
     to get there and back."""
 
     rows: tuple[Row, ...]

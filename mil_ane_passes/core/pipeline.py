@@ -208,7 +208,7 @@ def pipeline(
 ) -> ct.PassPipeline:
     """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
 
-    Ours come last, so that nothing of the host's folds them back (`fuse_conv_bias` would). `base` is never changed;
+    Ours come last, so that nothing of coremltools' folds them back (`fuse_conv_bias` would). `base` is never changed;
     a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
     here, and a wrong one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for
     `apply_rewrites`; what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`. A pass that
@@ -228,7 +228,7 @@ def pipeline(
         result.append_pass(f"{NAMESPACE}::{rule.name}")
         settings = _collect_pass_settings(rule, target, measure or (draw if rule.accepts_sampled else None), strict)
         if settings:
-            result.get_all_options().pop(f"{NAMESPACE}::{rule.name}", None)  # the host warns where they are replaced
+            result.get_all_options().pop(f"{NAMESPACE}::{rule.name}", None)  # coremltools warns where they are replaced
             result.set_options(f"{NAMESPACE}::{rule.name}", settings)
     if carried:
         result.append_pass(f"{NAMESPACE}::{END_PASS}")

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ENTER_ANE_MS, TRANSITION_MS, ANE_OUTPUT_MS = 0.125, 0.125, 0.125
-"""Milliseconds: to enter an ANE segment, for each change of backend, for each graph output on the ANE."""
+"""Milliseconds: to enter an ANE segment, for each transition, for each graph output on the ANE."""
 
 SupportStatus = Literal["yes", "no", "unknown"]
 Backend = Literal["ane", "cpu"]

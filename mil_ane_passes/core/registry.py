@@ -64,7 +64,8 @@ def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]
                 continue
             if key in table:
                 raise RuleError(
-                    f"{what} '{key}' is claimed by {format_class_location(table[key])} and by {format_class_location(rule)}; "
+                    f"{what} '{key}' is claimed by {format_class_location(table[key])} and by "
+                    f"{format_class_location(rule)}; "
                     f"expected one rule for each {what}"
                 )
             table[key] = rule

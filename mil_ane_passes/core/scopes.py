@@ -56,7 +56,7 @@ def find_origin(op: Operation) -> Origin | None:
 
 def copy_scopes(source: Program, program: Program) -> None:
     """Give the ops of `program`, which was read from a package, the scopes of the ops of `source` that make the same
-    values: `source` is what the host converted, before it was written out and lost its scopes."""
+    values: `source` is what coremltools converted, before it was written out and lost its scopes."""
     known = {(function, var.name): op.scopes for function, op in iterate_ops(source) for var in op.outputs}
     for function, op in iterate_ops(program):
         for var in op.outputs:

@@ -94,7 +94,7 @@ def _read_toml_section(path: Path, text: str) -> dict[str, Any] | None:
         tools = tomllib.loads(text).get("tool", {})
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(
-            f"{path}: cannot be read as TOML ({error}); mend it, or use {format_option('no_config')}"
+            f"{path}: cannot be read as TOML ({error}); fix it, or use {format_option('no_config')}"
         ) from error
     tools = tools if isinstance(tools, dict) else {}
     _reject_misspelt_section(path, tools)
@@ -110,7 +110,7 @@ def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:
         words = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read ({words}); mend it, or use {format_option('no_config')}") from error
+        raise InputError(f"{path}: cannot be read ({words}); fix it, or use {format_option('no_config')}") from error
     _reject_misspelt_section(path, parser.sections())
     ours = [name for name in parser.sections() if name == SECTION or name.startswith(f"{SECTION}.")]
     if not ours:

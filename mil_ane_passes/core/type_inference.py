@@ -1,4 +1,4 @@
-"""The host's answer to what an op makes: without what asking for it does to the op's inputs, or not asked at all."""
+"""coremltools' answer to what an op makes: without what asking for it does to the op's inputs, or not asked at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupErro
 def infer_types(op: Operation) -> Any:
     """What `op.type_inference()` says: a type, or a tuple of types.
 
-    The host's rule for slices writes ends counted from the back as they are from the front, into the very arrays that
+    coremltools' rule for slices writes ends counted from the back as they are from the front, into the very arrays that
     it reads: those of the file must stay, and another slice may count from the back of something longer. For an op
     with nested blocks it gives the types of one way, and `_joined_types` those of all.
     """

@@ -212,7 +212,8 @@ class WeightFiles:
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):
             raise InputError(
-                f"file {file.path}, offset {offset}: the blob holds {_DTYPE_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
+                f"file {file.path}, offset {offset}: the blob holds "
+                f"{_DTYPE_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
                 f"expected {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
             )
         expected = count_payload_bytes(dtype, count)

@@ -1,4 +1,4 @@
-"""The host's check of an op's inputs, asked once for each combination of types.
+"""coremltools' check of an op's inputs, asked once for each combination of types.
 
 It looks at types and at whether an input is constant, nothing else, and takes a sixth of the time of loading when it is
 asked for every op.

@@ -1,4 +1,4 @@
-"""One op of the host's, built from bound inputs: defaults shared, types as declared, big weights left alone."""
+"""One op of coremltools', built from bound inputs: defaults shared, types as declared, big weights left alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_EVALUATED_BYTES = 64 * 1024
 # pymil keeps the users of a var in a list that it searches, so one shared default serves so many ops at most.
 _MAX_SHARED_USES = 64
 
-# What the host's rules and checks raise on an op they do not understand.
+# What coremltools' rules and checks raise on an op they do not understand.
 _COREMLTOOLS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 "What coremltools raises on inputs that it does not accept; NameError: its `conv_transpose` on an unknown `pad_type`."
@@ -71,7 +71,7 @@ class OpBuilder:
     def known(
         self, cls: Any, name: str, inputs: dict[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
-        """An op of the host's class `cls`; Rejected when that does not take the inputs, or gives other outputs."""
+        """An op of coremltools' class `cls`; Rejected when that does not take the inputs, or gives other outputs."""
         op = cls.__new__(cls)
         try:
             bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
@@ -163,7 +163,7 @@ class OpBuilder:
         try:
             make(op, result)
         except _COREMLTOOLS_ERRORS:
-            # A value the host cannot compute is no value; the types are known all the same.
+            # A value coremltools cannot compute is no value; the types are known all the same.
             op._output_vars = None
             op.value_inference = raise_not_evaluated
             make(op, result)
@@ -193,13 +193,13 @@ def _make_special_outputs(op: Operation, result: tuple[Any, ...]) -> None:
 
 
 def skip_upstream_propagation() -> None:
-    """Stands for what the host does whenever a block is left: to note anew, and in full, of which compressed weights
-    each value of it is made. `_make_plain_outputs` has done so, and the host does for each op that is added."""
+    """Stands for what coremltools does whenever a block is left: to note anew, and in full, of which compressed weights
+    each value of it is made. `_make_plain_outputs` has done so, and coremltools does for each op that is added."""
 
 
 def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
-    """What the host's `type_value_inference` makes of a new op, without asking again what is known: a tenth of the time
-    of loading."""
+    """What coremltools' `type_value_inference` makes of a new op, without asking again what is known: a tenth of the
+    time of loading."""
     values = op._auto_val(result)
     try:
         named = op.output_names()
@@ -236,7 +236,7 @@ def _detach_op(op: Operation, inputs: Mapping[str, Any]) -> None:
 
 
 def _check_recurrent(op: Operation) -> None:
-    """Raises ValueError where weights or first states of an lstm, gru or rnn do not fit x; the host's rule for these
+    """Raises ValueError where weights or first states of an lstm, gru or rnn do not fit x; coremltools' rule for these
     looks at none but weight_hh, and whoever takes such an op apart would fail on it."""
     gates = _GATE_COUNTS.get(op.op_type)
     if gates is None:
@@ -259,9 +259,9 @@ def _check_recurrent(op: Operation) -> None:
 
 
 def _infer_output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the outputs; Rejected when the host's rule does not give what the file declares."""
+    """The types of the outputs; Rejected when coremltools' rule does not give what the file declares."""
     if op.op_type.startswith("constexpr_"):
-        # The host's rules for these look into the compressed weights.
+        # coremltools' rules for these look into the compressed weights.
         return tuple(declared)
     inferred = infer_types(op)
     result = inferred if isinstance(inferred, tuple) else (inferred,)

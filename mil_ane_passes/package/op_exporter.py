@@ -1,4 +1,4 @@
-"""New ops in the model format: the host's exporter, with consts that stay in the weight files they are in."""
+"""New ops in the model format: coremltools' exporter, with consts that stay in the weight files they are in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weight_plan import WeightPlan
 if TYPE_CHECKING:
 
     class MILProtoExporter:
-        """The host's exporter, which has no annotations."""
+        """coremltools' exporter, which has no annotations."""
 
         specification_version: int
 
@@ -51,7 +51,7 @@ class Exporter(MILProtoExporter):
     """Translates single ops; `emit_block` gives the bytes of a nested block."""
 
     def __init__(self, specification_version: int, plan: WeightPlan, emit_block: Callable[[Block], bytes]) -> None:
-        # The host's constructor checks a whole program and opens weight files; there is neither here.
+        # coremltools' constructor checks a whole program and opens weight files; there is neither here.
         self.specification_version = specification_version
         self._plan = plan
         self._emit_block = emit_block

@@ -1,5 +1,5 @@
-"""Ops the host has no definition for, or that are not as it defines them: kept, typed as the file declares them, never
-looked into."""
+"""Ops coremltools has no definition for, or that are not as it defines them: kept, typed as the file declares them,
+never looked into."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..core.query import OPAQUE
 if TYPE_CHECKING:
 
     class Operation:
-        """The host's base class, which has no annotations."""
+        """coremltools' base class, which has no annotations."""
 
     class AnyInput:
-        """The host's base class, which has no annotations."""
+        """coremltools' base class, which has no annotations."""
 
 else:
     from coremltools.converters.mil.mil import Operation
@@ -38,7 +38,7 @@ _RESERVED_ATTRIBUTES = frozenset(
 class OpaqueOp(Operation):
     """An op known by its type's name, its inputs and its declared output types alone.
 
-    `opaque` tells it from the host's ops: its attributes are only those the file binds. `contradiction` is what
+    `opaque` tells it from coremltools' ops: its attributes are only those the file binds. `contradiction` is what
     coremltools says against it where it has an op of that name.
     """
 
@@ -74,7 +74,7 @@ def _is_reserved(param: str) -> bool:
 
 
 def get_opaque_type_name(op_type: str) -> str:
-    """The type an opaque op of type `op_type` shows: never that of the host's, whose ops have inputs it may lack."""
+    """The type an opaque op of type `op_type` shows: never that of coremltools', whose ops have inputs it may lack."""
     known = op_type in SSAOpRegistry.core_ops or op_type in SSAOpRegistry.dialect_ops
     return f"{op_type}{OPAQUE}" if known else op_type
 

@@ -32,7 +32,7 @@ from .values import LoadedValue, TypeReader, Unrepresentable, ValueReader
 
 UPDATE_STATE = "coreml_update_state"
 _STATE_PARAMS = {"input": "state", "data": "value"}
-# How many blocks the host's ops have that have any.
+# How many blocks coremltools' ops have that have any.
 _BLOCK_COUNTS = {"cond": 2, "while_loop": 2}
 _REMEDY = "the package is damaged: take a fresh copy"
 
@@ -143,7 +143,7 @@ class BlockReader:
 
     @staticmethod
     def _class(op_type: str) -> Any:
-        """The host's class for `op_type` in the function's opset; None when it has none."""
+        """coremltools' class for `op_type` in the function's opset; None when it has none."""
         if op_type == UPDATE_STATE:
             return SSAOpRegistry.dialect_ops[op_type]
         if op_type not in SSAOpRegistry.core_ops:
@@ -156,7 +156,7 @@ class BlockReader:
     def _write_state(
         self, spec: Any, data: bytes, name: str, inputs: dict[str, Any], bounds: list[InputBinding]
     ) -> bool:
-        """Whether a write_state could be made the host's `coreml_update_state`."""
+        """Whether a write_state could be made coremltools' `coreml_update_state`."""
         if inputs.keys() != _STATE_PARAMS.keys() or spec.outputs or spec.blocks:
             return False
         renamed = {_STATE_PARAMS[key]: var for key, var in inputs.items()}
@@ -216,7 +216,7 @@ class BlockReader:
         declared: list[Any],
     ) -> Operation:
         cls = self._class(spec.type)
-        # An input left out because pymil has no form for it would show the host's class a default instead.
+        # An input left out because pymil has no form for it would show coremltools' class a default instead.
         rejected, why = None, ""
         complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCK_COUNTS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
@@ -226,7 +226,7 @@ class BlockReader:
                     _set_inputs_for_control_flow_op(bound, blocks, spec.type)
                 return self._build.known(cls, name, bound, blocks, declared)
             except Rejected as error:
-                # What the host's own rule says of these inputs; nothing where it only gives other outputs.
+                # What coremltools' own rule says of these inputs; nothing where it only gives other outputs.
                 rejected = "" if isinstance(error.__cause__, Rejected) else " ".join(str(error.__cause__).split())
                 why = _reason(error.__cause__)
         op = self._build.opaque(spec.type, name, inputs, blocks, declared)

@@ -94,7 +94,7 @@ def _is_same_arg(arg: str | Var, var: Var) -> bool:
 
 
 def _is_equal_const(a: Var, b: Var) -> bool:
-    """Whether two small consts in memory hold the same: the host's passes merge such consts."""
+    """Whether two small consts in memory hold the same: coremltools' passes merge such consts."""
     if not all(var.op is not None and var.op.op_type == "const" for var in (a, b)) or a.sym_type is not b.sym_type:
         return False
     if isinstance(a._sym_val, LazyValue) or isinstance(b._sym_val, LazyValue):

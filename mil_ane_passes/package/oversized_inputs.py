@@ -1,4 +1,4 @@
-"""What the host's rules must not be asked: they would count out sizes that a file only claims, or miss a value."""
+"""What coremltools' rules must not be asked: they would count out sizes that a file only claims, or miss a value."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WEIGHT_INPUTS = frozenset(
      "weight_hh_back", "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale",
      "zero_point", "val"}
 )
-# Inputs whose rows the host counts out as the default of another.
+# Inputs whose rows coremltools counts out as the default of another.
 _SIZED_INPUTS = {"linear": "weight", "crop_resize": "boxes"}
 
 
 class Rejected(Exception):
-    """The host's class for an op does not take what the file binds."""
+    """coremltools' class for an op does not take what the file binds."""
 
 
 def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
-    """Rejected when the host's class `cls` would make something huge of `bound`, or find no value in it."""
+    """Rejected when coremltools' class `cls` would make something huge of `bound`, or find no value in it."""
     op_type, kinds = cls.__name__, cls.input_spec.input_types
     for param, var in bound.items():
         if not isinstance(var, Var):

@@ -111,7 +111,7 @@ class ProgramReader:
         if types.is_state(sym_type) and types.is_tensor(sym_type.wrapped_type()):
             inner = sym_type.wrapped_type()
             return StateTensorPlaceholder(inner.get_shape(), inner.get_primitive(), name=name)
-        # The host has no placeholder for other types, but nothing of it is needed except the var.
+        # coremltools has no placeholder for other types, but nothing of it is needed except the var.
         placeholder = Placeholder.__new__(Placeholder)
         placeholder.sym_shape, placeholder.dtype, placeholder.name = (), sym_type, name
         placeholder.outputs = [Var(name, sym_type)]
@@ -165,7 +165,7 @@ def _find_image_features(description: Any, function: str) -> frozenset[str]:
 
 
 def _target_from_opset(opset: str, version: int) -> AvailableTarget:
-    """The host's target for `opset`; for one it does not know, the newest up to the specification version."""
+    """coremltools' target for `opset`; for one it does not know, the newest up to the specification version."""
     known = {name: AvailableTarget(number) for number, name in _OPSET.items()}
     if opset in known:
         return known[opset]

@@ -49,7 +49,7 @@ class TypeReader:
             return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
         if kind == "listType":
             inner, fresh = self._read(declared.listType.type)
-            # The format does not say whether a list may grow; the host's reader says it may.
+            # The format does not say whether a list may grow; coremltools' reader says it may.
             return types.list(inner, None, dynamic_length=True), fresh
         if kind == "dictionaryType":
             key, _ = self._read(declared.dictionaryType.keyType)

@@ -70,7 +70,7 @@ def _append_blobs(target: Path, added: list[NewBlob], moved: Mapping[int, int]) 
 
 
 def _write_blob(out: int, blob: NewBlob, offset: int) -> None:
-    """Writes one blob as the host's writer does, which would copy the values twice and not say what the disk says."""
+    """Writes one blob as coremltools' writer does, which would copy the values twice and not say what the disk says."""
     nbytes = count_payload_bytes(blob.dtype, blob.value.size)
     unused = 8 * nbytes - blob.value.size * blob.dtype.get_bitwidth() if types.is_sub_byte(blob.dtype) else 0
     metadata = METADATA.pack(SENTINEL, DTYPES[blob.dtype], nbytes, offset + ALIGN, unused)

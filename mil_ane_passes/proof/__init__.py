@@ -1,4 +1,4 @@
-"""Feeds, comparison and proof: what "proved equal" means.
+"""Feeds, comparison and proof: what "verified equivalent" means.
 
 A reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs: at float64 (is the
 algebra the same?) and at float16 (every value rounded to its declared dtype, as stored). What the passes that fired
@@ -7,7 +7,7 @@ output's largest value, and float16 results are no further from the float64 ones
 the program before, plus one unit in the last place. `approximate` reports the error. What is left in a state counts
 as an output.
 
-A rewrite that cures an overflow says so (`fixes_nonfinite`): where the program before gives NaN or infinity, the
+A rewrite that fixes an overflow says so (`fixes_nonfinite`): where the program before gives NaN or infinity, the
 program after may give a number. It is held against the program before with those of its constants that fp16 cannot
 hold read as large finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Everything that
 was finite is judged as ever. Outputs that are made of NaN without being NaN, such as integers, may be those of that
@@ -20,8 +20,8 @@ constants below 2^-24 read as 2^-24 (`raises_constants`; not where an operand is
 where operands are beyond what fp16 holds (`reach`). Each element may move twice as far as it does in such runs.
 
 Inputs are drawn per declared type: ids within their table, pixels for images, both values of a lone flag, every
-enumerated shape, both ends of a range (an end that is open or too large for a proof to finish is tried as far as is
-reasonable).
+enumerated shape, both ends of a range (an end that is open or too large for an equivalence check to finish is tried as
+far as is reasonable).
 
 Besides the normal draws, adversarial feeds are run at float64 (and typed, where the same bits are promised), a few
 extreme elements among ordinary ones so that the rest stays comparable. Where a function has float inputs: one with a
@@ -37,17 +37,17 @@ whether NaN and infinity reach the same results (`keeps_nonfinite`), and by how 
 approximating formula is off (`ulps`). Rewrites that approximate, which no preset has, are held to normal draws and the
 user's feeds alone.
 
-The verdict is *not proved*, and nothing is written, when an op cannot be executed here, when no drawn
+The verdict is *not verified*, and nothing is written, when an op cannot be executed here, when no drawn
 input can be run, or when no run entered a branch or loop body that a rewrite changed. A shape that the model itself
 does not take is left out, and the report says so.
 
-A proof by running is what it is: a difference that no draw reaches, such as one behind a relu that is always zero, at
-one particular number, at lengths other than those tried, or in the rounding to fp16 of extreme values, is not seen; the
-rules' own tests cover those on each op alone. And it is about the program, not about Apple's hardware.
+An equivalence check by running is what it is: a difference that no draw reaches, such as one behind a relu that is
+always zero, at one particular number, at lengths other than those tried, or in the rounding to fp16 of extreme values,
+is not seen; the rules' own tests cover those on each op alone. And it is about the program, not about Apple's hardware.
 
 When two models differ, the report names the first op whose value does, in the order in which the second computes:
 both values, what the op reads and whether that still agrees, and the MIL around it. Beside a torch module or a
-callable nothing is proved: outputs pass within a share of their largest value (1e-4, or 2e-2 with fp16 or compressed
+callable nothing is verified: outputs pass within a share of their largest value (1e-4, or 2e-2 with fp16 or compressed
 values; or `tolerance=`), and integers have to be equal. A classifier, whose outputs are a label and a dictionary,
 cannot be compared with a callable, and feeds that are given reach the default function only.
 """

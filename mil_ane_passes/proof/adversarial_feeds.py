@@ -50,7 +50,8 @@ _DESCRIPTIONS = {
     SPECIAL: "some elements NaN, inf, -inf, -0 and 0",
     TIES: "multiples of 0.5 with zeros of both signs, some elements +-6e-8 and +-1e-4, rows of zeros, of one number "
     "and one-hot",
-    WIDE_AND_TIES: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the other "
+    WIDE_AND_TIES: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the "
+                   "other "
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }

@@ -1,4 +1,4 @@
-"""How much room fp16 leaves at each value on given feeds, and which rewrites cure what does not fit."""
+"""How much room fp16 leaves at each value on given feeds, and which rewrites fix what does not fit."""
 
 from __future__ import annotations
 

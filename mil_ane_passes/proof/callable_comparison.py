@@ -78,7 +78,7 @@ def compare_with_callable(
         progress(f"{caller.name}, run {number} of {len(runs)}")
         report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
     if not report.cases:
-        report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[-1]}"
+        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[-1]}"
     elif not all(case.passed for case in report.cases):
         report.status = "different"
     return report

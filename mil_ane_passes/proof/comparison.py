@@ -78,7 +78,7 @@ class OutputDifference:
         numbers = {key: _to_json_number(getattr(self, key)) for key in (
             "absolute", "relative", "ulps", "before", "after", "allowed")}
         return {"output": self.output, "equal_bits": self.equal_bits, "passed": self.passed, **numbers,
-                "index": list(self.index), "reason": self.reason, "mended": self.fixed,
+                "index": list(self.index), "reason": self.reason, "fixed": self.fixed,
                 "snr": None if self.snr is None else _to_json_number(self.snr),
                 "cosine": None if self.cosine is None else _to_json_number(self.cosine)}
 
@@ -99,9 +99,9 @@ class OutputDifference:
             if self.ulps < _MAX_ULPS_SHOWN
             else ", > 1e6 ulp"
         )
-        mended = f"; {self.fixed} that were NaN or infinite are finite" if self.fixed else ""
+        fixed = f"; {self.fixed} that were NaN or infinite are finite" if self.fixed else ""
         return (f"{self.output}: {self.before!r} became {self.after!r} at {list(self.index)} "
-                f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed){mended}")
+                f"(differs by {self.absolute:.3g}{ulps}, {verdict} the {self.allowed:.3g} allowed){fixed}")
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class _Judge:
     def _numbers(
         self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array
     ) -> OutputDifference:
-        mended = ~np.isfinite(old) & np.isfinite(new) & self.promised.fixes_nonfinite
+        fixed = ~np.isfinite(old) & np.isfinite(new) & self.promised.fixes_nonfinite
         if self.promised.exactness is Exactness.BITWISE:
             allowed = self._propagated(name, old)
             good = _find_same_bits(old, new) | ((allowed > 0) & (_distance(old, new) <= allowed))
@@ -347,11 +347,11 @@ class _Judge:
         if self.spreads:
             lost = ~np.isfinite(new)
             good, new = good | lost, np.where(lost, old, new)  # the worst element is one that is judged
-        if not np.any(mended):
+        if not np.any(fixed):
             return describe_worst_element(name, old, new, allowed, bool(np.all(good)))
-        rest = np.where(mended, old, new)  # the worst element is one that is not mended
-        found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | mended)))
-        return replace(found, fixed=int(np.count_nonzero(mended)))
+        rest = np.where(fixed, old, new)  # the worst element is one that is not fixed
+        found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | fixed)))
+        return replace(found, fixed=int(np.count_nonzero(fixed)))
 
     def _allowed(self, old: Array, truth: Array | None) -> Array:
         """The largest distance from the reference that is explained, per element."""

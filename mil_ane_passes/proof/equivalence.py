@@ -77,7 +77,7 @@ class Case:
 
 @dataclass
 class VerifyReport:
-    """Whether two programs are equal. `status` is "equal", "different" or "not proved" (then `reason` says why)."""
+    """Whether two programs are equal. `status` is "equal", "different" or "not verified" (then `reason` says why)."""
 
     status: str
     exactness: Exactness = Exactness.BITWISE
@@ -122,8 +122,8 @@ class VerifyReport:
         )
 
     def __str__(self) -> str:
-        if self.status == "not proved":
-            return escape_text(f"not proved: {self.reason}")
+        if self.status == "not verified":
+            return escape_text(f"not verified: {self.reason}")
         precisions = ", ".join(dict.fromkeys(case.precision for case in self.cases))
         runs = f"{format_count(len(self.cases), 'run')} at {precisions}"
         faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
@@ -173,7 +173,7 @@ def judge_executions(before: Execution, after: Execution, promised: Exactness | 
     if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
-        report.status, report.reason = "not proved", f"no feeds that were drawn can be run: {report.notes[0]}"
+        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[0]}"
     sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(USER_FEEDS_LABEL)]
     report.sampled = tuple(describe_samples(sampled))
     return report
@@ -222,7 +222,7 @@ def compare_programs(
 
     `quirks` names published faults to imitate in `after`. `mapping` (name before -> name after) helps to find the first
     difference where a rewrite put one value in the place of another; `further` are runs to make besides: what
-    approximates is held to those in the functions that they run, and to draws at float64 alone. "not proved" when
+    approximates is held to those in the functions that they run, and to draws at float64 alone. "not verified" when
     nothing could be run, or when the runs never entered a nested block in which the two differ. With `widths` floats of
     `after`'s interface may have another width: both get what the narrower holds, and outputs of `before` are rounded to
     what `after` gives. `only` names the function and feeds of the one run to make, `ranges` are intervals of inputs
@@ -243,7 +243,7 @@ def compare_programs(
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
     lost = lost or _left_open(before, after, old, new)
     if report.equal and lost:
-        report.status, report.reason = "not proved", lost
+        report.status, report.reason = "not verified", lost
     if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
         progress("looking for the first difference")
         _locate_first_difference(report, made, lambda plan, case: find_first_difference(
@@ -252,7 +252,7 @@ def compare_programs(
 
 
 def _left_open(before: Program, after: Program, old: Execution, new: Execution) -> str:
-    """Why nothing is proved where a block was never entered, or an output was NaN throughout; empty where neither."""
+    """Why nothing is verified where a block was never entered, or an output was NaN throughout; empty where neither."""
     unseen = find_unentered_blocks(before, after, old.executed_blocks, new.executed_blocks)
     if unseen:
         return f"what was run never entered {unseen[0]}, in which the programs differ"
@@ -267,7 +267,7 @@ def _left_open(before: Program, after: Program, old: Execution, new: Execution) 
 def _judge_with_adjustments(
     before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
 ) -> VerifyReport:
-    """As `judge_executions`, with what `before` leaves undefined filled in where rewrites mend that, and compared with
+    """As `judge_executions`, with what `before` leaves undefined filled in where rewrites fix that, and compared with
     the same arithmetic where its recurrent layers were unrolled."""
     defined = promised.fixes_nonfinite and _define_nonfinite(before, old, new, precisions)
     report = judge_executions(old, new, promised)
@@ -444,7 +444,8 @@ def _check_same_interface(before: Program, after: Program, widths: bool = False)
     """
     found = [
         ", ".join(
-            f"{name}({_format_interface(function.inputs.values(), widths)}) -> ({_format_interface(function.outputs, widths)})"
+            f"{name}({_format_interface(function.inputs.values(), widths)}) -> "
+            f"({_format_interface(function.outputs, widths)})"
             for name, function in sorted(program.functions.items())
         )
         for program in (before, after)

@@ -1,4 +1,5 @@
-"""Which pass breaks a proof? What a preset brings is left out then; what was asked for by name is only named."""
+"""Which pass breaks an equivalence check? What a preset brings is left out then; what was asked for by name is only
+named."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .equivalence import VerifyReport
 __all__ = ["MAX_PASSES_LEFT_OUT", "Attempt", "FaultyPass", "VerificationOutcome", "apply_and_verify"]
 
 MAX_PASSES_LEFT_OUT = 8
-"So many passes are left out at most, each at the cost of a few short proofs and a whole one."
+"So many passes are left out at most, each at the cost of a few short equivalence checks and a whole one."
 
 
 class Attempt(Protocol):
@@ -25,9 +26,10 @@ class Attempt(Protocol):
 
 @dataclass(frozen=True)
 class FaultyPass:
-    """A pass that breaks the proof: with those before it the program is proved equal, with it no longer.
+    """A pass that breaks the equivalence check: with those before it the program is verified equivalent, with it no
+    longer.
 
-    `places` says at how many it fired; `verify` is the proof that failed.
+    `places` says at how many it fired; `verify` is the equivalence check that failed.
     """
 
     rule: str
@@ -59,7 +61,8 @@ class FaultyPass:
 
 @dataclass
 class VerificationOutcome:
-    """How it ended: the rules that are left and what they made, its proof, and the passes that break proofs.
+    """How it ended: the rules that are left and what they made, its equivalence check, and the passes that break
+    equivalence checks.
 
     `verify` is None where nothing fired. `faulty_pass` is the pass that may not be left out, as it was asked for by
     name.
@@ -76,11 +79,11 @@ def apply_and_verify(
     rules: Sequence[Rewrite], apply: Callable[..., Any], prove: Callable[..., VerifyReport],
     progress: Callable[[str], None],
 ) -> VerificationOutcome:
-    """Apply the rules and prove the result; leave out what breaks the proof, and prove again.
+    """Apply the rules and verify the result; leave out what breaks the equivalence check, and verify again.
 
-    `apply(rules, guard=...)` makes an `Attempt`, and `prove(attempt, like=..., only=..., locate=...)` proves it: held
-    to what `like` promises (default: itself), in one run (function, feeds) only, and looking for the first difference
-    or not. A program that cannot be proved even as it is blames no pass; its reason is in `verify`.
+    `apply(rules, guard=...)` makes an `Attempt`, and `verify(attempt, like=..., only=..., locate=...)` verifies it:
+    held to what `like` promises (default: itself), in one run (function, feeds) only, and looking for the first
+    difference or not. A program that cannot be verified even as it is blames no pass; its reason is in `verify`.
     """
     kept = list(rules)
     left_out: list[FaultyPass] = []
@@ -94,19 +97,19 @@ def apply_and_verify(
         culprit, blamed = _find_faulty_pass(kept, made, verify, apply, prove, progress)
         if culprit.asked:
             return VerificationOutcome(kept, made, verify, left_out, blamed)
-        progress(f"ane::{culprit.name} breaks the proof; going on without it")
+        progress(f"ane::{culprit.name} breaks the equivalence check; going on without it")
         kept.remove(culprit)
         left_out.append(blamed)
 
 
 def _is_unverifiable(verify: VerifyReport, apply: Callable[..., Any], prove: Callable[..., VerifyReport]) -> bool:
-    """Whether the program before cannot be proved equal to itself; then `verify` says so."""
+    """Whether the program before cannot be verified equivalent to itself; then `verify` says so."""
     if verify.status == "different":  # both ran
         return False
     alone = prove(apply((), guard=False))
     if alone.equal:
         return False
-    verify.reason = f"the model cannot be proved even as it is, before any pass: {alone.reason}"
+    verify.reason = f"the model cannot be verified even as it is, before any pass: {alone.reason}"
     return True
 
 
@@ -114,14 +117,15 @@ def _find_faulty_pass(
     rules: Sequence[Rewrite], made: Attempt, verify: VerifyReport, apply: Callable[..., Any],
     prove: Callable[..., VerifyReport], progress: Callable[[str], None],
 ) -> tuple[Rewrite, FaultyPass]:
-    """The first rule with which the proof fails, found by halving: in the run that failed first, where one did."""
+    """The first rule with which the equivalence check fails, found by halving: in the run that failed first, where one
+    did."""
     traces = {trace.rule: trace for trace in made.traces if trace.fired}
     fired = [rule for rule in rules if rule.name in traces]
     failed = next((case for case in verify.cases if case.failed), None)
     only = None if failed is None else (failed.function, failed.feeds)
-    good, bad = 0, len(fired)  # the first `good` rules are proved, the first `bad` are not
+    good, bad = 0, len(fired)  # the first `good` rules are verified, the first `bad` are not
     while bad - good > 1:
-        progress(f"not proved: which of {bad - good} passes is to blame?")
+        progress(f"not verified: which of {bad - good} passes is to blame?")
         middle = (good + bad) // 2
         trial = prove(apply(fired[:middle], guard=False), like=made, only=only, locate=False)
         if trial.equal or (only and trial.status != "different"):  # one run need not enter every block

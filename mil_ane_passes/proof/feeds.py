@@ -35,7 +35,7 @@ _SMALL_SIZES = (1, 2, 7)
 _LONG_SIZE, _MAX_CHEAP_ELEMENTS = 257, 1 << 20
 "A size beyond the usual powers of two, tried where a run at it computes no more elements than that."
 _MAX_RANGE_ELEMENTS = 1 << 18
-"Elements up to which an input is tried at the upper end of its range: a proof has to end."
+"Elements up to which an input is tried at the upper end of its range: an equivalence check has to end."
 _FREE_INTEGER_COUNT = 8
 "Integers are drawn below this where nothing bounds them."
 

@@ -19,11 +19,11 @@ __all__ = ["BatchItem", "BatchReport"]
 class BatchItem:
     """What came of one package.
 
-    `status`: "written", "unchanged" (copied as it is), "not proved" or "dry run" of `rewrite`, "clean" or "findings" of
-    `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both. `code` is
-    the exit code of the command for this package alone. `count` is how many places were rewritten, or how many findings
-    there are that are no notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the one
-    looked at; `seconds` wall time.
+    `status`: "written", "unchanged" (copied as it is), "not verified" or "dry run" of `rewrite`, "clean" or "findings"
+    of `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both.
+    `code` is the exit code of the command for this package alone. `count` is how many places were rewritten, or how
+    many findings there are that are no notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of
+    `lint` the one looked at; `seconds` wall time.
     """
 
     name: str
@@ -38,7 +38,7 @@ class BatchItem:
     seconds: float | None = None
     error: str = ""
     left_out_passes: list[str] = field(default_factory=list)
-    "The passes of a preset that `rewrite` left out, as they broke the proof."
+    "The passes of a preset that `rewrite` left out, as they broke the equivalence check."
     failed_passes: list[str] = field(default_factory=list)
     "The passes of a preset that `rewrite` rolled back, as they failed."
     report_file: str | None = None
@@ -74,7 +74,8 @@ class BatchReport:
 
     @property
     def exit_code(self) -> int:
-        """2 when one could not be run, else 1 when one is not proved, or has findings, or is under the bar; else 0."""
+        """2 when one could not be run, else 1 when one is not verified, or has findings, or is under the bar; else
+        0."""
         return max((item.code for item in self.items), default=0)
 
     def counts(self) -> dict[str, int]:

@@ -86,7 +86,8 @@ class CalibrateReport:
             )
         origin = (
             [
-                f"on random feeds, as no {format_option('feeds')} or {format_option('ranges')} were given: values of your own "
+                f"on random feeds, as no {format_option('feeds')} or {format_option('ranges')} were given: values of "
+                f"your own "
                 "inputs may be larger"
             ]
             if self.sampled
@@ -105,8 +106,8 @@ class CalibrateReport:
                       f"  {self.found.first}"]
         for row in self.beyond[:self.worst]:
             what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
-            cures = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no rewrite alone"
-            lines.append(f"{_format_value_name(row, several)} {what}; cured by {cures}")
+            fixes = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no rewrite alone"
+            lines.append(f"{_format_value_name(row, several)} {what}; fixed by {fixes}")
         if self.worst is not None and len(self.beyond) > self.worst:
             lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
         if (nan := self._nan()) is not None:

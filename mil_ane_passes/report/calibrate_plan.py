@@ -79,7 +79,7 @@ def _iterate_lines(each: PlanComparison) -> Iterator[str]:
         yield from format_table(("  kind", "on", "ops", "median", "lowest", "highest"),
                                 (str.ljust, str.ljust, *(str.rjust,) * 4), scaled)
     if found.support:
-        yield "the ANE takes them, or not, against our prediction:"
+        yield "they are supported on the ANE, or not, against our prediction:"
         yield from _iterate_disagreement_lines(found.support)
     if found.backend and not found.is_tie:
         yield "they run elsewhere than predicted:"
@@ -94,7 +94,8 @@ def _iterate_lines(each: PlanComparison) -> Iterator[str]:
                           ("only measured", [f"%{op.outputs[0] if op.outputs else '?'} ({op.kind})"
                                              for op in found.match.theirs])):
         if missing:
-            yield f"{name}, so not compared: {', '.join(missing[:_MAX_DISAGREEMENTS_LISTED])}{_format_remainder(len(missing))}"
+            listed = ", ".join(missing[:_MAX_DISAGREEMENTS_LISTED])
+            yield f"{name}, so not compared: {listed}{_format_remainder(len(missing))}"
 
 
 def _iterate_disagreement_lines(listed: list[Disagreement]) -> Iterator[str]:

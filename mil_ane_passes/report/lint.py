@@ -102,7 +102,7 @@ class LintReport:
     def _build_dict(self) -> dict[str, Any]:
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
         ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
-        for item in ranked[::-1]:  # the last one counts: what refuses an op before warnings, warnings before notes
+        for item in ranked[::-1]:  # the last one counts: what rejects an op before warnings, warnings before notes
             for index in item.covers:
                 if item.refuses or item.fix is not None:
                     fixes[item.function, index] = item.fix

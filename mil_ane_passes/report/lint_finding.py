@@ -24,8 +24,8 @@ __all__ = ["LintFinding", "build_finding", "find_fix", "get_shape_and_dtype"]
 class LintFinding:
     """One hit or near miss of one rule. `index` is None where the op is none of the counted ones (a const).
 
-    `covers` has the indices of all ops it stands for. `refuses`: the ANE does not take the op (`sure` False: that is
-    not known); `message`: Core ML's own words.
+    `covers` has the indices of all ops it stands for. `refuses`: the op is unsupported on the ANE (`sure` False: that
+    is not known); `message`: Core ML's own words.
     """
 
     rule: type[Rule]

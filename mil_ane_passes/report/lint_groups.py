@@ -22,8 +22,8 @@ class FindingGroup:
     """The findings of one rule, in program order.
 
     `ops` counts the ops they stand for, `cpu_ms` is what those are predicted to take on the CPU; `stranded` counts the
-    ops that the ANE takes and that are predicted on the CPU in one segment with them. Both are 0 where the rule
-    refuses nothing.
+    ops supported on the ANE and that are predicted on the CPU in one segment with them. Both are 0 where the rule
+    rejects nothing.
     """
 
     rule: type[Rule]
@@ -46,7 +46,7 @@ class FindingGroup:
 
     @property
     def is_suggestion(self) -> bool:
-        """Whether it is no more than the offer of a rewrite: nothing that has to be mended."""
+        """Whether it is no more than the offer of a rewrite: nothing that has to be fixed."""
         return self.is_note and issubclass(self.rule, Rewrite)
 
 

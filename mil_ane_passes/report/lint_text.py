@@ -52,9 +52,9 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     blocks = [_format_group(report, group, shown) for group in found if not group.is_suggestion]
     offers = [_format_suggestion(group) for group in found if group.is_suggestion]
     if offers:
-        blocks.append(["worth a try (rewrites for what need not be mended; they fail no gate):", *offers])
+        blocks.append(["suggestions (do not affect the exit code):", *offers])
     if report.near_misses:
-        blocks.append(["almost, but no finding:", *_format_near_misses(report, shown)])
+        blocks.append(["near misses:", *_format_near_misses(report, shown)])
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
     if failed:
         blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
@@ -76,8 +76,10 @@ def format_headline(report: LintReport) -> str:
         return f"{report.model}: 0 ops, nothing to place"
     partitions, transitions = len(report.plan.segments), summary["transitions"]
     return (
-        f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of {format_count(summary['ops'], 'op')} "
-        f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on the ANE; "
+        f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of "
+        f"{format_count(summary['ops'], 'op')} "
+        f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on "
+        f"the ANE; "
         f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}, "
         f"estimated {format_duration(report.plan.total)}"
     )
@@ -156,11 +158,11 @@ def _describe_group_size(group: FindingGroup) -> str:
         return f"{places}, a note" if group.is_note else places
     unsure = sum(not item.sure for item in group.findings)
     words = [f"refused: {format_count(group.ops, 'op')}" if not unsure else
-             f"not known to be taken: {unsure} of {places}" if unsure < len(group.findings) else
-             f"not known to be taken: {format_count(group.ops, 'op')}"]
+             f"not known to be supported: {unsure} of {places}" if unsure < len(group.findings) else
+             f"not known to be supported: {format_count(group.ops, 'op')}"]
     if group.stranded:
         words.append(
-            f"{format_count(group.stranded, 'op')} that the ANE takes go with {'it' if group.ops == 1 else 'them'}"
+            f"{format_count(group.stranded, 'supported op')} stranded with {'it' if group.ops == 1 else 'them'}"
         )
     words.append(f"{format_duration(group.cpu_ms)} on the CPU")
     return ", ".join(words)
@@ -206,7 +208,8 @@ def _iterate_fix_lines(report: LintReport, findings: Sequence[LintFinding]) -> I
     for fix in fixes:
         if fix is not None and fix["pass"]:
             words[
-                f"{_format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, {_describe_preset(fix['preset'])})"
+                f"{_format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, "
+                f"{_describe_preset(fix['preset'])})"
             ] = None
     words |= dict.fromkeys(_format_split_command(report, item) for item in findings if item.split_at)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
@@ -285,7 +288,7 @@ def _iterate_unknown_op_lines(report: LintReport, shown: int | None) -> Iterator
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
                                            if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
-        guess = "" if takes else " (predicted: not taken)"
+        guess = "" if takes else " (predicted: unsupported)"
         kinds[_describe_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
     if shown is not None and len(kinds) > 2:
         joined = sum(kinds.values(), Counter())
@@ -313,5 +316,5 @@ def _describe_basis(report: LintReport) -> str:
         if guesses
         else ""
     )
-    return ("predicted, nothing was run: what the ANE takes by published measurements and reports, times by what Core "
+    return ("predicted, nothing was run: support by published measurements and reports, times by what Core "
             f"ML's segmenter estimates on M4, which are no run times{said}")

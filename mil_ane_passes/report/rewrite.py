@@ -28,9 +28,9 @@ _MAX_MATCHES_LISTED = 3
 class RewriteReport:
     """The outcome of one rewrite.
 
-    `status`: "written" (proved, or not asked to prove), "unchanged" (no rule fired; the package was copied as it is),
-    "not proved" (different or not executable; nothing was written), "dry run" or "in memory" (nothing to write to).
-    `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
+    `status`: "written" (verified, or not asked to verify), "unchanged" (no rule fired; the package was copied as it
+    is), "not verified" (different or not executable; nothing was written), "dry run" or "in memory" (nothing to write
+    to). `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
     """
 
     source: str
@@ -52,9 +52,9 @@ class RewriteReport:
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
     left_out_passes: list[FaultyPass] = field(default_factory=list)
-    "The passes of a preset that broke the proof, in the order in which they were left out; nothing is left of them."
+    "The passes of a preset that failed the equivalence check, in the order in which they were left out."
     faulty_pass: FaultyPass | None = None
-    "The pass that was asked for by name and breaks the proof; nothing is written then."
+    "The pass that was asked for by name and breaks the equivalence check; nothing is written then."
     outside: list[str] = field(default_factory=list)
     "The passes that were asked for by name and are for none of the target's chips; they did not look at the program."
     package: Any = None
@@ -75,7 +75,7 @@ class RewriteReport:
         return [trace.failed for trace in self.traces if trace.failed]
 
     @property
-    def proved(self) -> bool:
+    def verified(self) -> bool:
         return not self.changed or (self.verify is not None and self.verify.equal)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class RewriteReport:
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
             "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
-            "target": self.target, "passes": self.passes, "changed": self.changed, "proved": self.proved,
+            "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
             "traces": [trace.to_dict() for trace in self.traces],
             "verify": self.verify.to_dict() if self.verify else None,
             "ops": {"before": self.ops_before, "after": self.ops_after},
@@ -104,7 +104,7 @@ class RewriteReport:
             source=self.source,
             status=self.status,
             output=self.output,
-            proved=self.proved,
+            verified=self.verified,
             passes_fired=sum(bool(trace.fired) for trace in self.traces),
             ops_before=self.ops_before,
             ops_after=self.ops_after,
@@ -116,7 +116,9 @@ class RewriteReport:
         lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
                   for trace in self.reverted]
         lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
-        lines += [f"ane::{each.rule}  left out, as it breaks the proof {each}" for each in self.left_out_passes]
+        lines += [
+            f"ane::{each.rule}  left out, as it breaks the equivalence check {each}" for each in self.left_out_passes
+        ]
         lines += [f"ane::{name}  did not look at the program: it is for "
                   f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
                   for name in self.outside]
@@ -145,13 +147,13 @@ class RewriteReport:
             said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
             return [said + (f"; the package was copied as it is{where}" if where else ""), *self._next()]
         if self.status == "dry run":
-            return ["dry run: nothing proved, nothing written"]
-        if self.status == "not proved":
+            return ["dry run: nothing verified, nothing written"]
+        if self.status == "not verified":
             return [self._explain_refusal()]
-        unproved = "" if self.proved else f", not proved ({format_no_verify_option()})"
+        unverified = "" if self.verified else f", not verified ({format_no_verify_option()})"
         names = [*(each.rule for each in self.left_out_passes), *(each.rule for each in self.failed)]
         without = ", ".join(f"ane::{name}" for name in names)
-        done = f"{self.status}{where}{unproved} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
+        done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
             return [done]
         return [done, f"next: {self._lint(self.output)} says what is still off the ANE"]
@@ -170,18 +172,20 @@ class RewriteReport:
         return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
 
     def _explain_refusal(self) -> str:
-        """What broke the proof, and what to try."""
+        """What broke the equivalence check, and what to try."""
         if self.left_out_passes and self.faulty_pass is None:
             return (
-                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not proved "
-                f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} writes without a "
+                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not verified "
+                f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} "
+                f"writes without a "
                 "proof)"
             )
         if self.faulty_pass is None:
-            return ("nothing written: the rewritten program is not proved equal "
+            return ("nothing written: the rewritten program is not verified equivalent "
                     f"({format_no_verify_option()} writes it all the same)")
         return (
-            f"nothing written: ane::{self.faulty_pass.rule} breaks the proof {self.faulty_pass}. It was asked for by name, "
+            f"nothing written: ane::{self.faulty_pass.rule} breaks the equivalence check {self.faulty_pass}. It was "
+            f"asked for by name, "
             f"so it was not left out; leave it out of {format_option('passes')}, or write all the same with "
             f"{format_no_verify_option()}"
         )
@@ -207,7 +211,8 @@ def _format_trace(trace: PassTrace) -> list[str]:
     first = trace.fired[0]
     strength = trace.strength.value if trace.strength else ""
     lines = [
-        f"ane::{trace.rule}  {first.code} {first.slug}  {format_count(len(trace.fired), 'match', 'matches')}, {strength}"
+        f"ane::{trace.rule}  {first.code} {first.slug}  {format_count(len(trace.fired), 'match', 'matches')}, "
+        f"{strength}"
     ]
     alike: dict[str, list[str]] = {}
     for hit in trace.fired:

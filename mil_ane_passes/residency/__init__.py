@@ -2,7 +2,7 @@
 
 No Mac is needed, and nothing is run. Each rule is asked about each op: does the ANE of the target take it? The time
 of each op on the ANE and on the CPU is estimated as Core ML's segmenter does, and the cheapest partition is found as
-it does: 0.125 ms to enter an ANE segment, for each change of backend and for an output on the ANE.
+it does: 0.125 ms to enter an ANE segment, for each transition and for an output on the ANE.
 
 All of it is *predicted*. The laws of cost, the limits and the rule for ties were fitted to half of what Core ML
 itself answered on one M4 (macOS 27.0.1), as published; that they reproduce that half says nothing of how they do

@@ -34,7 +34,7 @@ _MIN_OPS_FOR_FACTOR = 3
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An op about which we said something else than Core ML: whether the ANE takes it, or where it runs.
+    """An op about which we said something else than Core ML: whether it is supported on the ANE, or where it runs.
 
     `ours` and `reason` are what we had said before the measurement was known, `codes` the rules that made it a "no".
     """
@@ -100,7 +100,7 @@ class Agreement:
         return not self.support and (not self.backend or self.is_tie)
 
     def kinds(self) -> dict[str, dict[str, int]]:
-        """Per op kind: ops of which Core ML said whether the ANE takes them, and how we stand to that."""
+        """Per op kind: ops of which Core ML said whether they are supported on the ANE, and how we stand to that."""
         wrong, new = {id(each.row) for each in self.support}, {id(row) for row, _ in self.newly_known}
         table: dict[str, dict[str, int]] = defaultdict(lambda: {"ops": 0, "agree": 0, "differ": 0, "unknown": 0})
         for row, told in self.match.pairs:
@@ -147,8 +147,8 @@ def apply_measurement(plan: Plan, found: Agreement) -> None:
     for row, each in [*told, *found.newly_known]:
         if not each.ane or len(plan.generations) == 1:
             row.ane = "yes" if each.ane else "no"
-            says = "takes it" if each.ane else "does not take it"
-            row.reason = f"measured by you on {measurement.where}: the ANE {says}"
+            support = "supported" if each.ane else "unsupported"
+            row.reason = f"measured by you on {measurement.where}: it is {support} on the ANE"
 
 
 def _count_segments(backends: Sequence[Any]) -> int:

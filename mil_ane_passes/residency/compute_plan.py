@@ -57,7 +57,7 @@ class MeasuredOp:
 
     @property
     def ane(self) -> bool | None:
-        """Whether the ANE takes it, None where that was not said."""
+        """Whether it is supported on the ANE, None where that was not said."""
         return None if self.supported is None else "ane" in self.supported
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Measurement:
 
     @property
     def uses_ane(self) -> bool:
-        """Whether the ANE takes anything at all: where not, the units left it out or the machine has none."""
+        """Whether any op is supported on the ANE: where none is, the units left it out or the machine has none."""
         return any(op.ane for ops in self.functions.values() for op in ops)
 
     def to_dict(self) -> dict[str, Any]:

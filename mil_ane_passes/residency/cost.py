@@ -39,7 +39,8 @@ class _Charge:
 
 
 def estimate_cost(op: Operation, *, takes: bool, sizes: Sizes = _UNIT_SIZES) -> Cost:
-    """The estimates for `op`; `takes`: whether the ANE takes it; `sizes` knows what symbolic dimensions stand for."""
+    """The estimates for `op`; `takes`: whether it is supported on the ANE; `sizes` knows what symbolic dimensions
+    stand for."""
     bill = _charge_memory(op, sizes) if is_opaque(op) else _CHARGES.get(op.op_type, _charge_memory)(op, sizes)
     law = bill.law
     bnns = max(law.compute_ms(law.bnns, bill.quantity), cost_laws.MEMORY.compute_ms(cost_laws.MEMORY.bnns, bill.least))

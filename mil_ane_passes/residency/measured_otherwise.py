@@ -15,9 +15,9 @@ class MeasuredOtherwise(Rule):
     """Core ML on your machine says otherwise than the prediction.
 
     why     The prediction knows published measurements of some chips and versions of macOS; yours may differ.
-    when    A measurement is given (lint --measured), and of an op it says that the ANE takes it where a rule says that
-            it does not, or the other way round.
-    cure    Trust the measurement for that chip and macOS. Where it names a rule, that rule is too wide or too narrow
+    when    A measurement is given (lint --measured), and of an op it says that it is supported on the ANE where a rule
+            says that it does not, or the other way round.
+    fix     Trust the measurement for that chip and macOS. Where it names a rule, that rule is too wide or too narrow
             there: please report it with the result.json.
     """
 

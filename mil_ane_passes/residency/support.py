@@ -1,4 +1,4 @@
-"""Whether the ANE takes an op: what the refusing rules find, and what somebody saw it take."""
+"""Whether an op is supported on the ANE: what the refusing rules find, and what somebody saw it take."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Support:
 def determine_support(
     op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Sequence[Generation]
 ) -> Support:
-    """The answer for `op`, given what refuses it on one of `generations`."""
+    """The answer for `op`, given what rejects it on one of `generations`."""
     sure = [hit for _, hit in refusals if hit.sure]
     if refusals:
         hit = (sure or [hit for _, hit in refusals])[0]
         taken = not sure and all(hit.likely for _, hit in refusals)
-        return Support("no" if sure else "unknown", taken, hit.note + (" (predicted: taken)" if taken else ""))
+        return Support("no" if sure else "unknown", taken, hit.note + (" (predicted: supported)" if taken else ""))
     if op.op_type.startswith("constexpr_"):
         return Support("yes", True, "a stored weight, unpacked by what reads it")
     if is_opaque(op):
@@ -70,12 +70,12 @@ def _limit_to_seen_dtypes(told: Support, kind: str, read: frozenset[Any], made: 
     if is_dtype_form_supported(kind, reads, makes):
         return told
     how = f"from {' and '.join(reads) or 'constants'} to {' and '.join(makes)}"
-    return Support("unknown", True, f"{told.reason}, but {how} it was not measured (predicted: taken)")
+    return Support("unknown", True, f"{told.reason}, but {how} it was not measured (predicted: supported)")
 
 
 @cache
 def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -> Support:
-    """The answer for an op that no rule refuses: yes where Core ML took its kind on each generation, else unknown."""
+    """The answer for an op that no rule rejects: yes where Core ML took its kind on each generation, else unknown."""
     seen = find_observations(kind)
     silent = [generation for generation in generations if generation not in seen]
     if not silent:
@@ -83,13 +83,13 @@ def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -
         if not any(one.private for one in asked):
             return Support("yes", True, f"{kind}: {_format_observations(asked)}")
         unasked = format_generations([generation for generation in generations if seen[generation].private])
-        beside = f"Core ML was not asked on {unasked} (predicted: taken)"
+        beside = f"Core ML was not asked on {unasked} (predicted: supported)"
         return Support("unknown", True, f"{kind}: {_format_observations(asked)}; {beside}")
     unmeasured = f"not measured on {format_generations(silent)}"
     if not seen:
         return Support("unknown", False, f"{kind}: {unmeasured}, and not known to have been seen on any ANE")
     return Support(
-        "unknown", True, f"{kind}: {_format_observations(list(seen.values()))}; {unmeasured} (predicted: taken)"
+        "unknown", True, f"{kind}: {_format_observations(list(seen.values()))}; {unmeasured} (predicted: supported)"
     )
 
 

@@ -1,8 +1,8 @@
 """Op types that somebody saw the ANE take, by generation. What is not here nobody measured, and the answer is unknown.
 
-A type is listed for its ordinary forms (fp16, static shapes), forms on other types apart; forms that are refused have
-rules of their own. Types that two sources contradict each other on (cumsum, argmax, argsort and others that a private
-route takes and Core ML refuses) are not listed where Core ML was not asked.
+A type is listed for its ordinary forms (fp16, static shapes), forms on other types apart; forms that are unsupported
+have rules of their own. Types that two sources contradict each other on (cumsum, argmax, argsort and others that a
+private route takes and Core ML rejects) are not listed where Core ML was not asked.
 """
 
 from __future__ import annotations

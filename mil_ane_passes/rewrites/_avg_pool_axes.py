@@ -52,7 +52,7 @@ def plan_axis(op: Operation, at: int, pads: tuple[int, int], most: int, fine: bo
     if not part or size // part > max_copies:
         return f"window {size} is not {max_copies} or fewer equal parts of at most {most}"
     if not fine:
-        return f"window {size} would be cut into parts of stride {stride}, which is refused as well"
+        return f"window {size} would be cut into parts of stride {stride}, which is unsupported as well"
     if op.x.rank == 5:
         return f"window {size} of a 3-D pool: its parts side by side would need rank 6"
     return AxisPlan(at, "parts", size, stride, pads, part=part)

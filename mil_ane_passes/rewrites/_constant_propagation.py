@@ -25,7 +25,8 @@ _UNFOLDABLE_PREFIXES = (
 
 
 def propagate_constant(op: Operation, value: np.ndarray[Any, Any]) -> None:
-    """Say what the only output of `op` is, and work out what the host can of it: it does so only as it builds an op."""
+    """Say what the only output of `op` is, and work out what coremltools can of it: it does so only as it builds an
+    op."""
     told = op.outputs[0]
     _set_value(told, value if told.rank else value.reshape(-1)[0])
     pending = list(get_consumers(told))

@@ -1,4 +1,4 @@
-"""What the rewrites of elementary functions share: when they stand back, and who says what the ANE takes."""
+"""What the rewrites of elementary functions share: when they are skipped, and who says what is supported on the ANE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..core.examples import build_program
 __all__ = ["EVIDENCE", "LOOKUP_TABLE_EVIDENCE", "build_single_op", "reject_if_inaccurate"]
 
 EVIDENCE = (
-    cite_m4_study("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, tanh, exp and log are accepted"),
+    cite_m4_study(
+        "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
+    ),
     cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
 )
 LOOKUP_TABLE_EVIDENCE = Community(

@@ -22,7 +22,7 @@ INFINITY_THRESHOLD = 1e38
 
 _CHUNK_ELEMENTS = 1 << 20
 _MAX_ELEMENTS_TO_CLAMP = 400
-"Elements up to which those that would be 0 in fp16 become its smallest number, as in the host's conversion."
+"Elements up to which those that would be 0 in fp16 become its smallest number, as in coremltools' conversion."
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Ops that compute in fp32, made to compute in fp16 where they stand: they keep their names, and casts stand only where
-fp16 and fp32 meet. Which inputs of an op may be fp16 is the host's knowledge (`FP16ComputePrecision`)."""
+fp16 and fp32 meet. Which inputs of an op may be fp16 is coremltools' knowledge (`FP16ComputePrecision`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COREMLTOOLS_ERRORS = (
     TypeError,
     ValueError,
 )
-"What the host's checks raise for inputs that an op does not take."
+"What coremltools' checks raise for inputs that an op does not take."
 
 
 def is_fp32(var: Any) -> bool:
@@ -61,14 +61,15 @@ def is_fp32_computation(op: Operation) -> bool:
 
 
 def can_read_fp16(op: Operation) -> bool:
-    """Whether the host says that `op` may read fp16, and what it makes of it. The op's function is the current one."""
+    """Whether coremltools says that `op` may read fp16, and what it makes of it. The op's function is the current
+    one."""
     return next(iterate_fp16_operands(op), None) is not None
 
 
 def convert_to_fp16(program: Program, chosen: Collection[Operation], halves: Fp16Constants) -> set[Operation]:
     """Let the ops `chosen` compute in fp16, in place; inputs, outputs, states and all other ops keep their types.
 
-    Returns those of `chosen` that the host does not let read fp16; they stay as they are.
+    Returns those of `chosen` that coremltools does not let read fp16; they stay as they are.
     """
     refused: set[Operation] = set()
     for function in program.functions.values():

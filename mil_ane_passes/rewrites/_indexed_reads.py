@@ -25,7 +25,7 @@ def find_take_obstacle(var: Var, places: IndexPattern) -> str:
     if not isinstance(places, (Repeated, TransposedRun)):
         return ""
     if var.rank >= _MAX_RANK:
-        return f"{places.words()}: that needs one more axis than the {_MAX_RANK} that the ANE takes"
+        return f"{places.words()}: that needs one more axis than the {_MAX_RANK} that are supported on the ANE"
     return find_reshape_obstacle(var.shape) or (
         find_take_obstacle(var, places.inner) if isinstance(places, Repeated) else ""
     )

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SLOW_KERNEL_SIZES = range(14, 17)
-"Square kernels that are taken, after minutes: 13 compiles in seconds, 17 is refused."
+"Square kernels that are taken, after minutes: 13 compiles in seconds, 17 is unsupported."
 _MAX_UPRIGHT_HEIGHT = 31
 "The tallest kernel one wide; no chip is known to take a taller one."
 _MAX_HEIGHT, _MAX_WIDTH = 16, 13

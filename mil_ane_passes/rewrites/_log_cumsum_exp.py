@@ -29,7 +29,8 @@ def find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
         return "the running sum is over a flexible axis, and the number of steps depends on its length"
     if length > longest:
         return (
-            f"the running sum is over {length} elements, above {longest}: it would take {count_doubling_steps(int(length))} "
+            f"the running sum is over {length} elements, above {longest}: it would take "
+            f"{count_doubling_steps(int(length))} "
             f"steps of ten ops; longest={length} allows that"
         )
     return None

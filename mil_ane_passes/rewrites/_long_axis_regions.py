@@ -35,7 +35,7 @@ def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool
 def iterate_long_axis_regions(
     block: Block, generations: Iterable[Generation]
 ) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
-    """Elementwise ops on values of one shape that some generation refuses, joined by the values they hand on."""
+    """Elementwise ops on values of one shape that some generation rejects, joined by the values they hand on."""
     groups: dict[Operation, list[Operation]] = {}
     judged: dict[tuple[int, ...], bool] = {}
     wanted = list(generations)

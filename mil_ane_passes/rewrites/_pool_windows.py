@@ -86,7 +86,8 @@ def find_max_window_sides(op: Operation, generations: Sequence[Generation], alwa
 
 
 def describe_unsupported_window(op: Operation, generations: Sequence[Generation], always: bool) -> str | None:
-    """What of the window or the stride of `op` is refused, in words; "" where only older chips do; None where nothing.
+    """What of the window or the stride of `op` is unsupported, in words; "" where only older chips do; None where
+    nothing.
     """
     window = _read_kernel_sizes(op)
     found = [
@@ -108,7 +109,7 @@ def describe_unsupported_window(op: Operation, generations: Sequence[Generation]
 
 
 def match_large_window(op: Operation, generations: Sequence[Generation], always: bool) -> tuple[str, Pads] | Miss:
-    """What of `op` is refused, in words, and its pads; or why it is left alone."""
+    """What of `op` is unsupported, in words, and its pads; or why it is left alone."""
     large = describe_unsupported_window(op, generations, always)
     if large is None:
         return Miss(op, "fits", near=False)

@@ -164,7 +164,7 @@ class _Fp16Trial:
         return self._made(some)[0]
 
     def refused(self, some: Iterable[int]) -> list[int]:
-        """Those that the host does not let read fp16."""
+        """Those that coremltools does not let read fp16."""
         return self._made(some)[1]
 
     def _made(self, some: Iterable[int]) -> tuple[Program, list[int]]:

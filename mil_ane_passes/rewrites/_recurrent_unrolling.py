@@ -45,7 +45,7 @@ EVIDENCE: tuple[Evidence, ...] = (
         date="2023-02-26",
     ),
     cite_m4_study(
-        "rnn, lstm and gru are refused; linear, split, concat, sigmoid, tanh, mul, add and clip are accepted"
+        "rnn, lstm and gru are unsupported; linear, split, concat, sigmoid, tanh, mul, add and clip are accepted"
     ),
     cite_private_route("lstm, gru and rnn have no form on any generation"),
     Community(

@@ -20,7 +20,7 @@ _MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}
 class Arcsine(Rewrite):
     """Compute asin as twice, and acos as four times, the atan of something between -1 and 1.
 
-    why     Core ML on an M4 refuses asin and acos, and so does the ANE's compiler on M1 to M5 when asked without Core
+    why     Core ML on an M4 rejects asin and acos, and so does the ANE's compiler on M1 to M5 when asked without Core
             ML. atan is taken.
     when    asin and acos of fp16 values.
     exact   rounding: asin x = 2 atan(x / (1 + sqrt((1 - x)(1 + x)))), by the tangent of half the angle, and

@@ -23,11 +23,11 @@ _VALUE_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min
 class ArgmaxByMax(Rewrite):
     """Find the place of the largest (smallest) element with comparisons in fp16, where the place is used as fp16.
 
-    why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is refused, too.
-            In a model that goes on computing with the place both are on the CPU, in its middle.
+    why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is unsupported,
+            too. In a model that goes on computing with the place both are on the CPU, in its middle.
     when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, which nobody
-            reads but such casts. A place that the model returns in int32 needs a cast that is refused as well: it is
-            left alone.
+            reads but such casts. A place that the model returns in int32 needs a cast that is unsupported as well: it
+            is left alone.
     exact   bitwise, the first place of all that are as large: the least of i - n at a NaN (which counts as the
             largest, and as the smallest, as in PyTorch), i where x is reduce_max(x), and n elsewhere, i counting the
             elements from 0 to n - 1; and n more where that is negative. All are whole numbers of at most 2048.
@@ -60,7 +60,7 @@ class ArgmaxByMax(Rewrite):
     preset = "full"
     roots = ("cast",)
     evidence = (
-        cite_m4_study("reduce_argmax is refused: Output type int32 is not supported; reduce_max, equal, select "
+        cite_m4_study("reduce_argmax is unsupported: Output type int32 is not supported; reduce_max, equal, select "
                       "are accepted", rows=True),
     )
 

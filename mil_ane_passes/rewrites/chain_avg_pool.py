@@ -27,13 +27,13 @@ class ChainAvgPool(Rewrite):
             between was not tried.
     when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
             unless no other chip is looked at. On an axis that one window covers it is a reduce_mean (l2_pool:
-            reduce_l2_norm, if it covers all). On others that are refused, one after the other: strided windows are
+            reduce_l2_norm, if it covers all). On others that are unsupported, one after the other: strided windows are
             laid side by side and averaged; with K = n * k the n means of k elements are averaged; a refused stride
             keeps each s-th.
             A pool that has a window in the padding alone, or behind the input (ceil_mode), is left alone: what it holds
             there is not defined.
     exact   rounding: the mean of as many means is the mean of all, and each is rounded. Nothing is divided by a
-            constant. A mean that leaves out padding, or ends early by ceil_mode, is refused on such an axis.
+            constant. A mean that leaves out padding, or ends early by ceil_mode, is unsupported on such an axis.
     cost    Windows hold the input ceil(K / s) times, parts read it n times.
 
     before

@@ -32,7 +32,8 @@ class ChainMaxPool(Rewrite):
             there is not defined.
     exact   the same numbers; where zeros of both signs are the maximum, its sign may differ. The padding, which stands
             for minus infinity, is shared among the steps so that every window of each holds an element of the input;
-            the last step has the stride. A stride that is refused becomes one of 1 and a slice that keeps each s-th.
+            the last step has the stride. A stride that is unsupported becomes one of 1 and a slice that keeps each
+            s-th.
     cost    Each step but the last is a pass over the input at its own size.
 
     before

@@ -29,11 +29,11 @@ from ._target_gate import describe_supporting_targets
 class ChunkLopsided(BlockRewrite):
     """Reshape [.., n] to [1, 1, a, b] around elementwise ops whose values are longer in one axis than the ANE holds.
 
-    why     Core ML refuses a width of 240000: 16384 is the most up to M3, 65536 from the M4 on. Elementwise ops do not
+    why     Core ML rejects a width of 240000: 16384 is the most up to M3, 65536 from the M4 on. Elementwise ops do not
             care where an element stands.
     when    Neighbouring elementwise ops on values of one shape, with scalars or constants of that shape, whose size is
-            known and has a fitting divisor; every generation looked at refuses them. A reshape reads or makes the long
-            value and is refused itself, so there must be fewer values that enter or leave than ops. Convs and other
+            known and has a fitting divisor; every generation looked at rejects them. A reshape reads or makes the long
+            value and is unsupported itself, so there must be fewer values that enter or leave than ops. Convs and other
             ops that look along the axis stay as they are.
     exact   bitwise: each element by itself.
     cost    a reshape for each value that enters or leaves.
@@ -84,7 +84,8 @@ class ChunkLopsided(BlockRewrite):
             elif len(entering) + len(leaving) >= len(ops):
                 yield Miss(
                     ops[0],
-                    f"{len(entering) + len(leaving)} reshapes for {format_count(len(ops), 'op')}: no less is refused",
+                    f"{len(entering) + len(leaving)} reshapes for {format_count(len(ops), 'op')}: no less is "
+                    f"unsupported",
                 )
             elif chosen is None:
                 yield Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
@@ -120,7 +121,7 @@ class ChunkLopsided(BlockRewrite):
         yield Example("a gain of each signal", lambda: _build_signal(70000, lambda x: Builder.mul(
             x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True))))
         yield Example("one op", lambda: build_program(lambda x: Builder.relu(x=x), x=(70000,)),
-                      reason="2 reshapes for 1 op: no less is refused")
+                      reason="2 reshapes for 1 op: no less is unsupported")
         yield Example("a prime", lambda: _build_signal(70001),
                       reason="70001 elements have no divisor that leaves both axes short enough")
         yield Example("taken on M4", lambda: _build_signal(20000),

@@ -26,9 +26,9 @@ _MAX_EXACT_INTEGER = 2048
 
 
 class ConstantBandPart(Rewrite):
-    """Select the band that band_part keeps by a constant mask; the ANE takes no band_part.
+    """Select the band that band_part keeps by a constant mask; band_part is unsupported on the ANE.
 
-    why     band_part is refused, and with it the causal mask of a transformer leaves the ANE. select is accepted.
+    why     band_part is unsupported, and with it the causal mask of a transformer leaves the ANE. select is accepted.
     when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
             is the matrix itself. With `longest` (up to 2048) also matrices of a size known at run time, of floating
             point: the places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
@@ -50,7 +50,7 @@ class ConstantBandPart(Rewrite):
     preset = "full"
     roots = ("band_part",)
     evidence = (
-        cite_m4_study("band_part is refused; select is accepted"),
+        cite_m4_study("band_part is unsupported; select is accepted"),
         cite_private_route("band_part is supported nowhere, select everywhere"),
     )
 
@@ -61,7 +61,7 @@ class ConstantBandPart(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if types.is_int(op.x.dtype):
-            return Miss(op, "a band of integers, which the ANE does not take either")
+            return Miss(op, "a band of integers, which is unsupported on the ANE, too")
         lower, upper = (int(get_const_value(op.inputs[side])) for side in ("lower", "upper"))
         if lower < 0 and upper < 0:
             return Hit(op, note="the band is the whole matrix", band=None)
@@ -135,7 +135,7 @@ class ConstantBandPart(Rewrite):
         yield Example("of truth", _build_bool_band)
         yield Example("any number of matrices", lambda: _build_band_part((None, 3, 4), upper=0))
         yield Example("integers", lambda: _build_band_part((3, 3), dtype=types.int32, upper=0),
-                      reason="a band of integers, which the ANE does not take either")
+                      reason="a band of integers, which is unsupported on the ANE, too")
         yield Example(
             "any size up to", lambda: _build_band_part((None, None), lower=1, upper=0), options={"longest": 16}
         )

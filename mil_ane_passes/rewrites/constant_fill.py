@@ -92,7 +92,7 @@ class ConstantFill(BlockRewrite):
         if None in dims:
             return "its shape is computed, and not from the extents of other values"
         if types.is_int(op.outputs[0].dtype):
-            return "integers of a size known at run time, which the ANE does not take"
+            return "integers of a size known at run time, which is unsupported on the ANE"
         if op.op_type == "fill_like" and not older and not self.always:
             return "taken on M4; name an older target, or always=true"
         return ""

@@ -60,7 +60,7 @@ class ConstantRange(BlockRewrite):
     preset = "full"
     roots = ("range_1d",)
     evidence = (
-        cite_m4_study("range_1d is refused, and runs on no GPU either; slice_by_index and concat are accepted"),
+        cite_m4_study("range_1d is unsupported, and runs on no GPU either; slice_by_index and concat are accepted"),
         cite_xcode_notes("range_1d, which is torch.arange, runs on the CPU only"),
     )
 
@@ -100,7 +100,7 @@ class ConstantRange(BlockRewrite):
         whole = types.is_int(op.outputs[0].dtype)
         ends = find_float_casts(op) if whole else None
         if whole and ends is None:
-            return Miss(op, "its numbers are read as integers, which the ANE does not take")
+            return Miss(op, "its numbers are read as integers, which are unsupported on the ANE")
         kind = ends.kind if ends else op.outputs[0].dtype
         return self._reject_if_too_large(op, self.longest, kind) or self._held(
             op, np.arange(self.longest, dtype=np.float64), kind, f"up to {self.longest} numbers", ends, size)

@@ -23,7 +23,7 @@ _BOX_INPUTS = ("boxes", "box_indices", "roi")
 class CropResizeBySlices(Rewrite):
     """Cut the constant boxes of a crop_resize out by slices, resize those, and join them.
 
-    why     Core ML on an M4 refuses crop_resize, and it runs on no GPU either. Slices and resize_bilinear are taken.
+    why     Core ML on an M4 rejects crop_resize, and it runs on no GPU either. Slices and resize_bilinear are taken.
     when    crop_resize of fp16 values with constant boxes in an image of known height and width. Points that lie on
             elements, evenly apart: one slice. A box whose corners are elements of the image: a slice and a
             resize_bilinear. Any other box: the elements below and above each point are joined and mixed with constant
@@ -53,7 +53,7 @@ class CropResizeBySlices(Rewrite):
     preset = "full"
     roots = ("crop_resize",)
     evidence = (
-        cite_m4_study("crop_resize is refused, and runs on no GPU either; resize and slices are accepted"),
+        cite_m4_study("crop_resize is unsupported, and runs on no GPU either; resize and slices are accepted"),
         cite_private_quirk(
             "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
             "transposing the axis away and back is right on all"

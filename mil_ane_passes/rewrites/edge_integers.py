@@ -21,8 +21,8 @@ _GATHER_OPS = frozenset({"gather", "gather_nd", "gather_along_axis"})
 class EdgeIntegers(BlockRewrite):
     """Move the preparation of integers, and the look-ups by them, to the front of the model.
 
-    why     The ANE takes no int32. Ops run in the order in which they stand: in the middle of the model a few ops on
-            integers cost two changes of processor and one more entry, at its front one change at most.
+    why     int32 is unsupported on the ANE. Ops run in the order in which they stand: in the middle of the model a few
+            ops on integers cost two transitions and one more entry, at its front one change at most.
     when    Ops that read or make int32 and depend on inputs, constants and one another only, and look-ups in constant
             tables by them, where other ops stand before them. What depends on floats stays where it is.
     exact   bitwise: the ops are the same, only their order is another.
@@ -48,7 +48,7 @@ class EdgeIntegers(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        cite_m4_study("any arithmetic on int32 is refused, and casts between fp16 and int32"),
+        cite_m4_study("any arithmetic on int32 is unsupported, and casts between fp16 and int32"),
         cite_2020_layer_list(
             "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
             "cause them"
@@ -94,7 +94,7 @@ class EdgeIntegers(BlockRewrite):
 
 
 def _is_unsupported_integer_op(op: Operation) -> bool:
-    """Whether the ANE refuses `op` for int32, or for a look-up by it."""
+    """Whether the ANE rejects `op` for int32, or for a look-up by it."""
     if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type)
                                          for var in (*op.outputs, *get_flat_inputs(op))):
         return False

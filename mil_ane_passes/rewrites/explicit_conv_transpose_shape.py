@@ -19,12 +19,12 @@ class ExplicitConvTransposeShape(Rewrite):
 
     why     An output_shape that the pads do not imply is read in more than one way: CPU_ONLY and ALL gave different
             outputs. ONNX Runtime declines it, and `same`, for Core ML.
-    when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply. The host's
-            `add_conv_transpose_output_shape` writes one that they do imply; that is left alone.
+    when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply.
+            coremltools' `add_conv_transpose_output_shape` writes one that they do imply; that is left alone.
             fp16 and fp32: the report is not about the precision.
     exact   bitwise, as the reference runtime reads MIL's definition: output_shape sets the lengths and the window
             begins at the pad in front (`same`: in the middle). Where the full transposed convolution ends before that
-            window does, it is refused. ONNX's reading is another, the middle for any output_shape; the definition
+            window does, it is unsupported. ONNX's reading is another, the middle for any output_shape; the definition
             does not decide, and the report does not say which unit read it how: look at such an op twice.
     cost    none where the window lies in the middle; else as many rows more as its two sides differ by.
 

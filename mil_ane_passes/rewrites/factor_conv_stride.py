@@ -30,7 +30,7 @@ class FactorConvStride(Rewrite):
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
             "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
-            is the cause is not proved. The reports contradict each other: on an M4 strides 2 to 8 were all taken, in
+            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 were all taken, in
             the first report 13 and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
     when    fp16; an undilated axis of known size, a constant weight that is read in no other way. Other axes keep their
             stride. form=slice takes dilated, compressed, 3-D and symbolic ones as well. Not where the length that is

@@ -45,7 +45,7 @@ _MAX_SEARCHED_BYTES = 1 << 16
 class FiniteMask(BlockRewrite):
     """Replace -inf, and what fp16 cannot hold, in additive masks by a number that silences as well and stays finite.
 
-    why     The ANE takes infinities for ordinary numbers in a softmax. In fp16 a mask of -1e9 or finfo(float32).min is
+    why     The ANE treats infinities as ordinary numbers in a softmax. In fp16 a mask of -1e9 or finfo(float32).min is
             -inf on any machine, 0 * -inf in (1 - mask) * -inf is NaN, and so is the softmax of a row of -inf.
     when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
             the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They

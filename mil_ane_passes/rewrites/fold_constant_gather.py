@@ -24,9 +24,9 @@ class FoldConstantGather(Rewrite):
     """Fold a gather whose table and places are both constant.
 
     why     coremltools works out a gather of constants, but not gather_nd, by which masks that a model makes of
-            positions arrive; what is computed of it stays, too, most of it in int32, which the ANE does not take. The
-            rows of a table of positions are computed at each run. What is read from the constant is known then, too:
-            `ane::fold_constants`, which runs next, folds masks as a whole.
+            positions arrive; what is computed of it stays, too, most of it in int32, which is unsupported on the ANE.
+            The rows of a table of positions are computed at each run. What is read from the constant is known then,
+            too: `ane::fold_constants`, which runs next, folds masks as a whole.
     when    gather, gather_nd and gather_along_axis of a constant at constant places. The result takes `max_bytes` at
             most, or no more than its table, where nothing else reads that.
     exact   bitwise: elements are moved, none is computed with.
@@ -48,7 +48,9 @@ class FoldConstantGather(Rewrite):
     level, confidence = "note", "medium"
     roots = GATHER_OPS
     evidence = (
-        cite_m4_study("cast, comparisons and arithmetic on int32 are refused, which is what such masks are made of"),
+        cite_m4_study(
+            "cast, comparisons and arithmetic on int32 are unsupported, which is what such masks are made of"
+        ),
     )
 
     max_bytes: int = 1 << 20

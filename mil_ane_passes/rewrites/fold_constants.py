@@ -24,8 +24,8 @@ _MAX_GROWN_BYTES = 4096
 class FoldConstants(BlockRewrite):
     """Replace index and shape arithmetic whose result is known by the result.
 
-    why     The ANE takes no int32: each op on it runs on the CPU. Sizes read from a shape that is fixed, counters that
-            were written out and indices made of constants are known when the model is made.
+    why     int32 is unsupported on the ANE: each op on it runs on the CPU. Sizes read from a shape that is fixed,
+            counters that were written out and indices made of constants are known when the model is made.
     when    Ops whose result coremltools works out from constants and fixed shapes: integers, truth values, and floats
             that are only moved, or integers that a float holds. Floats are not computed with, and what is made of
             floats whose computation rounds is left alone. Not weights: nothing that is compressed is unpacked, nothing
@@ -50,7 +50,7 @@ class FoldConstants(BlockRewrite):
     preset = "full"
     repeats = True
     evidence = (
-        cite_m4_study("any arithmetic on int32 is refused"),
+        cite_m4_study("any arithmetic on int32 is unsupported"),
     )
 
     max_bytes: int = 65536

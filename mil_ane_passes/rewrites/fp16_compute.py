@@ -24,7 +24,8 @@ class Fp16Compute(ProgramRewrite):
             outputs lose more than `max_error` with it; each is listed with its numbers. Without runs only constants
             are judged. A function that computes in fp16 in part is left as it was made, unless mixed=true.
     exact   approximate: every value is rounded to 11 bits. The largest error of the runs is reported (of integers, such
-            as the classes of an argmax, the share that changes), and the proof holds the result to `max_error`.
+            as the classes of an argmax, the share that changes), and the equivalence check holds the result to
+            `max_error`.
     cost    a cast wherever fp16 and fp32 meet. To find what has to stay the model is run on the feeds up to 64
             times; what was not tried by then stays in fp32.
 

@@ -21,8 +21,8 @@ from ._fp32_data_movement import convert_to_fp16, is_cast_to_fp16, is_fp32_data_
 class Fp32Island(BlockRewrite):
     """Cast before what is only moved in fp32, not behind it: a rounding is the same wherever it is made.
 
-    why     The ANE has no fp32: every op that reads or makes it runs on the CPU or the GPU. Where a model takes fp32
-            inputs, or was kept in fp32 in part, reshapes, slices and concats stand before the cast to fp16.
+    why     fp32 is unsupported on the ANE: every op that reads or makes it runs on the CPU or the GPU. Where a model
+            takes fp32 inputs, or was kept in fp32 in part, reshapes, slices and concats stand before the cast to fp16.
     when    Ops that only move elements, in fp32, all of whose results end in casts to fp16: they move fp16 instead, and
             what they read is cast. A cast from fp16 to fp32 before them goes. Not where more elements would be cast
             than are now: a slice of a large input stays. Nor with a constant that fp16 does not hold, or of more than

@@ -78,7 +78,7 @@ class GatherAsSlices(Rewrite):
         if plan.parts > self.max_parts:
             return Miss(op, f"{plan.parts} values to join, above {self.max_parts}")
         if plan.parts > 1 and not self.always and not all(map(_BEFORE_M4.includes, self.generations)):
-            return Miss(op, f"{plan.words()}: the gather is taken on M4; name an older target, or always=true")
+            return Miss(op, f"{plan.words()}: the gather is supported on M4; name an older target, or always=true")
         aside = any(map(_LAST_AXIS_CONCAT_FAULT.includes, self.generations))
         return Hit(op, note=f"{op.op_type} at {op.indices.val.size} constant places: {plan.words()}", plan=plan,
                    aside=aside)
@@ -115,7 +115,7 @@ class GatherAsSlices(Rewrite):
         yield Example(
             "roll on M4",
             lambda: _build_gather([4, 0, 1, 2, 3]),
-            reason="2 slices and a concat: the gather is taken on M4; name an older target, or always=true",
+            reason="2 slices and a concat: the gather is supported on M4; name an older target, or always=true",
         )
         yield Example("outside", lambda: _build_gather([0, 5]), reason="place 5 is outside of the 5 there are")
         yield Example("symbolic", lambda: _build_gather([1, 2], shape=(2, None, 4)),

@@ -25,7 +25,7 @@ class GroupNormRank4(BlockRewrite):
 
     why     Apple's models for Core AI write group norm at rank 4, because at rank 5 it is "not supported" on an ANE of
             the M4's generation. Against it: Apple's diffusion models for the ANE have torch's GroupNorm, which
-            coremltools writes at rank 5, and single ops of rank 5 are taken on an M4. Nothing is lost either way.
+            coremltools writes at rank 5, and single ops of rank 5 are supported on an M4. Nothing is lost either way.
     when    reduce_mean over at least the last two axes of a value of rank 5 that a reshape made of one of lower rank,
             with the elementwise ops around it, as far as values of rank 5 reach. At most one dimension is open. The
             two shortest neighbours that are treated alike become one axis: N and G, or two of C / G, H and W.

@@ -20,7 +20,7 @@ _MAX_ERROR_ULPS = {"cosh": 2.07, "sinh": 3.27}
 class Hyperbolic(Rewrite):
     """Compute cosh from exp(|x| / 2), and sinh as tanh times cosh.
 
-    why     Core ML on an M4 refuses sinh and cosh, and so does the ANE's compiler on M1 to M5 when asked without Core
+    why     Core ML on an M4 rejects sinh and cosh, and so does the ANE's compiler on M1 to M5 when asked without Core
             ML. exp and tanh are taken.
     when    sinh and cosh of fp16 values.
     exact   rounding: with e = exp(|x| / 2) and u = e / 2 e, cosh x = u + 1 / (4 u) and sinh x = tanh x cosh x. Unlike

@@ -18,7 +18,7 @@ class IndexByMod(Rewrite):
 
     why     coremltools lets a negative index count from the end: greater_equal, add and select on int32, with casts to
             16 bits and back around them, and when a package is converted in two steps all of that twice. Each of these
-            ops is refused by the ANE and runs on the CPU in front of it.
+            ops is unsupported by the ANE and runs on the CPU in front of it.
     when    Indices of gather, gather_along_axis and gather_nd that went through select(i >= 0, i, i + n), n being the
             extent that they index, when nobody reads what is in between but other lookups in the same extent.
     exact   bitwise for every index from -n to n - 1: mod(i + n, n). What is outside is no index, before and after. It

@@ -18,8 +18,8 @@ from ._block_inlining import can_replace_value, make_replacement_outputs
 class InlineConstantBranch(Rewrite):
     """Put the ops of a branch that is always taken in place of the cond.
 
-    why     The ANE takes no cond: it runs on the CPU, and all that stands in its branches with it. Where the predicate
-            is known when the model is made, there is nothing to decide.
+    why     cond is unsupported on the ANE: it runs on the CPU, and all that stands in its branches with it. Where the
+            predicate is known when the model is made, there is nothing to decide.
     when    A cond whose predicate is a constant, or follows from constants and fixed shapes. The branch's sizes must be
             those that the cond declares.
     exact   bitwise: the same ops on the same values, under the same names. The other branch goes, with its weights.

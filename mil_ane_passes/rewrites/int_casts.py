@@ -22,8 +22,8 @@ from ._int32_chains import COMPARISON_OPS, DATA_INPUTS, find_fp16_obstacle, find
 class IntCasts(BlockRewrite):
     """Compute in fp16 what int32 is a detour for: truth values that are counted, added or cast on.
 
-    why     The ANE takes no int32, not even a cast to it; truth values and fp16 it takes. A comparison that is cast to
-            int32 and then to fp16, or a mask that is summed in int32, costs two changes of processor.
+    why     int32 is unsupported on the ANE, not even a cast to it; truth values and fp16 it takes. A comparison that
+            is cast to int32 and then to fp16, or a mask that is summed in int32, costs two transitions.
     when    A chain of ops on int32 in one block that begins at truth values and constants, moves, adds, multiplies,
             compares or sums them, and ends in floats or truth values, where no integer can be beyond 2048, up to which
             fp16 has all of them.
@@ -45,7 +45,9 @@ class IntCasts(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
-        cite_m4_study("any arithmetic on int32 is refused, and so are casts between fp16 and int32; bool is accepted"),
+        cite_m4_study(
+            "any arithmetic on int32 is unsupported, and so are casts between fp16 and int32; bool is accepted"
+        ),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -17,7 +17,7 @@ from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccura
 class InverseTanh(Rewrite):
     """Compute atanh from the logarithm of (1 - |x|) / (1 + |x|), without losing what is small.
 
-    why     Core ML on an M4 refuses atanh, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
+    why     Core ML on an M4 rejects atanh, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
             log is taken.
     when    atanh of fp16 values.
     exact   rounding: with a = |x| and w = (1 - a) / (1 + a), atanh x = x / (1 + a) * log(w) / (w - 1). The logarithm is

@@ -50,7 +50,7 @@ class LiftConv1d(Rewrite):
     level, confidence = "note", "low"
     roots = ("conv",)
     evidence = (
-        cite_m4_study("conv kernels 1x16 are refused by the ANE, Kx1 up to 31 are taken"),
+        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are taken"),
         Community("use Conv2d rather than Conv1d (shown for the transposed case)",
                   source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
     )

@@ -22,8 +22,9 @@ from ._stored_rows import WRITE_OPS
 class ListsAsStack(BlockRewrite):
     """Hand values on directly where they go through a list, or through rows of a tensor, at known places.
 
-    why     The ANE takes no list op and no scatter. The loop of a torch GRU writes each state into a row of one tensor
-            and reads it back in the next step: written out, that is a chain of scatters and gathers at known places.
+    why     list ops and scatter are unsupported on the ANE. The loop of a torch GRU writes each state into a row of
+            one tensor and reads it back in the next step: written out, that is a chain of scatters and gathers at
+            known places.
     when    Chains of list_write and list_scatter, and of scatters (update, or add to rows of zeros) along one axis, at
             places that are known, all in one block. What is read row by row is split once; what is read as a whole
             becomes one stack or concat. A single scatter whose rows nobody reads one by one is not looked at.
@@ -63,7 +64,7 @@ class ListsAsStack(BlockRewrite):
     bound = "none but the sign of a zero, where a scatter adds to zeros"
     preset = "full"
     evidence = (
-        cite_m4_study("scatter and scatter_along_axis are refused"),
+        cite_m4_study("scatter and scatter_along_axis are unsupported"),
         cite_private_route("the list ops and scatter have no form on any generation"),
     )
 

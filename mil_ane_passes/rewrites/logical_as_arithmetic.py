@@ -1,4 +1,4 @@
-"""Compute with masks as numbers of 0 and 1 where logical ops are not known to be taken."""
+"""Compute with masks as numbers of 0 and 1 where logical ops are not known to be supported."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor":
 
 
 class LogicalAsArithmetic(Rewrite):
-    """Compute with masks as numbers of 0 and 1 where logical ops are not known to be taken.
+    """Compute with masks as numbers of 0 and 1 where logical ops are not known to be supported.
 
     why     Sources contradict each other: Core ML accepts logical_and on an M4; by a private route logical_and,
-            logical_or and logical_xor are taken on no chip. What is left is taken by all accounts.
+            logical_or and logical_xor are supported on no chip. What is left is taken by all accounts.
     when    logical_or and logical_xor; logical_and when M4 is not among the chips that are looked at.
     exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
             result is true where that is not 0.

@@ -21,7 +21,7 @@ class LowerRank(BlockRewrite):
     """Show values of rank 6 and more in fewer axes: neighbours that every op treats alike become one axis.
 
     why     Five dimensions are the most for Core ML and for the ANE. Windows of Swin, patches, pixel shuffles and
-            grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass mends just these
+            grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes just these
             three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
     when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
             reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open, and

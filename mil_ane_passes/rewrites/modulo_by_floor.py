@@ -31,7 +31,7 @@ _FRACTION_DIVISORS = tuple(2.0**-exponent for exponent in range(1, 15))
 class ModuloByFloor(Rewrite):
     """Take the remainder by a constant by multiplying, floor and subtracting, without a rounding on the way.
 
-    why     Core ML on an M4 refuses mod, and so does the ANE's compiler on M1 to M5 when asked without Core ML. floor,
+    why     Core ML on an M4 rejects mod, and so does the ANE's compiler on M1 to M5 when asked without Core ML. floor,
             mul, sub and select are taken. x - y floor(x / y) alone is not the same in fp16: it is off by what the
             product is rounded, and by y where x / y rounds to a whole number.
     when    mod of fp16 values by one constant number between 2^-14 and 2^14. PyTorch's remainder is converted as
@@ -57,7 +57,7 @@ class ModuloByFloor(Rewrite):
     preset = "full"
     roots = ("mod",)
     evidence = (
-        cite_m4_study("mod is refused; floor, round, mul, sub, select and comparisons are accepted"),
+        cite_m4_study("mod is unsupported; floor, round, mul, sub, select and comparisons are accepted"),
     )
 
     periods: int = 0

@@ -22,9 +22,9 @@ _MAX_EXACT_INTEGER = 2048
 
 
 class OneHotCompare(BlockRewrite):
-    """Compare indices, as fp16, with a constant range; the ANE takes no one_hot.
+    """Compare indices, as fp16, with a constant range; one_hot is unsupported on the ANE.
 
-    why     one_hot is refused; equal and the cast of its truth values are accepted. What remains off the ANE is the
+    why     one_hot is unsupported; equal and the cast of its truth values are accepted. What remains off the ANE is the
             cast of the indices, which are int32, at the edge, on as many elements as there are indices.
     when    A size that is known, of up to 2048 places, and a result of rank 5 at most; vectors that are fp16, fp32 or
             bool, or integers that are only cast to floating point, as torch's one_hot(...).float() is: the casts are
@@ -51,7 +51,7 @@ class OneHotCompare(BlockRewrite):
     preset = "full"
     roots = ("one_hot",)
     evidence = (
-        cite_m4_study("one_hot is refused, as are casts from int32; equal, and casts of its result, are accepted"),
+        cite_m4_study("one_hot is unsupported, as are casts from int32; equal, and casts of its result, are accepted"),
         cite_private_route("one_hot is supported nowhere, equal everywhere"),
     )
 
@@ -67,11 +67,11 @@ class OneHotCompare(BlockRewrite):
         if not 0 < size <= _MAX_EXACT_INTEGER:
             return Miss(op, f"{size} places: fp16 holds whole numbers up to {_MAX_EXACT_INTEGER}")
         if op.outputs[0].rank > 5:
-            return Miss(op, f"its result has rank {op.outputs[0].rank}, and the ANE takes up to 5")
+            return Miss(op, f"its result has rank {op.outputs[0].rank}, and up to 5 are supported on the ANE")
         whole = types.is_int(op.outputs[0].dtype)
         ends = find_float_casts(op) if whole else None
         if whole and ends is None:
-            return Miss(op, "its vectors are read as integers, which the ANE does not take")
+            return Miss(op, "its vectors are read as integers, which are unsupported on the ANE")
         kind = ends.kind if ends else op.outputs[0].dtype
         on, off = (np.asarray(get_const_value(op.inputs[name])).astype(types.nptype_from_builtin(kind))
                    for name in ("on_value", "off_value"))
@@ -110,7 +110,7 @@ class OneHotCompare(BlockRewrite):
         yield Example("truth", lambda: _build_one_hot(size=3, on_value=False, off_value=True))
         yield Example("any number of indices", lambda: _build_one_hot(cast=True, size=5, shape=(None, 4)))
         yield Example("integers", lambda: _build_one_hot(size=8), reason=(
-            "its vectors are read as integers, which the ANE does not take"))
+            "its vectors are read as integers, which are unsupported on the ANE"))
         yield Example("many places", lambda: _build_one_hot(cast=True, size=2049),
                       reason="2049 places: fp16 holds whole numbers up to 2048")
         yield Example(

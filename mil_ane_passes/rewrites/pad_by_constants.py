@@ -46,7 +46,7 @@ class PadByConstants(Rewrite):
     roots = ("pad", "max_pool")
     evidence = (
         Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"; no model '
-                  "that was refused for it is published",
+                  "that was unsupported for it is published",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
     )
 

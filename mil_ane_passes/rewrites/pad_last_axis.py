@@ -21,7 +21,7 @@ from ._row_padding_examples import iterate_row_padding_examples
 class PadLastAxis(BlockRewrite):
     """Run whole regions on a last axis that is a multiple of 64.
 
-    why     One source advises to pad the last axis to a multiple of 64, as "worth a try on bigger neural nets"; nobody
+    why     One source advises to pad the last axis to a multiple of 64, as "suggestions on bigger neural nets"; nobody
             has published a gain. Apple and a driver's author have rows aligned to 64 bytes, 32 numbers of fp16, whether
             the model pads or not: the memory of a buffer never falls by padding, and grows where 64 numbers take
             more such pieces than the row did (600 -> 640). What has documented gain is a longer axis in the last place.
@@ -30,7 +30,7 @@ class PadLastAxis(BlockRewrite):
             other axes, matmul and linear (also over the last axis, where one padding is zero and the other known to
             be finite), and sums over rows that end in zeros. All else ends a region: a softmax, norm or mean of the
             last axis would need its padding masked, which is a pass over the data as the slice is, and with -inf,
-            which the ANE takes for an ordinary number in a softmax.
+            which the ANE treats as an ordinary number in a softmax.
     exact   rounding, and bitwise where no sum is formed: what stands in the padding never mixes with the rest. A sum
             gets exact zeros as further terms and may be taken in another order.
     cost    a pass over the data for each pad and slice; bytes of new constants up to `max_bytes` for one op.
@@ -57,7 +57,7 @@ class PadLastAxis(BlockRewrite):
     preset = "named"
     evidence = (
         Community(
-            "pad the last axis to a multiple of 64: not a requirement, worth a try on bigger nets",
+            "pad the last axis to a multiple of 64: not a requirement, suggestions on bigger nets",
             source="coreml102: Model Surgery Tips (an author of eiln/ane)",
             chip="M1",
         ),

@@ -47,7 +47,7 @@ class PlainIndices(Rewrite):
     confidence = "high"
     roots = ("select", "cast")
     evidence = (
-        cite_m4_study("cast, greater_equal, add and select on int32 are refused; indices of topk in uint16 "
+        cite_m4_study("cast, greater_equal, add and select on int32 are unsupported; indices of topk in uint16 "
                       "are accepted", rows=True),
         Vendor("since iOS17 negative indices have to be converted by select(index >= 0, index, index + max_index)",
                source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),

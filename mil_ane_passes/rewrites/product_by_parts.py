@@ -19,7 +19,7 @@ from ..rules.product import Product
 class ProductByParts(Rewrite):
     """Split a reduce_prod's axes in halves and multiply those, as the ANE has no product along an axis.
 
-    why     Core ML on an M4 refuses reduce_prod, and so does the ANE's compiler on M1 to M5 when asked without Core
+    why     Core ML on an M4 rejects reduce_prod, and so does the ANE's compiler on M1 to M5 when asked without Core
             ML. split and mul are taken.
     when    reduce_prod of fp16 values over at most `max_parts` elements, whose number is known. Axes that are kept may
             be symbolic.
@@ -48,7 +48,7 @@ class ProductByParts(Rewrite):
     preset = "full"
     roots = ("reduce_prod",)
     evidence = (
-        cite_m4_study("reduce_prod is refused; split and mul are accepted"),
+        cite_m4_study("reduce_prod is unsupported; split and mul are accepted"),
     )
 
     max_parts: int = 8

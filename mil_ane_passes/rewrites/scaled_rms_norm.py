@@ -84,7 +84,7 @@ class ScaledRmsNorm(Rewrite):
             "a default RMSNorm overflows on the ANE; in fp32 it is not placed there",
             source="https://github.com/apple/coremltools/issues/2585", date="2025-09"),
         Community(
-            "the casts to fp32 around the mean are stripped and the sum of squares overflows; cured by one vector_norm",
+            "the casts to fp32 around the mean are stripped and the sum of squares overflows; fixed by one vector_norm",
             source="https://github.com/pytorch/executorch/pull/19523", date="2026-05"),
         Community(
             "OpenELM ran wholly in fp16 after x was divided by its largest magnitude",

@@ -23,8 +23,8 @@ _SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
 class ScatterAsSlices(BlockRewrite):
     """Turn a scatter at constant places, such as an assignment to a slice, into a select, or slices and a concat.
 
-    why     The ANE takes no scatter, and coremltools makes one of each `x[..., -1] += 1` for targets before iOS18: of
-            all elements in one row, between two reshapes.
+    why     scatter is unsupported on the ANE, and coremltools makes one of each `x[..., -1] += 1` for targets before
+            iOS18: of all elements in one row, between two reshapes.
     when    scatter, scatter_nd and scatter_along_axis with constant indices, each place once. One place of an axis, or
             a number for all places: a select with a constant mask. A window, evenly spaced along each axis, also where
             only the shape before a reshape shows it: the parts beside it and the new one, joined; zeros around an
@@ -57,7 +57,7 @@ class ScatterAsSlices(BlockRewrite):
     evidence = (
         Vendor("scatter falls off the ANE; an assignment to a window may reside there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
-        cite_m4_study("scatter is refused; select, concat, pad and slices are accepted"),
+        cite_m4_study("scatter is unsupported; select, concat, pad and slices are accepted"),
         cite_m1_gpt_notes("a scatter into a key and value cache is not supported; where with a mask runs on the ANE"),
     )
 

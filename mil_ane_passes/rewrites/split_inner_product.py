@@ -26,10 +26,10 @@ class SplitInnerProduct(Rewrite):
     why     Core ML says on an M4 that two bytes for each element of the inner dimension must fit 65536: 32768 pass,
             49152 do not. By a private route 16384 is the end on M1 and M2; there the operand itself is too long for
             the ANE, so parts of it are no help.
-    when    fp16; the inner dimension is known, and every generation looked at refuses it or the operand. A constant
+    when    fp16; the inner dimension is known, and every generation looked at rejects it or the operand. A constant
             operand is cut, too, and stored again up to `max_bytes` where others read it whole; a compressed one is left
             alone. That a product with
-            a constant is refused as one of two computed operands is, was not measured.
+            a constant is unsupported as one of two computed operands is, was not measured.
     exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
     cost    an add of the result's size for each further part; the operands are moved once more by the split.
 
@@ -71,7 +71,8 @@ class SplitInnerProduct(Rewrite):
         if not helped:
             return Miss(
                 op,
-                f"an operand that is {inner} long is refused on {format_generations(refused)}, and so are slices of it",
+                f"an operand that is {inner} long is unsupported on {format_generations(refused)}, and so are slices "
+                f"of it",
             )
         if len(refused) < len(self.generations) and not self.always:
             return Miss(op, describe_supporting_targets(self.generations, refused))
@@ -117,9 +118,11 @@ class SplitInnerProduct(Rewrite):
         yield Example("linear", lambda: build_program(lambda x: Builder.linear(x=Builder.add(
             x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(33000)), weight=make_weight(2, 33000),
             bias=make_weight(2), name="y"), x=(3, 4)), within=1.0)
-        yield Example("taken on M4", lambda: _build_matmul((2, 20000), (20000, 2)),
-                      reason="an operand that is 20000 long is refused on A12, A13, M1, M2 and M3, and so are slices "
-                             "of it")
+        yield Example(
+            "taken on M4",
+            lambda: _build_matmul((2, 20000), (20000, 2)),
+            reason="an operand that is 20000 long is unsupported on A12, A13, M1, M2 and M3, and so are slices of it",
+        )
         yield Example("fits", lambda: _build_matmul((2, 16384), (16384, 2)), reason="fits")
         yield Example("read whole", _build_shared_weight, options={"max_bytes": 0},
                       reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")

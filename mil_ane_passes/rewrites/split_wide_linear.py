@@ -20,11 +20,11 @@ from ._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
 
 
 class SplitWideLinear(Rewrite):
-    """Cut a linear, a matmul with a constant, or a 1x1 conv along its output into layers the ANE takes, and concat.
+    """Cut a linear, a matmul with a constant, or a 1x1 conv along its output into supported layers, and concat.
 
     why     The head of a language model has 50257 to 262144 outputs. No axis may be longer than 65536 on an M4, or
             16384 (65536 for channels) up to M3, so the largest product of the model falls off the ANE.
-    when    fp16, a plain constant weight, and every generation looked at refuses the output. The concat has the long
+    when    fp16, a plain constant weight, and every generation looked at rejects the output. The concat has the long
             output itself and stays off the ANE, as does what reads it: the product moves, and the number of refused
             ops stays. A weight that something else reads whole, such as a tied embedding, is not stored twice above
             `max_bytes`, and a compressed one is not unpacked.

@@ -16,10 +16,10 @@ from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single
 
 
 class Tangent(Rewrite):
-    """Divide sin by cos, as the ANE has no tan.
+    """Divide sin by cos, as tan is unsupported on the ANE.
 
-    why     Core ML on an M4 refuses tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
-            cos are taken from M3 on; before, they are refused as well.
+    why     Core ML on an M4 rejects tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
+            cos are taken from M3 on; before, they are unsupported as well.
     when    tan of fp16 values; all chips looked at are M3 or newer; with `always`, one of them is.
     exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
             numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
@@ -49,7 +49,7 @@ class Tangent(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip that refuses sin and cos as well is looked at beside one that takes them."
+    "Whether to fire although a chip that rejects sin and cos as well is looked at beside one that takes them."
     max_error: float = 4.0
     "Units in the last place by which the result may be off; it is off by 1.64."
 

@@ -25,9 +25,9 @@ class TileBroadcast(Rewrite):
     """Tile the smaller operand of an op on two computed values, so that both have the shape of the result.
 
     why     In the model format of 2020 a product of two computed values of different shapes left the ANE, and lists of
-            that time advise to repeat the smaller one. Against it: in an ML Program every broadcast is taken on an M4,
-            and with the tiles taken out of a model its ops came back to the ANE (`ane::drop_broadcast_tile`). Between
-            the two, M1 to M3, nobody measured: try it where a device shows that such an op falls off.
+            that time advise to repeat the smaller one. Against it: in an ML Program every broadcast is supported on an
+            M4, and with the tiles taken out of a model its ops came back to the ANE (`ane::drop_broadcast_tile`).
+            Between the two, M1 to M3, nobody measured: try it where a device shows that such an op falls off.
     when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of computed floats whose shapes differ; every
             generation looked at is older than the M4. A constant stays as it is: a tile of it is folded to a constant
             of full size. The number of repeats has to be known. Never for select.

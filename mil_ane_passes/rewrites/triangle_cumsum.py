@@ -28,7 +28,7 @@ from ._cumulative_sums import (
 
 
 class TriangleCumsum(Rewrite):
-    """Replace cumsum, which the ANE does not take, by convs with ones or by a matmul with a triangle of ones.
+    """Replace cumsum, which is unsupported on the ANE, by convs with ones or by a matmul with a triangle of ones.
 
     why     cumsum runs on the CPU, and cheap ops beside it go with it. Convs, products and adds are taken.
     when    fp16. form=windows: a conv with k ones and k - 1 zeros in front gives the sum of the last k elements
@@ -66,7 +66,7 @@ class TriangleCumsum(Rewrite):
     preset = "full"
     roots = ("cumsum",)
     evidence = (
-        cite_m4_study("cumsum is refused; conv, matmul, add, pad and reshape are accepted"),
+        cite_m4_study("cumsum is unsupported; conv, matmul, add, pad and reshape are accepted"),
         Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),

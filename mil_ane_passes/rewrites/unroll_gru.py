@@ -27,12 +27,12 @@ from ._recurrent_unrolling import (
 
 
 class UnrollGru(UnrollRecurrent):
-    """Write a gru of known length out into linear, split, sigmoid, tanh, mul, add and sub, which the ANE takes.
+    """Write a gru of known length out into linear, split, sigmoid, tanh, mul, add and sub, which is supported on the ANE.
 
     why     A gru runs on the CPU, and what stands around it changes processor twice. (PyTorch's GRU arrives as a loop,
             not as this op.)
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Biases may be compressed, and
-            weights, too. A first state of constant zeros spares the product of the gates. hard_sigmoid is refused (its
+            weights, too. A first state of constant zeros spares the product of the gates. hard_sigmoid is unsupported (its
             0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together than an axis may be. A first
             state of another batch than x must be constant, with equal rows.
     exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),

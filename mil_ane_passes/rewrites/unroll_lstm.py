@@ -25,12 +25,12 @@ from ._recurrent_unrolling import (
 
 
 class UnrollLstm(UnrollRecurrent):
-    """Write an lstm of known length out into linear, split, sigmoid, tanh, mul and add, which the ANE takes.
+    """Write an lstm of known length out into linear, split, sigmoid, tanh, mul and add, which is supported on the ANE.
 
     why     An lstm runs on the CPU, and what stands around it changes processor twice.
     when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
             may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
-            zeros spares its product. hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented); so
+            zeros spares its product. hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so
             are gates wider together than an axis may be (16384 up to M3). A first state of another batch than x must be
             constant, with equal rows.
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with

@@ -23,12 +23,12 @@ from ._recurrent_unrolling import (
 
 
 class UnrollRnn(UnrollRecurrent):
-    """Write an rnn of known length out into linear, split, add and tanh, which the ANE takes.
+    """Write an rnn of known length out into linear, split, add and tanh, which is supported on the ANE.
 
     why     An rnn runs on the CPU, and what stands around it changes processor twice.
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Weights and bias may be compressed:
             they are read as they are, and each stays one const. A first state of constant zeros spares its product.
-            hard_sigmoid is refused (its 0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together
+            hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together
             than an axis may be (16384 up to M3). A first state of another batch than x must be constant, with equal
             rows.
     exact   rounding: at full precision nothing changes: h' = tanh(W x + b + R h). Every step rounds to fp16, where the

@@ -30,8 +30,8 @@ from ._unrolled_size import (
 class UnrollWhileLoop(Rewrite):
     """Put the steps of a loop one behind the other where their number is known.
 
-    why     The ANE takes no while_loop: it runs on the CPU, and all that stands in its body with it. A torch GRU is
-            converted to such loops.
+    why     while_loop is unsupported on the ANE: it runs on the CPU, and all that stands in its body with it. A torch
+            GRU is converted to such loops.
     when    A while_loop whose condition depends only on what is known when the model is made, such as a counter that
             starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
             steps, and not where the functions together would have more than `max_ops` ops: steps of a loop in a loop

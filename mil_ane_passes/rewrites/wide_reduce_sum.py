@@ -61,7 +61,7 @@ class WideReduceSum(Rewrite):
         Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "
                   "could pass 17321 (private route)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
-        cite_m4_study("a matrix product whose inner dimension is above 32768 is refused"),
+        cite_m4_study("a matrix product whose inner dimension is above 32768 is unsupported"),
         Community("products are summed in 32 bits, 16 after the point; a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),

@@ -21,7 +21,7 @@ from . import _sliding_windows as cuts
 class WindowsBySlices(Rewrite):
     """Replace sliding_windows by slices that are joined.
 
-    why     Core ML on an M4 refuses sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
+    why     Core ML on an M4 rejects sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
             of it. Slices, concat, stack, reshape and pads of zero are taken.
     when    fp16, an axis of known length; other axes may be symbolic. The way with the fewest slices is taken: windows
             that begin at multiples of the stride are rows of a reshape, ceil(size / stride) of which are joined to one;
@@ -45,8 +45,10 @@ class WindowsBySlices(Rewrite):
     preset = "full"
     roots = ("sliding_windows",)
     evidence = (
-        cite_m4_study("sliding_windows is refused, and runs on no GPU either; slices with and without steps, stack and "
-                      "reshape are accepted"),
+        cite_m4_study(
+            "sliding_windows is unsupported, and runs on no GPU either; slices with and without steps, stack and "
+            "reshape are accepted"
+        ),
     )
 
     max_parts: int = 64
@@ -63,7 +65,7 @@ class WindowsBySlices(Rewrite):
             return Miss(op, "the length of the axis is known only at run time")
         most = find_limit("rank", self.generations)
         if most is not None and op.x.rank + 1 > most.most:
-            return Miss(op, f"the windows have {op.x.rank + 1} dimensions, the ANE takes {most.most}")
+            return Miss(op, f"the windows have {op.x.rank + 1} dimensions, {most.most} are supported on the ANE")
         count = (int(extent) - size) // step + 1
         if count < 1:
             return Miss(op, f"no window of {size} fits into {extent} elements")
@@ -107,7 +109,7 @@ class WindowsBySlices(Rewrite):
         yield Example("flexible", lambda: _build_sliding_windows((2, None), axis=1, size=4),
                       reason="the length of the axis is known only at run time")
         yield Example("rank 5", lambda: _build_sliding_windows((1, 2, 2, 2, 8), axis=4, size=4),
-                      reason="the windows have 6 dimensions, the ANE takes 5")
+                      reason="the windows have 6 dimensions, 5 are supported on the ANE")
         yield Example(
             "fp32",
             lambda: _build_sliding_windows((2, 8), dtype=types.fp32, axis=1, size=4),

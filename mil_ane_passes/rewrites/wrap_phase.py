@@ -143,7 +143,7 @@ class WrapPhase(Rewrite):
         Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
                   "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
                   chip="n150 (no Apple chip)", date="2026-06-22"),
-        cite_m4_study("sin, cos, conv, round, mul and sub are accepted; cumsum is refused"),
+        cite_m4_study("sin, cos, conv, round, mul and sub are accepted; cumsum is unsupported"),
     )
 
     longest: int = 0

@@ -35,7 +35,7 @@ _MAX_READERS_EXAMINED, _MAX_READERS_NAMED = 64, 3
 
 
 def check_integer_support(op: Operation) -> bool | None:
-    """True where the ANE refuses `op` for its integers, False where that is a guess, None where it does not."""
+    """True where the ANE rejects `op` for its integers, False where that is a guess, None where it does not."""
     if (
         (op.op_type in _OPS_WITH_OWN_RULE and not _is_topk_of_int32(op))
         or op.op_type.startswith("const")
@@ -77,7 +77,7 @@ def _is_integer_var(var: Var) -> bool:
 
 @functools.cache
 def _is_integer_type(dtype: type) -> bool:
-    """The host works out what a type is anew at each question."""
+    """coremltools works out what a type is anew at each question."""
     return bool(types.is_int(dtype))
 
 

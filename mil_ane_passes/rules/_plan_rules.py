@@ -25,7 +25,7 @@ __all__ = [
 
 COST_MODEL = cite_m4_study(
     "the segmenter takes the cheapest path over the ops in order: 0.125 ms to enter an ANE segment, "
-    "0.125 ms for each change of backend, 0.125 ms for an output on the ANE; that model gives 440 of "
+    "0.125 ms for each transition, 0.125 ms for an output on the ANE; that model gives 440 of "
     "482 measured placements exactly, 41 more at equal cost"
 )
 
@@ -61,8 +61,9 @@ def map_inputs_to_ops(inputs: Iterable[Var], rows: Sequence[Row]) -> dict[Var, O
 
 
 def make_chain_builder(spec: str, channels: int = 64, side: int = 512) -> Callable[[], Program]:
-    """A program of one op after another, for examples: `t` is a tanh, which the ANE takes, `c` a cumsum, which it does
-    not. At 64 x 512 x 512 values a tanh is predicted to save 0.18 ms on the ANE, at 1 x 8 x 8 next to nothing."""
+    """A program of one op after another, for examples: `t` is a tanh, which is supported on the ANE, `c` a cumsum,
+    which it does not. At 64 x 512 x 512 values a tanh is predicted to save 0.18 ms on the ANE, at 1 x 8 x 8 next to
+    nothing."""
     def body(x: Var) -> Var:
         for number, kind in enumerate(spec):
             label = f"{kind}{number}"

@@ -60,7 +60,8 @@ def _describe_enumerated(shapes: list[list[int]], default: list[int]) -> str | N
     if len(distinct) < 2:
         return None
     more = f" and {len(distinct) - _MAX_SHAPES_LISTED} more" if len(distinct) > _MAX_SHAPES_LISTED else ""
-    return f"has {len(distinct)} shapes: {', '.join(map(_format_shape, distinct[:_MAX_SHAPES_LISTED]))}{more}, by default {_format_shape(default)}"
+    listed = ", ".join(map(_format_shape, distinct[:_MAX_SHAPES_LISTED]))
+    return f"has {len(distinct)} shapes: {listed}{more}, by default {_format_shape(default)}"
 
 
 def _describe_ranged(ranges: list[tuple[int, int]], default: list[int]) -> str | None:

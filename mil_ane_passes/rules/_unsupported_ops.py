@@ -31,7 +31,7 @@ def make_unsupported_hit(
     rule: Rule, op: Operation, note: str, *, seen: Gate = ALL_TARGETS, message: str | None = None,
     covers: Sequence[Operation] = (), split_at: Sequence[Sequence[str]] = (),
 ) -> Hit:
-    """The ANE does not take `op`: that is known for the generations `seen`, and for the others it is not.
+    """`op` is unsupported on the ANE: that is known for the generations `seen`, and for the others it is not.
 
     `message` is Core ML's own, as it was measured on an M4; `split_at` as in `Hit`.
     """
@@ -41,7 +41,7 @@ def make_unsupported_hit(
                    split_at=split_at)
     return Hit(
         op,
-        note=f"{note}: refused elsewhere, not measured on {format_chips(looked_at)}",
+        note=f"{note}: unsupported elsewhere, not measured on {format_chips(looked_at)}",
         sure=False,
         covers=covers,
         split_at=split_at,

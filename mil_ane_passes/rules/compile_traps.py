@@ -13,7 +13,7 @@ from ..core.examples import build_program, make_weight
 from ..core.query import get_const_value, is_const, is_symbolic
 
 _SLOW_KERNEL_SIZES = range(14, 17)
-"Square kernels between 13, which compiles in seconds, and 16, which takes minutes; wider ones are refused."
+"Square kernels between 13, which compiles in seconds, and 16, which takes minutes; wider ones are unsupported."
 
 
 class CompileTraps(Rule):
@@ -26,7 +26,7 @@ class CompileTraps(Rule):
     when    An fp16 conv with a kernel of 14 to 16 on both axes; with kernel 12 and stride 6 on a length of 18001 or
             more; with such a stride where ANE314 does not find it: dilated, of open size, of rank 5, or with a weight
             that is computed or compressed.
-    cure    ane::split_wide_conv makes two convs of half the kernel on shifted inputs, added, or channels of the
+    fix     ane::split_wide_conv makes two convs of half the kernel on shifted inputs, added, or channels of the
             windows of a strided one: they compile like ordinary ones. For the strides,
             ane::factor_conv_stride{form=slice} computes every place at stride 1 and keeps each s-th.
     """
@@ -83,7 +83,7 @@ def _has_large_prime_factor(stride: int) -> bool:
 
 
 def _explain_unfixed_stride(op: Operation, axes: list[int]) -> str | None:
-    """Why ANE314, which mends such strides by itself, leaves `op` alone."""
+    """Why ANE314, which fixes such strides by itself, leaves `op` alone."""
     if not is_const(op.weight):
         return "the weight is computed or compressed"
     if op.x.rank == 5:

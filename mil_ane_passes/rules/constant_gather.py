@@ -19,7 +19,7 @@ class ConstantGather(Rule):
     why     Sources disagree. In 2020 gather was listed among the layers that leave the ANE; comments of Apple's say
             that it resides there, and on an M4 it is accepted. What decides, the chip or the system, nobody says.
     when    gather, gather_nd and gather_along_axis of numbers with constant indices, on generations before the M4.
-    cure    Slices and a concat give the same bits; one slice_by_index does where the places are evenly apart. For many
+    fix     Slices and a concat give the same bits; one slice_by_index does where the places are evenly apart. For many
             places, a matmul with a constant matrix of zeros and ones: exact where all values are finite.
     """
 

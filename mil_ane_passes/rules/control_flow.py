@@ -24,7 +24,7 @@ class ControlFlow(Rule):
     why     cond was seen to leave the ANE in a GPT model; the ANE's compiler, asked without Core ML, has no form of
             cond, while_loop and the list ops on any generation.
     when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
-    cure    A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
+    fix     A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
             ane::inline_constant_branch. Another branch: compute both sides and select (the same bits where neither
             side traps), or make two functions and choose outside. A loop that values end: cut the model before it and
             behind it with --split-at, at the values in the note. A list at known places: ane::lists_as_stack.
@@ -36,7 +36,7 @@ class ControlFlow(Rule):
     advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
               "cut it out (edit --split-at).")
     evidence = (
-        cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is taken on the CPU"),
+        cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is supported on the CPU"),
         cite_private_route("cond and while_loop have no form of their own, the list ops none on any generation"),
     )
 
@@ -46,8 +46,13 @@ class ControlFlow(Rule):
         known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
         alone = bool(op.blocks) and not known
         where = describe_split_points(op) if alone else ""
-        return make_unsupported_hit(self, op, f"the ANE takes no {op.op_type}{what}{known}{where}", seen=M1_TO_M5,
-                                    split_at=find_split_points(op) if alone else ())
+        return make_unsupported_hit(
+            self,
+            op,
+            f"{op.op_type} is unsupported on the ANE{what}{known}{where}",
+            seen=M1_TO_M5,
+            split_at=find_split_points(op) if alone else (),
+        )
 
     def examples(self) -> Iterable[Example]:
         yield Example("branch", lambda: build_program(_build_branch, x=(2, 3)))

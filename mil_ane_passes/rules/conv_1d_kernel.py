@@ -19,7 +19,7 @@ class Conv1dKernel(Rule):
     why     The limit of a kernel's width is 15 on an M4 and 13 on an M1, that of its height 31 on an M4. That a 1-D
             conv is laid on the width is predicted: only a kernel of 3 was measured in one dimension.
     when    conv of rank 3 with a kernel longer than the width's limit and shorter than 32.
-    cure    ane::lift_conv_1d turns it into a 2-D conv whose kernel lies on the height: the same bits.
+    fix     ane::lift_conv_1d turns it into a 2-D conv whose kernel lies on the height: the same bits.
     """
 
     code, slug = "ANE239", "conv-1d-kernel"

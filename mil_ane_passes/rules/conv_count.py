@@ -19,9 +19,9 @@ class ConvCount(PlanRule):
 
     why     On an M6 a chain of 387 convs overflows the compiler's stack: the model goes to the CPU without a word, or
             loading hangs. 386 compile. No other chip was tried; that others share the limit is not known.
-    when    A function with more than `most` convs and transposed convs on the path that the ANE takes. Whether they
+    when    A function with more than `most` convs and transposed convs on the longest path on the ANE. Whether they
             form one chain is not asked.
-    cure    Split the model.
+    fix     Split the model.
     """
 
     code, slug = "ANE511", "conv-count"

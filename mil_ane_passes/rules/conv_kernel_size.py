@@ -17,15 +17,15 @@ _COREML_MESSAGE = "Error: conv with large kernel does not meet decomposition pre
 
 
 class ConvKernelSize(Rule):
-    """The ANE takes conv kernels up to a certain width and height only.
+    """Conv kernels are supported on the ANE up to a certain width and height.
 
     why     The width of a kernel is limited more than its height: to 15 and 31 on an M4, to 13 wide on an M1. On an M6
             a model with a wider one is reported to fail to compile as a whole, and to run on the CPU.
     when    A kernel wider or taller than that of the strictest generation looked at, the last axis being the width.
             What was not measured is not known: kernels both wide and tall other than squares, 3-D and transposed
             convs, weights that are no constants. 16x16 is accepted on an M4, and takes minutes and 11.7 GB to compile.
-            A 1-D conv's kernel below 32 is conv_1d_kernel's; from 32 on it is refused on whichever axis it is laid.
-    cure    ane::split_wide_conv lays a 1xK kernel on the height, makes channels of the windows of a strided one, and
+            A 1-D conv's kernel below 32 is conv_1d_kernel's; from 32 on it is unsupported on whichever axis it is laid.
+    fix     ane::split_wide_conv lays a 1xK kernel on the height, makes channels of the windows of a strided one, and
             cuts others into parts that are added. ane::lift_conv_transpose_1d lays that of a 1-D conv_transpose with a
             bias on the height.
     """
@@ -66,8 +66,8 @@ class ConvKernelSize(Rule):
         )
         message = _COREML_MESSAGE if measured and len(kernel) == 2 and select_generations(looked_at, "m4") else None
         lifted = op.op_type == "conv_transpose" and len(kernel) == 1 and kernel[0] < 32 and op.bias is not None
-        mended = "split_wide_conv" if op.op_type == "conv" else "lift_conv_transpose_1d" if lifted else ""
-        return Hit(op, note=note, sure=sure, message=message, fixed_by=mended)
+        fixed_by = "split_wide_conv" if op.op_type == "conv" else "lift_conv_transpose_1d" if lifted else ""
+        return Hit(op, note=note, sure=sure, message=message, fixed_by=fixed_by)
 
     def examples(self) -> Iterable[Example]:
         yield Example("too wide", lambda: _build_conv(1, 16))

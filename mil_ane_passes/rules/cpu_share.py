@@ -1,4 +1,4 @@
-"""Find models that are predicted on the CPU altogether, although the ANE takes most of their ops."""
+"""Find models that are predicted on the CPU altogether, although most of their ops are supported on the ANE."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ._plan_rules import COST_MODEL, format_op_range, format_op_types, make_chai
 
 
 class CpuShare(PlanRule):
-    """The whole function is predicted on the CPU, although the ANE takes most of its ops.
+    """The whole function is predicted on the CPU, although most of its ops are supported on the ANE.
 
     why     Taking an op and being given it are two things. Core ML's segmenter gives the ANE a stretch only where that
             saves more than the way there and back, and refused ops cut stretches short. What it decides here is
             predicted from its published constants and estimated costs on an M4; nobody ran it.
     when    A function none of whose ops is predicted on the ANE, although it takes at least `share` of them. The note
             names the stretch that comes closest, what it would save and what it would have to.
-    cure    If nothing is refused, the model is too small to pay: that is no fault, and the CPU is the faster place. A
-            larger batch changes it. Otherwise mend the refused ops that cut off the stretch named.
+    fix     If nothing is unsupported, the model is too small to pay: that is no fault, and the CPU is the faster
+            place. A larger batch changes it. Otherwise fix the refused ops that cut off the stretch named.
     """
 
     code, slug = "ANE516", "all-on-the-cpu"
@@ -34,7 +34,7 @@ class CpuShare(PlanRule):
                   "them on it", source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
     )
     share: float = 0.5
-    "Least share of ops that the ANE takes; the number is ours."
+    "Least share of ops supported on the ANE; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for function, rows in iterate_rows_by_function(plan):
@@ -46,7 +46,8 @@ class CpuShare(PlanRule):
             yield Hit(
                 best.rows[0].op,
                 covers=[row.op for row in rows],
-                note=f"the ANE takes {len(taken)} of {len(rows)} ops, and all are predicted on the CPU: the best "
+                note=f"{len(taken)} of {len(rows)} ops are supported on the ANE, and all are predicted on the CPU: "
+                     f"the best "
                 f"stretch, {format_op_range(best.rows)}, would save {format_duration(best.saved_ms)} and cost "
                 f"{format_duration(best.needs)} to get there and back{_describe_unsupported_ops(rows)}",
             )
@@ -61,5 +62,6 @@ class CpuShare(PlanRule):
 def _describe_unsupported_ops(rows: list[Row]) -> str:
     refused = [row for row in rows if not row.takes and not row.depth]
     if not refused:
-        return "; nothing is refused, the model is too small to pay"
-    return f"; {format_count(len(refused), 'op')} that the ANE does not take cut it off ({format_op_types(row.op for row in refused)})"
+        return "; nothing is unsupported, the model is too small to pay"
+    kinds = format_op_types(row.op for row in refused)
+    return f"; {format_count(len(refused), 'op')} unsupported on the ANE cut it off ({kinds})"

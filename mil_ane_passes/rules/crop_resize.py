@@ -15,12 +15,12 @@ from ._unsupported_ops import M4, is_any_admitted, make_unsupported_hit
 
 
 class CropResize(Rule):
-    """The ANE takes no crop_resize.
+    """crop_resize is unsupported on the ANE.
 
-    why     Core ML on an M4 refuses it, and it runs on no GPU either. The hardware has it from M2 on (asked without
+    why     Core ML on an M4 rejects it, and it runs on no GPU either. The hardware has it from M2 on (asked without
             Core ML), not on an M1.
     when    Any crop_resize, with constant or computed boxes.
-    cure    Constant boxes: a slice_by_index and a resize_bilinear for each where the corners are elements, else slices
+    fix     Constant boxes: a slice_by_index and a resize_bilinear for each where the corners are elements, else slices
             that are mixed with constant weights, and a concat. Computed boxes: crop outside, or use resample with
             coordinates that are an input.
     """
@@ -30,13 +30,17 @@ class CropResize(Rule):
     refuses, confidence = True, "high"
     advice = "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed."
     evidence = (
-        cite_m4_study("crop_resize is refused, and runs on no GPU either; resize, resample and affine are accepted"),
+        cite_m4_study(
+            "crop_resize is unsupported, and runs on no GPU either; resize, resample and affine are accepted"
+        ),
         cite_private_route("crop_resize is not there on M1; the hardware has it from M2 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         known = is_any_admitted(Gate(last="m1"), tuple(self.generations))
-        return make_unsupported_hit(self, op, "the ANE takes no crop_resize", seen=Gate(last="m1") if known else M4)
+        return make_unsupported_hit(
+            self, op, "crop_resize is unsupported on the ANE", seen=Gate(last="m1") if known else M4
+        )
 
     def examples(self) -> Iterable[Example]:
         yield Example("one box", lambda: build_program(_build_crop_resize, x=(1, 3, 8, 8)))

@@ -15,12 +15,12 @@ from ._unsupported_ops import make_unsupported_hit
 
 
 class Cumsum(Rule):
-    """The ANE takes no cumsum, and what stands beside a cheap one may leave with it.
+    """cumsum is unsupported on the ANE, and what stands beside a cheap one may leave with it.
 
     why     Reported on the CPU for static and flexible shapes alike, with the cheap op behind it drawn along; refused
             by Core ML on an M4. The ANE itself can do it, but not from MIL's op.
     when    Any cumsum of numbers, whatever axis, direction and length.
-    cure    ane::triangle_cumsum: convs with ones, or a matmul with a constant triangle of ones (upper for the last
+    fix     ane::triangle_cumsum: convs with ones, or a matmul with a constant triangle of ones (upper for the last
             axis, lower with reverse, without its diagonal with exclusive). The same sums in another order; they must
             stay below 32768 in fp16. A length that is known only at run time needs a bound.
     """
@@ -30,7 +30,7 @@ class Cumsum(Rule):
     refuses, confidence = True, "high"
     advice = "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in another order."
     evidence = (
-        cite_m4_study("cumsum is refused"),
+        cite_m4_study("cumsum is unsupported"),
         cite_xcode_notes(
             "cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"
         ),
@@ -43,7 +43,7 @@ class Cumsum(Rule):
         axis = get_const_value(op.axis, 0)
         extent = op.x.shape[axis] if op.x.rank else 1
         length = "a length known only at run time" if is_symbolic(extent) else f"{int(extent)} elements"
-        return make_unsupported_hit(self, op, f"the ANE takes no cumsum (axis {axis}, {length})")
+        return make_unsupported_hit(self, op, f"cumsum is unsupported on the ANE (axis {axis}, {length})")
 
     def examples(self) -> Iterable[Example]:
         yield Example("last axis", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5)))

@@ -23,9 +23,9 @@ class CustomLayer(BlockRule):
             nobody can say who cannot read it.
     when    custom_layer and classify. Ops that this version of coremltools does not know, or whose inputs it does not
             take, as a guess.
-    cure    Write the layer with ops that Core ML has (a composite op in the converter), or split the model before it
+    fix     Write the layer with ops that Core ML has (a composite op in the converter), or split the model before it
             and behind it, at the values in the note. classify: return the probabilities and look the label up in the
-            app; it is the last op, so its cost is one change of processor. An unknown op: a newer coremltools.
+            app; it is the last op, so its cost is one transition. An unknown op: a newer coremltools.
     no fix  What the layer computes is code of the app's own, which is not in the package.
     """
 

@@ -20,11 +20,11 @@ _SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "sh
 class DataDependentShape(Rule):
     """The shape of an output depends on values, which the ANE cannot plan for.
 
-    why     The ANE runs what is laid out when the model is compiled. non_zero is refused by Core ML on an M4, and runs
-            on no GPU either; asked without Core ML the ANE's compiler names the shape as the reason. For a reshape,
-            tile, pad or resize by computed numbers that is predicted: nobody reported one.
+    why     The ANE runs what is laid out when the model is compiled. non_zero is unsupported by Core ML on an M4, and
+            runs on no GPU either; asked without Core ML the ANE's compiler names the shape as the reason. For a
+            reshape, tile, pad or resize by computed numbers that is predicted: nobody reported one.
     when    Any non_zero; reshape, tile, pad and resize whose shape, repetitions or widths are no constant.
-    cure    Fix the shapes (ct.TensorType with fixed numbers, or one function for each size), and fold what is then
+    fix     Fix the shapes (ct.TensorType with fixed numbers, or one function for each size), and fold what is then
             known. Select with a mask in place of picking out the elements that are not zero.
     no fix  The ANE runs fixed shapes only, and here the data say how large a result is.
     """
@@ -35,7 +35,7 @@ class DataDependentShape(Rule):
     advice = ("Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements, or cut "
               "the model there (edit --split-at).")
     evidence = (
-        cite_m4_study("non_zero is refused, and runs on no GPU either"),
+        cite_m4_study("non_zero is unsupported, and runs on no GPU either"),
         cite_private_route(
             "non_zero has no form on any generation, as its shape depends on the data; shapes are static"
         ),

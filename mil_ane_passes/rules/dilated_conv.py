@@ -25,7 +25,7 @@ class DilatedConv(Rule):
             year counts a pool's kernel with its dilation: (dilated)kernel width = 28 > 13. An M4 accepts a 3x3 kernel
             with dilation 2, and a vocoder's dilated convs are reported on an M2 up to a width of 16384.
     when    Any dilation of a kernel longer than 1, on chips up to A13. It is not certain.
-    cure    ane::undilate_conv splits the input into its phases, runs the conv undilated, and interleaves (the same
+    fix     ane::undilate_conv splits the input into its phases, runs the conv undilated, and interleaves (the same
             sums); for small kernels one with zeros between its taps would do, up to a width of 13.
     """
 

@@ -26,7 +26,7 @@ class DimensionLimit(BlockRule):
     when    A value that is read or made, with a dimension over the limit of the strictest generation looked at. Ops
             that hand such values to one another are one finding. Which axis of a value of rank below 4 is the width
             is known for none but the last, so the others are judged as channels, and not known in between.
-    cure    Elementwise ops: reshape [.., W] to [.., W / k, k] first (the same bits). A conv or a product: chunks, with
+    fix     Elementwise ops: reshape [.., W] to [.., W / k, k] first (the same bits). A conv or a product: chunks, with
             overlap for a conv. A large vocabulary: several outputs, none over the limit.
     """
 

@@ -24,7 +24,7 @@ class DmaNotch(Rule):
             The share is reckoned as ceil(outputs / 16) * inputs * taps * 2 bytes, for 16 cores that share evenly. Both
             timed convs; that linear and matmul are alike is predicted.
     when    On an M4: conv, linear and matmul with an uncompressed fp16 weight of such a size.
-    cure    Cut the weight along the input channels, two layers that are added (rounded otherwise), so that neither
+    fix     Cut the weight along the input channels, two layers that are added (rounded otherwise), so that neither
             part is of such a size; or change a width that is free by a few channels.
     """
 

@@ -25,12 +25,12 @@ _EXPANSIONS = {
 
 
 class ElementaryFunctions(Rule):
-    """The ANE has no asin, acos, tan, sinh, cosh and atanh.
+    """asin, acos, tan, sinh, cosh and atanh are unsupported on the ANE.
 
-    why     Core ML on an M4 refuses them, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
-            op runs on the CPU, with two changes of processor where it stands between ops on the ANE.
-    when    Any of the six on numbers. Its neighbours sin, cos and atan are taken on an M4.
-    cure    Write it with exp, tanh, log, sin, cos, atan and a division: the note says how. The algebra is the same,
+    why     Core ML on an M4 rejects them, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
+            op runs on the CPU, with two transitions where it stands between ops on the ANE.
+    when    Any of the six on numbers. Its neighbours sin, cos and atan are supported on an M4.
+    fix     Write it with exp, tanh, log, sin, cos, atan and a division: the note says how. The algebra is the same,
             the roundings of fp16 are not: 1.6 to 3.3 units in the last place. log((1 + x) / (1 - x)) / 2 loses small x;
             `ane::inverse_tanh` has a longer form that does not.
     """
@@ -40,7 +40,9 @@ class ElementaryFunctions(Rule):
     refuses, confidence = True, "high"
     advice = "Write it with functions that are taken, as the reason says: same algebra, other roundings."
     evidence = (
-        cite_m4_study("asin, acos, tan, sinh, cosh and atanh are refused; atan, sin, cos, exp and log are accepted"),
+        cite_m4_study(
+            "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, exp and log are accepted"
+        ),
         cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
     )
 
@@ -48,7 +50,7 @@ class ElementaryFunctions(Rule):
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
         return make_unsupported_hit(
-            self, op, f"the ANE has no {op.op_type}; it is {_EXPANSIONS[op.op_type]}", seen=M1_TO_M5
+            self, op, f"{op.op_type} is unsupported on the ANE; it is {_EXPANSIONS[op.op_type]}", seen=M1_TO_M5
         )
 
     def examples(self) -> Iterable[Example]:

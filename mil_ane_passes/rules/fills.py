@@ -19,7 +19,7 @@ class Fills(Rule):
     why     fill and fill_like were reported on the CPU only, chip not stated. Sources disagree: the ANE's compiler
             takes both when asked without Core ML, and on an M4 fill_like is accepted; fill was not tried there.
     when    Any fill of numbers; any fill_like of numbers on generations before the M4.
-    cure    ane::constant_fill: a constant, of one element where what reads it broadcasts, and for a size known at run
+    fix     ane::constant_fill: a constant, of one element where what reads it broadcasts, and for a size known at run
             time zeros of that size and the number: the same bits. coremltools' const_elimination folds a fill whose
             shape is known at conversion, a fill_like never.
     """

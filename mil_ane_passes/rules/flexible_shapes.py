@@ -29,7 +29,7 @@ class FlexibleShapes(PlanRule):
     when    Each input with a dimension that is not fixed. The package says whether it is a range or a list of shapes; a
             program in memory does not. It is reported at the first op that reads the input. The answers for ops are
             those for the default shape.
-    cure    Fix the shape and pad to the largest; or list the shapes (EnumeratedShapes); or give each shape a function
+    fix     Fix the shape and pad to the largest; or list the shapes (EnumeratedShapes); or give each shape a function
             of its own (multifunction models, iOS 18); or set the hint, where the shape seldom changes.
     """
 

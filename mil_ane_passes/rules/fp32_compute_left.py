@@ -1,4 +1,4 @@
-"""Find islands of ops that compute in fp32."""
+"""Find partitions of ops that compute in fp32."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _EXEMPT_OPS = frozenset({"const", "cast", "classify"})
 class Fp32ComputeLeft(BlockRule):
     """Ops that compute in fp32 stay off the ANE, which knows fp16 only.
 
-    why     Every op that reads or makes fp32 runs on the GPU or the CPU, and each change of processor costs time and
+    why     Every op that reads or makes fp32 runs on the GPU or the CPU, and each transition costs time and
             may take its neighbours along.
-    when    An island: ops of one block that read or make fp32 and hand it to one another. One finding each, at its
+    when    An partition: ops of one block that read or make fp32 and hand it to one another. One finding each, at its
             first op, with the number of ops. Constants and casts are no ops here, so the casts at the border of a
             model with fp32 inputs and outputs are no finding.
-    cure    ane::fp16_compute turns the ops to fp16, keeps in fp32 those that lose more than asked on your feeds, and
+    fix     ane::fp16_compute turns the ops to fp16, keeps in fp32 those that lose more than asked on your feeds, and
             lists them; what is only moved ane::fp32_island moves in fp16, the same bits. With coremltools: convert
             with compute_precision FLOAT16, and look at what op_selector excludes.
     """
@@ -38,7 +38,7 @@ class Fp32ComputeLeft(BlockRule):
     evidence = (
         Vendor("the ANE does not support FLOAT32", date="2022-12",
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/torch2coreml.py"),
-        Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE takes fp16",
+        Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE computes in fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
         cite_m4_study("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
         cite_private_quirk("fp32, int32 and bf16 are not implemented"),
@@ -50,12 +50,12 @@ class Fp32ComputeLeft(BlockRule):
             for var in get_flat_inputs(op):
                 if var.op in island and get_type_info(var).dtype == types.fp32:
                     merge_groups(island, var.op, op)
-        mend = "fp16_compute{mixed=true}" if island and _is_mixed_precision(block) else "fp16_compute"
+        fix = "fp16_compute{mixed=true}" if island and _is_mixed_precision(block) else "fp16_compute"
         for members in list_groups(island):
-            yield Hit(members[0], note=_format_note(members, mend), covers=members, fixed_by=mend)
+            yield Hit(members[0], note=_format_note(members, fix), covers=members, fixed_by=fix)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one island", lambda: _build_chain(types.fp32, False))
+        yield Example("one partition", lambda: _build_chain(types.fp32, False))
         yield Example("inside fp16", lambda: _build_chain(types.fp16, True))
         yield Example("fp16", lambda: _build_chain(types.fp16, False), reason="")
         yield Example("casts at the border", _build_interface_casts, reason="")
@@ -76,13 +76,13 @@ def _is_mixed_precision(block: Block) -> bool:
     return any(map(is_computed_in_fp16, iterate_nested_ops(block)))
 
 
-def _format_note(members: list[Operation], mend: str) -> str:
+def _format_note(members: list[Operation], fix: str) -> str:
     kinds = Counter(op.op_type for op in members).most_common()
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_MAX_KINDS_NAMED])
     more = f" and {len(kinds) - _MAX_KINDS_NAMED} kinds more" if len(kinds) > _MAX_KINDS_NAMED else ""
     if len(members) == 1:
-        return f"{shown} computes in fp32; ane::{mend} turns it to fp16"
-    return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{mend} turns them to fp16"
+        return f"{shown} computes in fp32; ane::{fix} turns it to fp16"
+    return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{fix} turns them to fp16"
 
 
 def _build_chain(dtype: object, island: bool) -> Program:

@@ -18,8 +18,8 @@ class GroupNormRank5(Rule):
             the M4's generation. Against it stand Apple's diffusion models, whose UNet has torch's GroupNorm, which
             coremltools writes at rank 5, and which are made for the ANE. Single ops of rank 5 are accepted on an M4.
     when    reduce_mean over the last two axes and more of a value of rank 5 that a reshape made of one of rank 4. That
-            the op is refused is not concluded.
-    cure    Reshape to [N * G, C / G, H, W] and reduce over the last three axes: the same sums.
+            the op is unsupported is not concluded.
+    fix     Reshape to [N * G, C / G, H, W] and reduce over the last three axes: the same sums.
     """
 
     code, slug = "ANE236", "group-norm-rank-5"
@@ -42,7 +42,7 @@ class GroupNormRank5(Rule):
         if not {3, 4} <= axes or op.x.op is None or op.x.op.op_type != "reshape" or op.x.op.x.rank != 4:
             return Miss(op, "no group norm", near=False)
         shape = "x".join(map(str, op.x.shape))
-        return Hit(op, note=f"a group norm at rank 5 ({shape}): sources disagree on whether the ANE takes it")
+        return Hit(op, note=f"a group norm at rank 5 ({shape}): sources disagree on whether it is supported on the ANE")
 
     def examples(self) -> Iterable[Example]:
         yield Example("torch's", lambda: _build_group_norm(1, 2, 4, 6, 6))

@@ -24,7 +24,7 @@ class HardswishRank2(Rule):
             tell, and names no op.
     when    linear or matmul in fp16 with a result of rank 2, and x * clip(x + 3, 0, 6) / 6 of it, in any of the forms
             that coremltools writes.
-    cure    Bring x to rank 4 before the layer and back behind the hard swish (expand_dims and squeeze; the same
+    fix     Bring x to rank 4 before the layer and back behind the hard swish (expand_dims and squeeze; the same
             numbers), or write the layer as a 1x1 conv at rank 4.
     """
 

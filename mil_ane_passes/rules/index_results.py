@@ -24,13 +24,13 @@ _COREML_MESSAGES = {
 class IndexResults(Rule):
     """The result is an index in int32, a type the ANE does not have.
 
-    why     Core ML on an M4 refuses reduce_argmax and argsort for the type of what they return. topk is accepted there
+    why     Core ML on an M4 rejects reduce_argmax and argsort for the type of what they return. topk is accepted there
             with indices of 16 bits, which is what coremltools makes for target iOS17 and later. The hardware can rank:
             the ANE's compiler, asked without Core ML, takes argmax on every generation, argsort and topk from M2 on,
             and non_maximum_suppression.
     when    reduce_argmax, reduce_argmin, argsort and non_maximum_suppression; topk whose indices are int32.
             With 16-bit indices an argmax or argmin lies between what is known, and is a guess.
-    cure    Return the scores and rank outside the model. Where only the largest value is wanted, reduce_max gives the
+    fix     Return the scores and rank outside the model. Where only the largest value is wanted, reduce_max gives the
             same bits. topk of one gives the same index, in 16 bits with target iOS17; but see topk-argmax.
     """
 
@@ -40,11 +40,12 @@ class IndexResults(Rule):
     advice = "Return the scores and rank them outside the model; reduce_max where only the value is wanted."
     evidence = (
         cite_m4_study(
-            "reduce_argmax and argsort are refused for their int32 output; topk with uint16 indices is accepted",
+            "reduce_argmax and argsort are unsupported for their int32 output; topk with uint16 indices is accepted",
             rows=True,
         ),
         cite_m4_study(
-            "argsort and any op on int32 are refused; Core ML has messages of its own for argmax of other axes than "
+            "argsort and any op on int32 are unsupported; Core ML has messages of its own for argmax of other axes "
+            "than "
             "channels or space, and for non_maximum_suppression of more than 2048 boxes"
         ),
         cite_private_route("argmax is taken everywhere, argsort and topk from M2 on, argmin from M3 on"),

@@ -24,15 +24,15 @@ _INT32_MESSAGE = "Unsupported tensor data type: int32"
 class Int32Ops(BlockRule):
     """An op that reads or makes int32 leaves the ANE, the casts to and from it, too.
 
-    why     The ANE has no int32. Core ML on an M4 refuses every op on it, one by one; bool, the int8 of quantize, and
-            16 bits where an op passes them on (the uint16 of topk, the int16 of a squeeze) are accepted. In the middle
-            of a model such an op costs two changes of processor. Much of it nobody wrote: the preparation of indices,
-            and sizes computed from shapes.
+    why     int32 is unsupported on the ANE. Core ML on an M4 rejects every op on it, one by one; bool, the int8 of
+            quantize, and 16 bits where an op passes them on (the uint16 of topk, the int16 of a squeeze) are accepted.
+            In the middle of a model such an op costs two transitions. Much of it nobody wrote: the preparation of
+            indices, and sizes computed from shapes.
     when    A chain: ops of one block that hand integers to one another. One finding each, at its first op; the note
-            says what it is computed for. A cast to int8 is refused, too. Casts to other narrow types and int64, uint32
-            and int4 were not measured, and are a guess. Constants, and shapes or axes that are constants, do not
-            count; ops that are refused whatever they compute on have rules of their own.
-    cure    Compute what is known at conversion beforehand; fixed input shapes fold most sizes. Pass positions, lengths
+            says what it is computed for. A cast to int8 is unsupported, too. Casts to other narrow types and int64,
+            uint32 and int4 were not measured, and are a guess. Constants, and shapes or axes that are constants, do not
+            count; ops that are unsupported whatever they compute on have rules of their own.
+    fix     Compute what is known at conversion beforehand; fixed input shapes fold most sizes. Pass positions, lengths
             and masks as fp16, which is exact up to 2048, and compare in fp16. Return indices, and use them outside.
     """
 
@@ -40,7 +40,7 @@ class Int32Ops(BlockRule):
     refuses, confidence = True, "high"
     advice = "Fold what is known at conversion, pass numbers as fp16 (exact up to 2048), and use indices outside."
     evidence = (
-        cite_m4_study("any arithmetic on int32 is refused, and casts between fp16 and int32 and from fp16 to int8"),
+        cite_m4_study("any arithmetic on int32 is unsupported, and casts between fp16 and int32 and from fp16 to int8"),
         cite_m4_study("refused: cast, add, mul, select and greater_equal on int32; accepted: bool, quantize to int8, "
                       "uint16 indices of topk, squeeze of int16, gather_nd by int16", rows=True),
         Vendor("with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup",

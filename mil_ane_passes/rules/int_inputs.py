@@ -18,16 +18,16 @@ _LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter",
 
 
 class IntInputs(BlockRule):
-    """An integer input brings int32 ops, which the ANE does not take.
+    """An integer input brings int32 ops, which are unsupported on the ANE.
 
     why     Sources disagree on how far that reaches. One says an integer input, even an unused one, sends the whole
             model to the CPU. Apple's own transformers take int32 ids, and all but 4 of 606 ops are on the ANE: only
             the embedding lookup is not. A list made on M4 agrees with the latter: the int32 ops one by one.
     when    Every integer input of a function. The note says who reads it: as indices (gather, one_hot), in arithmetic
             of integers, or in numbers after a cast. It is reported at its first reader.
-    cure    Look the embedding up outside and pass its rows in fp16; pass what is computed with (positions, lengths,
+    fix     Look the embedding up outside and pass its rows in fp16; pass what is computed with (positions, lengths,
             masks) as fp16, which is exact up to 2048. Where ids must go in, keep the lookup first and alone. Whether
-            that pays depends on what a change of processor costs the model at hand.
+            that pays depends on what a transition costs the model at hand.
     """
 
     code, slug = "ANE501", "int-inputs"
@@ -36,7 +36,7 @@ class IntInputs(BlockRule):
         cite_surgery_tip("passing an int, even an unused one, is an automatic signal for the CPU (whole model)"),
         Vendor("contradicts it: with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup, "
                "because they are more efficient there", source="apple/ml-ane-transformers README.md", date="2022-06"),
-        cite_m4_study("contradicts it: int32 ops are refused one by one, casts between fp16 and int32 among them"),
+        cite_m4_study("contradicts it: int32 ops are unsupported one by one, casts between fp16 and int32 among them"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

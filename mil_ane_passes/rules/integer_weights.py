@@ -27,7 +27,7 @@ class IntegerWeights(Rule):
             weights among what gains on the ANE. What decides, the chip, the system or the form, nobody says.
     when    On an M4: conv, linear and matmul that read a weight of integers with scales, but those with several
             scales along the input channels, which are ANE402's. Palettized weights are none.
-    cure    Palettize (coremltools.optimize.coreml.palettize_weights), which no report of this kind speaks of; or
+    fix     Palettize (coremltools.optimize.coreml.palettize_weights), which no report of this kind speaks of; or
             ask a device: the plan that `mil-ane-passes mac-script` brings back tells for each op.
     no fix  Palettizing or quantizing anew changes the weights, which is for who made them to decide.
     """

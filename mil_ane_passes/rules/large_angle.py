@@ -21,7 +21,7 @@ class LargeAngle(Rule):
             period and cannot bring it back. M1 and M2 are said to have no sine at all.
     when    sin or cos in fp16, unless the program bounds the angle within `beyond` (a mod, a clip,
             `x - c * round(x / c)`) or, with feeds, it was seen to stay within.
-    cure    Reduce the angle before it is large: sum up phases modulo one turn, compute frequency times position
+    fix     Reduce the angle before it is large: sum up phases modulo one turn, compute frequency times position
             modulo 2 pi in fp32 outside the model, or make the sines a constant table. A reduction after the fp16 angle
             has been formed comes too late. ane::fp16_compute keeps such an op fp32 where the feeds show the loss.
     """

@@ -21,7 +21,7 @@ class LargeInput(BlockRule):
             Whether it was the input's size, what the model did with it, or memory, nobody found out. A compiler that
             gives up can leave the whole model on the CPU, or end the process at the first prediction.
     when    An input of rank 4 whose height times width is 5568 * 5568 and more.
-    cure    Cut the image into tiles that overlap by what the kernels reach, and run the model on each.
+    fix     Cut the image into tiles that overlap by what the kernels reach, and run the model on each.
     """
 
     code, slug = "ANE523", "large-input"

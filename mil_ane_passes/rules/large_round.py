@@ -24,7 +24,7 @@ class LargeRound(Rule):
             from zero (round(0.5) is 1), where MIL goes to the even neighbour.
     when    round in fp16, unless the program bounds its operand below 1024 (a clip, a sigmoid, a constant range behind
             it) or, with feeds, it was seen to stay below. Ties are not told apart: no bound rules them out.
-    cure    Keep the operand below 1024, or write `where(abs(x) < 1024, round(x), x)` in the model, which is exact: the
+    fix     Keep the operand below 1024, or write `where(abs(x) < 1024, round(x), x)` in the model, which is exact: the
             large numbers are whole. Reported for programs that do not pass through Core ML; predicted for those.
     """
 
@@ -35,7 +35,7 @@ class LargeRound(Rule):
     evidence = (
         Community(
             "round(1024) gives 1025, round(1025) 1026, round(-2047) -2048: a half is added where fp16 has none; "
-            "select(|x| < 1024, round(x), x) cures it; ties go away from zero (private route, not Core ML)",
+            "select(|x| < 1024, round(x), x) fixes it; ties go away from zero (private route, not Core ML)",
             source="https://github.com/sbryngelson/ANEForge/pull/116",
             date="2026-07-23",
         ),

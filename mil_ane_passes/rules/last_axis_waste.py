@@ -27,9 +27,9 @@ class LastAxisWaste(PlanRule):
             its bytes in fp16, 64 times in int8, and as much more to move. Apple says so of a model's inputs and
             outputs; values between may be held on the chip, where smaller rows may do. The bytes are computed by that
             layout, not measured.
-    when    An fp16 or 8-bit input, or a value made or read by an op that the ANE takes, whose rows take at least
+    when    An fp16 or 8-bit input, or a value made or read by an op supported on the ANE, whose rows take at least
             `times` its bytes and lose at least `lost` bytes. One finding for each function, the largest loss first.
-    cure    Move a longer axis to the last place: for (1, C, S, 1) that is (1, C, 1, S), Apple's own layout for
+    fix     Move a longer axis to the last place: for (1, C, S, 1) that is (1, C, 1, S), Apple's own layout for
             transformers. At a border, hand the input over in that layout.
     """
 
@@ -85,7 +85,7 @@ class LastAxisWaste(PlanRule):
 
 
 def _find_ane_values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:
-    """Inputs and what ops make that the ANE takes or that feed one, each with the op it is reported at."""
+    """Inputs, and results of ops supported on the ANE or read by one, each with the op it is reported at."""
     makers = {var: row for row in rows for var in row.op.outputs}
     found = map_inputs_to_ops(inputs, rows)
     for var, row in makers.items():
@@ -106,7 +106,8 @@ def _count_dense_and_padded_bytes(var: Var) -> tuple[int, int] | None:
 
 def _format_note(wasted: list[Var], sizes: dict[Var, tuple[int, int]]) -> str:
     each = [
-        f"%{var.name} ({', '.join(map(str, var.shape))}) {format_bytes(sizes[var][0])} in {format_bytes(sizes[var][1])}, "
+        f"%{var.name} ({', '.join(map(str, var.shape))}) {format_bytes(sizes[var][0])} in "
+        f"{format_bytes(sizes[var][1])}, "
         f"{sizes[var][1] / sizes[var][0]:.3g}x"
         for var in wasted
     ]

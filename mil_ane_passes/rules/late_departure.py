@@ -17,7 +17,7 @@ from ._plan_rules import COST_MODEL, format_list, format_op_types, make_chain_bu
 
 
 class LateDeparture(PlanRule):
-    """An op that the ANE refuses stands near the end, and all that follows is predicted on the CPU.
+    """An op that the ANE rejects stands near the end, and all that follows is predicted on the CPU.
 
     why     Core ML runs the first part of such a model on the ANE and leaves it for the rest. Split in two, the first
             part stays on the ANE, and you choose how the second is run: by a model of its own, or by code that
@@ -26,7 +26,7 @@ class LateDeparture(PlanRule):
             at least `share` of its ops come before them. The first part is predicted on its own, each value that it
             passes on being an output that costs time on the ANE; where fewer of its ops would stay there than now, the
             cut is not advised.
-    cure    Cut the model at the values named (edit --split-at). A single unsupported op at the very end costs little;
+    fix     Cut the model at the values named (edit --split-at). A single unsupported op at the very end costs little;
             several, or one that takes supported ops to the CPU with it, are worth it.
     """
 
@@ -35,7 +35,7 @@ class LateDeparture(PlanRule):
     advice = "Split the model at the values named and run the second part on its own."
     evidence = (
         cite_2020_layer_list(
-            "where what the ANE does not take stands near the end, split the model and run one part after the "
+            "where what is unsupported on the ANE stands near the end, split the model and run one part after the "
             "other: the first can use the ANE; may be faster than running all on CPU or GPU"
         ),
         cite_2020_layer_list("Core ML may run the first part on the ANE and then switch for the rest"),
@@ -87,7 +87,7 @@ def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
 
 def _format_note(rows: list[Row], tail: CpuPartition, crossing: list[Var]) -> str:
     after = len(tail.rows)
-    dragged = f", {format_count(len(tail.stranded), 'op')} that the ANE takes among them" if tail.stranded else ""
+    dragged = f", {format_count(len(tail.stranded), 'supported op')} among them" if tail.stranded else ""
     cut = [f"%{var.name}" for var in crossing]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
     return (f"{last} predicted on the CPU ({format_duration(tail.milliseconds)}), because of "

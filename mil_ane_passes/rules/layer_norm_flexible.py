@@ -23,7 +23,7 @@ class LayerNormFlexible(PlanRule):
             fixed shape or a range; without the LayerNorm enumerated shapes run on the ANE, too. Chip not stated.
     when    layer_norm of a value of rank 3 with a dimension that is not fixed, in a package with enumerated shapes.
             A program in memory does not say whether its shapes are enumerated, so it is reported as well.
-    cure    Fix the shape, or give each shape a function of its own, or normalise at rank 4 (expand_dims before,
+    fix     Fix the shape, or give each shape a function of its own, or normalise at rank 4 (expand_dims before,
             squeeze behind; the same numbers). That rank 4 helps is in no report.
     """
 

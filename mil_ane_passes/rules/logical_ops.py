@@ -18,7 +18,7 @@ class LogicalOps(Rule):
     why     Core ML accepts logical_and on an M4. By a private route logical_and, logical_or and logical_xor are
             supported on no chip, which at least for the first is not so. Nothing else was measured.
     when    logical_or and logical_xor; logical_and when another chip than M4 is looked at. Never known.
-    cure    On masks of 0 and 1 in fp16: and is mul or minimum, or is maximum, xor is abs of the difference (the same
+    fix     On masks of 0 and 1 in fp16: and is mul or minimum, or is maximum, xor is abs of the difference (the same
             bits).
     """
 
@@ -40,9 +40,9 @@ class LogicalOps(Rule):
                 op,
                 sure=False,
                 note=f"logical_and is accepted on M4, and not measured on {format_chips(others)}; a "
-                "private route refuses it",
+                "private route rejects it",
             )
-        return Hit(op, sure=False, note=f"{op.op_type} was not measured through Core ML; a private route refuses it")
+        return Hit(op, sure=False, note=f"{op.op_type} was not measured through Core ML; a private route rejects it")
 
     def examples(self) -> Iterable[Example]:
         yield Example("and", lambda: build_mask_program("logical_and"))

@@ -24,11 +24,11 @@ class Lopsided(PlanRule):
     """A large tensor has nearly all its elements on one axis.
 
     why     One source says to chunk or parallelise what has "some inexcusable shape like (50000,)". It gives no limit
-            and no measurement. Against it: a vector of 65536 was accepted on an M4, so the ANE takes such shapes there.
+            and no measurement. Against it: a vector of 65536 was accepted on an M4, so such shapes are supported there.
     when    An fp16 or 8-bit input, output or value with more than `longest` elements on one axis and not more than
             `others` on all others together. One finding for each function, the longest first. What is longer than an
-            axis may be (16384 up to M3, 65536 from M4 on) is refused, and left to the rule on dimension limits.
-    cure    Reshape elementwise work from [n] to [k, n / k]; cut a long signal into chunks that go into the batch, with
+            axis may be (16384 up to M3, 65536 from M4 on) is unsupported, and left to the rule on dimension limits.
+    fix     Reshape elementwise work from [n] to [k, n / k]; cut a long signal into chunks that go into the batch, with
             as much overlap as the kernels reach.
     """
 

@@ -16,12 +16,12 @@ _REPLACEMENTS = {"one_hot": "equal of the index, as fp16, with a constant range"
 
 
 class MasksAtRunTime(Rule):
-    """The ANE takes neither one_hot nor band_part.
+    """one_hot and band_part are unsupported on the ANE.
 
-    why     Core ML on an M4 refuses both, and so does the ANE's compiler on M1 to M5 when asked without Core ML. In
+    why     Core ML on an M4 rejects both, and so does the ANE's compiler on M1 to M5 when asked without Core ML. In
             GPT models on an M1 Pro the band_part of the causal mask was what left the ANE.
     when    Any one_hot, any band_part.
-    cure    ane::constant_band_part selects by a constant mask: the same bits, whatever lies outside the band.
+    fix     ane::constant_band_part selects by a constant mask: the same bits, whatever lies outside the band.
             ane::one_hot_compare compares the indices, cast to fp16 at the edge (exact up to 2048), with a constant
             range; better still, pass the indices in as fp16, or the one-hot rows themselves.
     """
@@ -31,7 +31,7 @@ class MasksAtRunTime(Rule):
     refuses, confidence = True, "high"
     advice = "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot."
     evidence = (
-        cite_m4_study("one_hot and band_part are refused; comparisons, select and mul are accepted"),
+        cite_m4_study("one_hot and band_part are unsupported; comparisons, select and mul are accepted"),
         cite_private_route("one_hot and band_part have no form on any generation"),
         cite_m1_gpt_notes(
             "parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"
@@ -43,7 +43,7 @@ class MasksAtRunTime(Rule):
         return make_unsupported_hit(
             self,
             op,
-            f"the ANE takes no {op.op_type}; {_REPLACEMENTS[op.op_type]} stands for it",
+            f"{op.op_type} is unsupported on the ANE; {_REPLACEMENTS[op.op_type]} stands for it",
             seen=M1_TO_M5,
             message=message,
         )

@@ -20,7 +20,7 @@ class MatmulInnerDimension(Rule):
     why     Core ML says on an M4 that two bytes for each element of the inner dimension must fit 65536. By a private
             route 16384 is the end on M1 and M2.
     when    matmul of two values that are computed. With a constant operand, and for linear, it was not measured.
-    cure    Split the inner dimension: slices of both operands, a matmul each, and adds (rounded otherwise).
+    fix     Split the inner dimension: slices of both operands, a matmul each, and adds (rounded otherwise).
     """
 
     code, slug = "ANE224", "matmul-inner-dimension"

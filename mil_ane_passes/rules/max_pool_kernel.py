@@ -14,14 +14,14 @@ from ._sizes import read_kernel_size, select_generations
 
 
 class MaxPoolKernel(Rule):
-    """The ANE takes windows of max_pool up to 8 wide; of other pools the limit is further out.
+    """Windows of max_pool are supported on the ANE up to a width of 8; of other pools the limit is higher.
 
-    why     Core ML says of a max_pool on an M4 that its width "must be [1-8] or 32"; windows 9 and 15 wide are refused,
-            one 9 tall and 1 wide is taken. avg_pool was taken with every window measured, up to 14x14. By a private
-            route no pool takes a window longer than 31 (29 on M1).
+    why     Core ML says of a max_pool on an M4 that its width "must be [1-8] or 32"; windows 9 and 15 wide are
+            unsupported, one 9 tall and 1 wide is taken. avg_pool was taken with every window measured, up to 14x14. By
+            a private route no pool takes a window longer than 31 (29 on M1).
     when    max_pool with a window wider than 8; any pool with a side over 31. Not known: a max_pool 32 wide, which the
             message allows, 1-D and 3-D max pools, and what is only known by the private route.
-    cure    max_pool: ane::chain_max_pool takes it in steps, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the
+    fix     max_pool: ane::chain_max_pool takes it in steps, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the
             real one (the same numbers).
             avg_pool: ane::chain_avg_pool makes a reduce_mean of it, or the mean of smaller ones.
     """

@@ -24,7 +24,7 @@ class ModelSize(PlanRule):
             applies depends on the device, not on the generation: an A15 and an M2 have the same ANE.
     when    The weights that a function's ops read, as they are stored (compressed ones by their packed size), exceed
             `phone` GB. In a package of several functions each is weighed alone, since one is loaded at a time.
-    cure    Split the model: coremltools.models.utils.bisect_model cuts a package in two, each part below 1 GB. fp32
+    fix     Split the model: coremltools.models.utils.bisect_model cuts a package in two, each part below 1 GB. fp32
             weights halve with ane::fp16_compute. Whether palettized weights help is open: in 2023, on an M1, 4 bits
             did not.
     """

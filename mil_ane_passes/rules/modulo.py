@@ -14,11 +14,11 @@ from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class Modulo(Rule):
-    """The ANE has no mod.
+    """mod is unsupported on the ANE.
 
-    why     Core ML on an M4 refuses it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
-    when    Any mod of numbers. floor_div is taken on an M4.
-    cure    x - y * floor(x / y): the same in exact arithmetic; in fp16 a quotient that rounds up to a whole number
+    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
+    when    Any mod of numbers. floor_div is supported on an M4.
+    fix     x - y * floor(x / y): the same in exact arithmetic; in fp16 a quotient that rounds up to a whole number
             gives a remainder that is off by y. `ane::modulo_by_floor` takes a constant y in pieces: the same bits.
     """
 
@@ -27,14 +27,16 @@ class Modulo(Rule):
     refuses, confidence = True, "high"
     advice = "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y."
     evidence = (
-        cite_m4_study("mod is refused; floor_div, floor, mul and sub are accepted"),
+        cite_m4_study("mod is unsupported; floor_div, floor, mul and sub are accepted"),
         cite_private_route("mod has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
             return Miss(op, "computes on integers", near=False)
-        return make_unsupported_hit(self, op, "the ANE has no mod; it is x - y * floor(x / y)", seen=M1_TO_M5)
+        return make_unsupported_hit(
+            self, op, "mod is unsupported on the ANE; it is x - y * floor(x / y)", seen=M1_TO_M5
+        )
 
     def examples(self) -> Iterable[Example]:
         yield Example("by a number", lambda: build_program(

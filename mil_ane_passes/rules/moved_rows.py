@@ -24,7 +24,7 @@ class MovedRows(BlockRule):
             hardly any is needed. The bytes are computed from the shapes, nobody published times.
     when    reshape and transpose whose last axis is another or of another length behind it, which together move
             `least` bytes and more. One finding for each block.
-    cure    Stay in one layout, (B, C, 1, S), from input to output; move what cannot go to the model's border; let pairs
+    fix     Stay in one layout, (B, C, 1, S), from input to output; move what cannot go to the model's border; let pairs
             cancel (coremltools' reduce_transposes, ane::cancel_lift_pairs for squeeze and expand_dims).
     """
 

@@ -25,7 +25,7 @@ class NanLogic(Rule):
             constant that holds an infinity or NaN; a select whose branch is a constant with NaN; a comparison of
             `c / x` with zero (MIL's inverse adds an epsilon, so its sign tells nothing of a zero anywhere). What
             makes NaN without asking for it is not looked for.
-    cure    Keep such values from arising (a mask of -10000, a clip before a log or a division), and compare with finite
+    fix     Keep such values from arising (a mask of -10000, a clip before a log or a division), and compare with finite
             limits; or make the test outside the model.
     """
 

@@ -26,7 +26,7 @@ class OldBroadcast(BlockRule):
     when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of two values that are computed and differ in
             shape, where chips before the M4 are looked at. One finding for each block. Nothing is concluded: the
             prediction takes the ANE to accept them.
-    cure    None by default. Where a device shows that it falls off, make both sides equal with tile or concat; a tile
+    fix     None by default. Where a device shows that it falls off, make both sides equal with tile or concat; a tile
             of a constant grows to a constant of full size, and others saw their model slow down with tiles in it.
     """
 
@@ -69,7 +69,8 @@ class OldBroadcast(BlockRule):
             yield Hit(
                 found[0],
                 covers=found,
-                note=f"{format_count(len(found), 'broadcast')} between computed values ({format_op_types(found)}): accepted on "
+                note=f"{format_count(len(found), 'broadcast')} between computed values ({format_op_types(found)}): "
+                     f"accepted on "
                 "M4, refused in the NeuralNetwork format of 2020, not measured in between",
             )
 

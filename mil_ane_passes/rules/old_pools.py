@@ -23,7 +23,7 @@ class OldPools(Rule):
             2 or 4 for pools.
     when    Chips up to A13: any pool with such a window or stride. M1 to M3: a stride over 2 that is not 4, which is
             not known.
-    cure    max_pool: a chain of smaller windows, stride 1 and then the real one, or stride 1 and slice_by_index with
+    fix     max_pool: a chain of smaller windows, stride 1 and then the real one, or stride 1 and slice_by_index with
             the stride (the same bits). avg_pool over the whole: reduce_mean.
     """
 

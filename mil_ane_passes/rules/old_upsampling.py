@@ -22,7 +22,7 @@ class OldUpsampling(Rule):
     why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
             M4 accepts all modes with 2, 3 and fractions.
     when    Chips up to A13: upsample_* and resize* whose height or width grows by another factor than 2.
-    cure    Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 is not twice by 2: use a depthwise
+    fix     Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 is not twice by 2: use a depthwise
             conv_transpose with the weights of the interpolation, or leave it.
     """
 

@@ -16,9 +16,9 @@ class PadConstantNonzero(Rule):
     """A pad with a constant that is not zero may not run on the ANE.
 
     why     Core ML holds a message that pads with other values than zero are not supported on the ANE. When it says
-            so is not known: nobody published a model that was refused for it.
+            so is not known: nobody published a model that was unsupported for it.
     when    pad with mode constant and a value that is not zero, or known only at run time.
-    cure    concat constant blocks; or pad with zero and add a constant that holds the fill around -0.0. The same bits.
+    fix     concat constant blocks; or pad with zero and add a constant that holds the fill around -0.0. The same bits.
     """
 
     code, slug = "ANE226", "pad-constant-nonzero"

@@ -17,7 +17,7 @@ class PassthroughOutput(BlockRule):
     why     By a private route such a program crashed. That Core ML is struck as well is not known: coremltools itself
             puts an `identity` between when it converts, other tools need not.
     when    A function that returns one of its own inputs.
-    cure    Leave the output out, the caller has the value; or multiply by one, which the same source used. An
+    fix     Leave the output out, the caller has the value; or multiply by one, which the same source used. An
             `identity` says the same, and was not tried by it.
     """
 
@@ -25,7 +25,7 @@ class PassthroughOutput(BlockRule):
     level, confidence = "note", "low"
     advice = "Leave the output out, since the caller has the value, or multiply it by one."
     evidence = (
-        cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one mends it"),
+        cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

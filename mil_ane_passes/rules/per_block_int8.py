@@ -22,9 +22,9 @@ class PerBlockInt8(Rule):
             the GPU. On an M4 a conv, linear or matmul with an int8 or int4 weight of any granularity was given to
             the CPU. The reports differ in what happens; in neither does the ANE compute it right.
     when    conv, linear or matmul reads a constexpr_blockwise_shift_scale of integers with more than one block along
-            the input channels. Scales for each output channel only are left out. That the ANE refuses the op was seen
+            the input channels. Scales for each output channel only are left out. That the ANE rejects the op was seen
             on an M4; elsewhere it may compute it, wrongly.
-    cure    None here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
+    fix     None here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
             output channel: granularity="per_channel" in coremltools.optimize.
     no fix  Quantizing or palettizing anew changes the weights, which is for who made them to decide.
     """

@@ -13,7 +13,7 @@ from ..core.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_types, make_chain_builder
 
 _MAX_PARTITIONS_NAMED = 4
-"CPU islands a note names."
+"CPU partitions a note names."
 
 
 class PingPong(PlanRule):
@@ -22,15 +22,16 @@ class PingPong(PlanRule):
     why     Each change costs 0.125 ms and each ANE segment 0.125 ms to enter, by the constants of Core ML's segmenter
             on an M4, whatever is computed. A few refused ops in the middle of a model cost more that way than in
             themselves. The changes are predicted from those constants and from estimated costs; nobody ran it.
-    when    A function with at least `changes` changes of backend. One finding for each, the CPU islands that cost most
-            first, each with the ops that are refused there. An island costs its own time, two changes and an entry.
-    cure    Mend the islands in the order given: the findings at the ops named say how. One mended island saves all it
-            costs. Where none can be mended, moving refused ops next to one another joins their islands.
+    when    A function with at least `changes` transitions. One finding for each, the CPU partitions that cost most
+            first, each with the ops that are unsupported there. An partition costs its own time, two changes and an
+            entry.
+    fix     Mend the partitions in the order given: the findings at the ops named say how. One fixed partition saves
+            all it costs. Where none can be fixed, moving refused ops next to one another joins their partitions.
     """
 
     code, slug = "ANE509", "ping-pong"
     confidence = "high"
-    advice = "Mend the refused ops of the CPU islands named, the costliest first."
+    advice = "Mend the refused ops of the CPU partitions named, the costliest first."
     evidence = (
         COST_MODEL,
         cite_2020_layer_list(
@@ -45,7 +46,7 @@ class PingPong(PlanRule):
         ),
     )
     changes: int = 4
-    "From how many changes of backend on it is reported; the number is ours."
+    "From how many transitions on it is reported; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for _, rows in iterate_rows_by_function(plan):
@@ -54,15 +55,15 @@ class PingPong(PlanRule):
             if changes < self.changes:
                 if changes > 1:
                     yield Miss(inner[0].rows[0].op if inner else rows[0].op,
-                               f"{changes} changes of backend, reported from {self.changes} on")
+                               f"{changes} transitions, reported from {self.changes} on")
                 continue
             inner.sort(key=_estimate_cost, reverse=True)
             causes = [row.op for island in inner for row in island.refused] or [row.op for row in inner[0].rows]
             yield Hit(causes[0], note=_format_note(rows, changes, inner), covers=causes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two islands", make_chain_builder("ttttcttttctttt"))
-        yield Example("one island", make_chain_builder("ttttctttt"), reason="2 changes of backend, reported from 4 on")
+        yield Example("two partitions", make_chain_builder("ttttcttttctttt"))
+        yield Example("one partition", make_chain_builder("ttttctttt"), reason="2 transitions, reported from 4 on")
         yield Example("nothing refused", make_chain_builder("tttt"), reason="")
 
 
@@ -74,12 +75,13 @@ def _format_note(rows: list[Row], changes: int, inner: list[CpuPartition]) -> st
     entries = sum(row.backend == "ane" and (not at or rows[at - 1].backend == "cpu") for at, row in enumerate(rows))
     spent = changes * TRANSITION_MS + entries * ENTER_ANE_MS
     each = [
-        f"{format_op_types(row.op for row in island.refused) or 'none refused'} at {format_op_name(island.rows[0].op)} "
+        f"{format_op_types(row.op for row in island.refused) or 'none unsupported'} at "
+        f"{format_op_name(island.rows[0].op)} "
         f"({_describe_stranded_ops(island)}{format_duration(_estimate_cost(island))})"
         for island in inner
     ]
-    return (f"{changes} changes of backend and {entries} entries into the ANE cost {format_duration(spent)}; "
-            f"{format_count(len(inner), 'CPU island')}: {format_list(each, _MAX_PARTITIONS_NAMED)}")
+    return (f"{changes} transitions and {entries} entries into the ANE cost {format_duration(spent)}; "
+            f"{format_count(len(inner), 'CPU partition')}: {format_list(each, _MAX_PARTITIONS_NAMED)}")
 
 
 def _describe_stranded_ops(island: CpuPartition) -> str:

@@ -13,12 +13,12 @@ from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class Product(Rule):
-    """The ANE has no reduce_prod.
+    """reduce_prod is unsupported on the ANE.
 
-    why     Core ML on an M4 refuses it, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
+    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
             other reductions are taken.
     when    Any reduce_prod of numbers, whatever the axes.
-    cure    Few elements: slice them and multiply, in the order in which the product was taken. Many, all positive:
+    fix     Few elements: slice them and multiply, in the order in which the product was taken. Many, all positive:
             exp of the reduce_sum of log, an approximation in fp16.
     """
 
@@ -27,14 +27,14 @@ class Product(Rule):
     refuses, confidence = True, "high"
     advice = "Multiply slices of few elements (other roundings); of many positive x exp(reduce_sum(log(x)))."
     evidence = (
-        cite_m4_study("reduce_prod is refused; the other reductions to numbers are accepted"),
+        cite_m4_study("reduce_prod is unsupported; the other reductions to numbers are accepted"),
         cite_private_route("reduce_prod has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
             return Miss(op, "computes on integers", near=False)
-        return make_unsupported_hit(self, op, "the ANE has no reduce_prod", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, "reduce_prod is unsupported on the ANE", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example(

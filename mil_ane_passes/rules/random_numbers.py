@@ -17,10 +17,10 @@ from ._unsupported_ops import M1_TO_M5, is_any_admitted, make_unsupported_hit
 class RandomNumbers(Rule):
     """The model draws random numbers.
 
-    why     Core ML on an M4 refuses random_normal. The ANE's compiler, asked without Core ML, takes no random op on
+    why     Core ML on an M4 rejects random_normal. The ANE's compiler, asked without Core ML, takes no random op on
             any generation but random_uniform, and that on M3 and later only; Core ML was not asked about it.
     when    random_normal, random_uniform, random_bernoulli and random_categorical.
-    cure    Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the
+    fix     Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the
             same in every run is a constant.
     no fix  What is drawn cannot be said by other ops: numbers that are drawn beforehand are another model.
     """
@@ -30,7 +30,7 @@ class RandomNumbers(Rule):
     refuses, confidence = True, "high"
     advice = "Draw the numbers outside and pass them in as an input."
     evidence = (
-        cite_m4_study("random_normal is refused"),
+        cite_m4_study("random_normal is unsupported"),
         cite_private_route("random_normal, random_bernoulli and random_categorical have no form on any generation; "
                            "random_uniform has one on M3, M4 and M5"),
     )
@@ -39,7 +39,7 @@ class RandomNumbers(Rule):
         note = f"{op.op_type} draws numbers in the model"
         if op.op_type == "random_uniform" and not is_any_admitted(Gate(last="m2"), tuple(self.generations)):
             return Hit(op, note=f"{note}; the hardware has it on M3 and later, nobody saw Core ML use it", sure=False)
-        return make_unsupported_hit(self, op, f"{note}; the ANE takes them as an input", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, f"{note}; they are supported on the ANE as an input", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("noise", _build_noise)

@@ -19,7 +19,7 @@ class Range1d(Rule):
     why     range_1d runs on the CPU only, and on the GPU neither; so it was reported without the chip's name, measured
             on an M4, and seen on an M1 without Core ML.
     when    Any range_1d, of integers or of fp16, with fixed bounds or computed ones.
-    cure    ane::constant_range: with fixed bounds a constant holds the same bits; where the end is the length of an
+    fix     ane::constant_range: with fixed bounds a constant holds the same bits; where the end is the length of an
             axis, a constant of the longest range is cut to it. With an end that is computed otherwise, the longest
             range and a mask (a comparison with the bound as fp16) where the shorter one was read.
     """
@@ -29,7 +29,7 @@ class Range1d(Rule):
     refuses, confidence = True, "high"
     advice = "Put in a constant: with fixed bounds the same bits, else the longest range, cut to its length."
     evidence = (
-        cite_m4_study("range_1d is refused, and runs on no GPU either"),
+        cite_m4_study("range_1d is unsupported, and runs on no GPU either"),
         cite_xcode_notes("range_1d runs on the CPU only"),
         cite_private_route("range_1d is rejected on M1", chip="M1"),
     )
@@ -38,7 +38,7 @@ class Range1d(Rule):
         computed = find_dynamic_inputs(op, "start", "end", "step")
         message = "Failed to retrieve parameter start" if computed == ["end"] else None
         what = f"its {' and '.join(computed)} computed" if computed else "its bounds fixed"
-        return make_unsupported_hit(self, op, f"the ANE takes no range_1d ({what})", message=message)
+        return make_unsupported_hit(self, op, f"range_1d is unsupported on the ANE ({what})", message=message)
 
     def examples(self) -> Iterable[Example]:
         yield Example("computed bound", _build_dynamic_range)

@@ -17,7 +17,7 @@ class RankAbove5(BlockRule):
 
     why     Apple and the reports agree: five dimensions are the most, for Core ML as a whole and for the ANE.
     when    A value of rank 6 and more that is read or made. Ops that hand such values to one another are one finding.
-    cure    Merge axes that stay together, or do the reshape and transpose in two steps of rank 4 or 5: the same bits.
+    fix     Merge axes that stay together, or do the reshape and transpose in two steps of rank 4 or 5: the same bits.
             coremltools' expand_high_rank_reshape_and_transpose does it for a reshape, transpose, reshape.
     """
 

@@ -15,14 +15,14 @@ from ._unsupported_ops import make_unsupported_hit
 
 
 class Recurrent(Rule):
-    """The ANE takes no lstm, gru and rnn.
+    """lstm, gru and rnn are unsupported on the ANE.
 
     why     Said by a maintainer of coremltools, measured on an M4, and so for all generations when the ANE's compiler
             is asked without Core ML. They run on the CPU.
     when    Any lstm, gru or rnn; the note has the number of steps.
-    cure    A sequence of fixed length: `ane::unroll_lstm`, `ane::unroll_gru` and `ane::unroll_rnn` write it out into
+    fix     A sequence of fixed length: `ane::unroll_lstm`, `ane::unroll_gru` and `ane::unroll_rnn` write it out into
             linear, sigmoid and tanh, which are taken; the roundings differ and add up over the steps. A very long one:
-            keep the convolutions and linears before and after it together, so that it costs two changes of processor
+            keep the convolutions and linears before and after it together, so that it costs two transitions
             and no more, or split the model there.
     """
 
@@ -33,7 +33,7 @@ class Recurrent(Rule):
     evidence = (
         Vendor("RNN and LSTM ops are not supported on the neural engine",
                source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),
-        cite_m4_study("rnn, lstm and gru are refused"),
+        cite_m4_study("rnn, lstm and gru are unsupported"),
         Community("an LSTM runs on BNNS, while the layers after it run on the ANE",
                   source="https://github.com/apple/coremltools/issues/337", chip="A12", date="2019-03"),
         cite_2020_layer_list("RNN layers, LSTM and GRU among them, do not run on the ANE"),
@@ -44,7 +44,7 @@ class Recurrent(Rule):
         steps = op.x.shape[0]
         how = "steps known only at run time" if is_symbolic(steps) else format_count(int(steps), "step")
         message = 'Unsupported MIL operation "rnn".' if op.op_type == "rnn" else None
-        return make_unsupported_hit(self, op, f"the ANE takes no {op.op_type} ({how})", message=message)
+        return make_unsupported_hit(self, op, f"{op.op_type} is unsupported on the ANE ({how})", message=message)
 
     def examples(self) -> Iterable[Example]:
         yield Example("rnn", lambda: build_program(_build_rnn, x=(5, 1, 4), h=(1, 3)))

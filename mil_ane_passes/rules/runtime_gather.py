@@ -21,17 +21,17 @@ _OTHER_GATHERS = ("gather_nd", "gather_along_axis")
 class RuntimeGather(Rule):
     """A gather at computed indices, such as an embedding lookup, runs on the CPU.
 
-    why     Core ML on an M4 refuses gather unless its indices are constants; so it was listed in 2020 and seen on an
+    why     Core ML on an M4 rejects gather unless its indices are constants; so it was listed in 2020 and seen on an
             M1 Pro, and Apple's transformers leave the lookup of the embedding there. gather_nd and gather_along_axis
             are themselves accepted on an M4; what prepares their indices is not (see int32-op).
     when    gather whose indices are no constant; gather_nd and gather_along_axis with int32 indices, and with others
             on generations before the M4, where nobody saw them accepted.
-    cure    Cut the model behind the lookup, `edit --split-at` with the value it gives: the first package looks up, the
+    fix     Cut the model behind the lookup, `edit --split-at` with the value it gives: the first package looks up, the
             second takes the rows as they come, fp16, and is the one for the ANE. Several lookups: all their values.
             Or look up outside, and pass the rows in. A small table: a one-hot row, passed in or compared in fp16,
             times the table: exact where the table is finite and its sums stay below 32768. A row to be chosen by
             position: multiply by a mask and sum.
-    no fix  Which rows are taken is known only when the model runs, and no op that the ANE takes goes by that;
+    no fix  Which rows are taken is known only when the model runs, and no op supported on the ANE goes by that;
             without the lookup the model has other inputs.
     """
 
@@ -42,9 +42,9 @@ class RuntimeGather(Rule):
               "one-hot row by a small table.")
     evidence = (
         cite_m4_study(
-            "gather with computed indices is refused, for the type of its indices; gather_nd is accepted", rows=True
+            "gather with computed indices is unsupported, for the type of its indices; gather_nd is accepted", rows=True
         ),
-        cite_m4_study("gather_along_axis is accepted; the int32 ops that prepare indices are refused"),
+        cite_m4_study("gather_along_axis is accepted; the int32 ops that prepare indices are unsupported"),
         Vendor(
             "the lookup of an embedding runs on the CPU: 4 of 606 ops",
             source="apple/ml-ane-transformers README.md",

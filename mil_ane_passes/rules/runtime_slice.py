@@ -22,12 +22,12 @@ _POSITION_INPUTS = {
 class RuntimeSlice(Rule):
     """A slice whose place is computed runs on the CPU.
 
-    why     Core ML on an M4 refuses a slice_by_size that begins at an input in int32; the ANE's compiler folds a place
+    why     Core ML on an M4 rejects a slice_by_size that begins at an input in int32; the ANE's compiler folds a place
             that is fixed into the layout, and has no other form. In a network the same op was once listed as accepted,
             in a plan that is odd in other respects.
     when    slice_by_index and slice_by_size with a begin, end, stride or size that is no constant. slice_update and
             assignments to a window likewise, but there sources disagree, and the finding is a guess.
-    cure    Fixed places give the same bits: one function for each, where there are few. Else take the whole, multiply
+    fix     Fixed places give the same bits: one function for each, where there are few. Else take the whole, multiply
             by a mask that is an input, and sum: exact where the values are finite. A cache: return the new row, and
             let the program outside write it.
     """
@@ -37,7 +37,7 @@ class RuntimeSlice(Rule):
     refuses, confidence = True, "high"
     advice = "Fix the place (one function for each), or multiply by a mask that is an input, and sum."
     evidence = (
-        cite_m4_study("a slice that begins at a computed place is refused, for its int32 begin", rows=True),
+        cite_m4_study("a slice that begins at a computed place is unsupported, for its int32 begin", rows=True),
         cite_m4_study(
             "at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "
             "too, and gives some ops no device",
@@ -62,7 +62,7 @@ class RuntimeSlice(Rule):
             return Miss(op, "its place is fixed", near=False)
         note = f"the {' and '.join(computed)} of a {op.op_type} {'are' if len(computed) > 1 else 'is'} computed"
         if op.op_type in ("slice_update", "torch_tensor_assign"):
-            return Hit(op, note=f"{note}; sources disagree on whether the ANE takes it", sure=False)
+            return Hit(op, note=f"{note}; sources disagree on whether it is supported on the ANE", sure=False)
         return make_unsupported_hit(self, op, note, seen=M1_TO_M5, message=_find_coreml_message(op))
 
     def examples(self) -> Iterable[Example]:

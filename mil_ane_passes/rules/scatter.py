@@ -15,12 +15,12 @@ from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 
 class Scatter(Rule):
-    """The ANE takes no scatter.
+    """scatter is unsupported on the ANE.
 
-    why     Apple's own comments in coremltools say it falls off the ANE. Core ML on an M4 refuses it, the ANE's
+    why     Apple's own comments in coremltools say it falls off the ANE. Core ML on an M4 rejects it, the ANE's
             compiler on M1 to M5 has no form of it, and those who moved caches by scatter found it rejected.
     when    scatter, scatter_nd and scatter_along_axis, with constant or computed indices.
-    cure    A fixed window: slice_update (iOS18), or slices and a concat: the same bits. Chosen places: blend
+    fix     A fixed window: slice_update (iOS18), or slices and a concat: the same bits. Chosen places: blend
             x * (1 - m) + v * m with a mask that is an input or a constant: exact where values are finite. Constant
             indices: a gather with the inverse ones.
     """
@@ -34,7 +34,7 @@ class Scatter(Rule):
             "scatter and scatter_nd fall off the ANE; an assignment to a window may reside there",
             source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
         ),
-        cite_m4_study("scatter and scatter_along_axis are refused"),
+        cite_m4_study("scatter and scatter_along_axis are unsupported"),
         cite_private_route("scatter, scatter_nd and scatter_along_axis have no form on any generation"),
         cite_m1_gpt_notes(
             "a scatter into a key and value cache is not supported; where with a mask from outside runs on the ANE"
@@ -48,7 +48,7 @@ class Scatter(Rule):
 
     def match(self, op: Operation) -> Hit | Miss:
         how = "computed" if find_dynamic_inputs(op, "indices") else "constant"
-        return make_unsupported_hit(self, op, f"the ANE takes no {op.op_type} (indices {how})")
+        return make_unsupported_hit(self, op, f"{op.op_type} is unsupported on the ANE (indices {how})")
 
     def examples(self) -> Iterable[Example]:
         yield Example("rows", lambda: build_program(

@@ -23,7 +23,7 @@ class SequenceLinears(BlockRule):
             ML on an M4 accepts linear and matmul as they are. So nothing leaves the ANE for it.
     when    `least` and more linears, or matmuls with a stored operand, on values of rank 3 whose sequence is longer
             than 1. One finding for each block.
-    cure    In the model: (B, C, 1, S) throughout and Conv2d(1x1) for Linear, the weight with two more axes (rounded
+    fix     In the model: (B, C, 1, S) throughout and Conv2d(1x1) for Linear, the weight with two more axes (rounded
             otherwise). Turning single layers only adds transposes. Measure both.
     """
 

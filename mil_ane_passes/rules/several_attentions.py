@@ -24,7 +24,7 @@ class SeveralAttentions(BlockRule):
             M4, with and without a mask; Apple's own advice for the ANE is to write attention out.
     when    A function, nested blocks included, with two and more scaled_dot_product_attention. Which of them are too
             large is not known, so the longest keys and the largest head are named.
-    cure    Write it out: matmul, softmax, matmul (rounded otherwise), one head at a time as Apple does; converting for
+    fix     Write it out: matmul, softmax, matmul (rounded otherwise), one head at a time as Apple does; converting for
             iOS17 and before does it. coremltools' scaled_dot_product_attention_sliced_q slices the queries.
     """
 

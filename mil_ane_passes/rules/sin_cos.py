@@ -19,7 +19,7 @@ class SinCos(Rule):
     why     By a private route both are native from M3 on, and M1 and M2 refuse them. A model with a lone sin is
             reported not to run on the ANE, chip not stated, which its small size explains as well. An M4 accepts both.
     when    sin and cos of numbers, on chips up to M2. A13 and before were not measured.
-    cure    Where the angles are constants (positions, frequencies), put the values into the model: the same bits.
+    fix     Where the angles are constants (positions, frequencies), put the values into the model: the same bits.
             Otherwise a polynomial after the angle is brought into one turn (close, not equal).
     no fix  No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each.
     """
@@ -43,12 +43,12 @@ class SinCos(Rule):
         struck = select_generations(tuple(self.generations), "m1", "m2")
         if struck:
             return Hit(
-                op, note=f"{op.op_type} is refused on {format_generations(struck)} (a private route); M4 accepts it"
+                op, note=f"{op.op_type} is unsupported on {format_generations(struck)} (a private route); M4 accepts it"
             )
         return Hit(
             op,
             sure=False,
-            note=f"{op.op_type} is refused on M1 and M2, not measured on "
+            note=f"{op.op_type} is unsupported on M1 and M2, not measured on "
             f"{format_generations(select_generations(tuple(self.generations), 'a12', 'a13'))}",
         )
 

@@ -14,12 +14,12 @@ from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
 class SlidingWindows(Rule):
-    """The ANE takes no sliding_windows.
+    """sliding_windows is unsupported on the ANE.
 
-    why     Core ML on an M4 refuses it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
+    why     Core ML on an M4 rejects it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
             no form of it.
     when    Any sliding_windows.
-    cure    Windows that do not overlap are a reshape; those that begin at multiples of the stride are rows of one,
+    fix     Windows that do not overlap are a reshape; those that begin at multiples of the stride are rows of one,
             joined. Few windows: a slice each, and a stack. The same bits.
     """
 
@@ -28,14 +28,14 @@ class SlidingWindows(Rule):
     refuses, confidence = True, "high"
     advice = "Reshape where windows do not overlap, else join slices (the same bits)."
     evidence = (
-        cite_m4_study("sliding_windows is refused, and runs on no GPU either"),
+        cite_m4_study("sliding_windows is unsupported, and runs on no GPU either"),
         cite_private_route("sliding_windows has no form on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         size, step = get_const_value(op.size), get_const_value(op.stride, 1)
         shape = f"of {size} elements, {step} apart" if size is not None else "of a computed size"
-        return make_unsupported_hit(self, op, f"the ANE takes no sliding_windows ({shape})", seen=M1_TO_M5)
+        return make_unsupported_hit(self, op, f"sliding_windows is unsupported on the ANE ({shape})", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
         yield Example("overlapping", lambda: build_program(

@@ -1,4 +1,4 @@
-"""Find ops that the ANE takes and that are not worth the way there."""
+"""Find ops supported on the ANE and that are not worth the way there."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAX_LISTED = 3
 
 
 class SmallSegment(PlanRule):
-    """A stretch of ops that the ANE takes is predicted on the CPU, since it saves less than the way there and back.
+    """A stretch of ops supported on the ANE is predicted on the CPU, since it saves less than the way there and back.
 
-    why     Entering an ANE segment costs 0.125 ms, and each change of backend as much again. A stretch between two ops
-            that the ANE refuses has to save 0.375 ms to be worth it, one at the model's start 0.25 ms; an output on
+    why     Entering an ANE segment costs 0.125 ms, and each transition as much again. A stretch between two ops
+            that the ANE rejects has to save 0.375 ms to be worth it, one at the model's start 0.25 ms; an output on
             the ANE costs 0.125 ms more. These are constants of Core ML's own segmenter, published for an M4; that it is
             so in the model at hand is predicted from them and from estimated costs, nobody ran it.
-    when    Neighbours that the ANE takes, in a function part of which is predicted on the ANE. One finding for each
+    when    Neighbours supported on the ANE, in a function part of which is predicted on the ANE. One finding for each
             function, the stretch that would save most first. A function all on the CPU is ANE516's.
-    cure    What cuts the stretch off is the ops that the ANE refuses on either side: replace those, or move them to the
-            model's start or end. A larger batch makes a stretch save more. A single op at the end is nothing to mend.
+    fix     What cuts the stretch off is the ops that the ANE rejects on either side: replace those, or move them to the
+            model's start or end. A larger batch makes a stretch save more. A single op at the end is nothing to fix.
     """
 
     code, slug = "ANE507", "small-segment"
@@ -63,4 +63,4 @@ def _format_note(stretches: list[StrandedOps]) -> str:
     each = [f"{format_op_range(one.rows)}, which would save {format_duration(one.saved_ms)} there and cost "
             f"{format_duration(one.needs)} for the way"
             for one in stretches]
-    return f"predicted on the CPU although the ANE takes it: {format_list(each, _MAX_LISTED, 'stretch')}"
+    return f"predicted on the CPU although it is supported on the ANE: {format_list(each, _MAX_LISTED, 'stretch')}"

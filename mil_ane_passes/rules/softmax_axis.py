@@ -21,7 +21,7 @@ class SoftmaxAxis(BlockRule):
             can be split; over the channels it does not. Any axis is accepted on an M4, so this is about speed alone.
             Nobody published a time.
     when    softmax of a value of rank 4 over axis 2 or 3, of `least` elements and more. One finding for each block.
-    cure    Write attention in the layout (1, C, 1, S), keys on the channel axis, so that the softmax is over axis 1, as
+    fix     Write attention in the layout (1, C, 1, S), keys on the channel axis, so that the softmax is over axis 1, as
             Apple's transformers do. A transpose there and back only pays where it can be cancelled.
     """
 

@@ -24,7 +24,7 @@ class StateWidth(BlockRule):
             run. One report, with a script. 32 numbers in fp16 are the 64 bytes to which rows are padded.
     when    Each state whose last dimension is no multiple of 32, at its first reader. Chips other than M4 were not
             measured.
-    cure    Make the state wider, to the next multiple of 32, and slice what is read; write back padded.
+    fix     Make the state wider, to the next multiple of 32, and slice what is read; write back padded.
     no fix  The shape of a state is the model's interface: who makes the state makes it wider.
     """
 

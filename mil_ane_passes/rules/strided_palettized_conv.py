@@ -23,7 +23,7 @@ class StridedPalettizedConv(Rule):
             happens then, and on which chips, they do not say; they are written for Core AI, the same engine behind
             another front end.
     when    conv with a stride over 2 on any axis and a weight that is palettized, joint compression included.
-    cure    Leave this weight uncompressed (op_name_configs of coremltools.optimize takes a name to None). Or bring the
+    fix     Leave this weight uncompressed (op_name_configs of coremltools.optimize takes a name to None). Or bring the
             phases of the input into its channels and run at stride 1; a patch embedding is that already where its
             kernel equals its stride: a reshape and a transpose, then a 1x1 conv (the same sums).
     """

@@ -18,14 +18,14 @@ from ._sizes import select_generations
 class TextureOps(Rule):
     """affine, resample and reflecting pads need a unit that the ANE has from M2 on.
 
-    why     By a private route M1 refuses affine ("affine transform is not supported on this architecture") and
+    why     By a private route M1 rejects affine ("affine transform is not supported on this architecture") and
             resample, and does resizing and reflecting pads by other means, some modes of which fail. Through Core ML
             only an M4 was measured, which accepts them all.
     when    Chips up to M1: affine, resample; pad with mode reflect, which is not known. Resizing is not reported: it
             is said to work there, rounded otherwise.
-    cure    A fixed integer enlargement is a conv_transpose; a reflecting pad is slices, reverse and concat (the same
+    fix     A fixed integer enlargement is a conv_transpose; a reflecting pad is slices, reverse and concat (the same
             bits); sampling grids have to stay outside the model.
-    no fix  Sampling at places that are computed needs a gather, which is refused as well.
+    no fix  Sampling at places that are computed needs a gather, which is unsupported as well.
     """
 
     code, slug = "ANE231", "texture-op"
@@ -34,7 +34,7 @@ class TextureOps(Rule):
     refuses, confidence = True, "medium"
     advice = "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model."
     evidence = (
-        cite_private_route("affine and resample need the texture engine, from M2 on; M1 refuses them", "M1"),
+        cite_private_route("affine and resample need the texture engine, from M2 on; M1 rejects them", "M1"),
         cite_private_route("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
         cite_m4_study("affine, resample, reflecting and replicating pads are accepted"),
     )

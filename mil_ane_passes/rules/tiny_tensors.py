@@ -25,7 +25,7 @@ class TinyTensors(PlanRule):
             ms, which takes millions of elements in a few ops.
     when    A function all of whose inputs, outputs and values between have fewer than `least` elements. A small input
             (a time step, a scale) beside large ones is ordinary and no finding. Open dimensions count as large.
-    cure    None is needed: the CPU is the faster place. To use the ANE put many such inputs into one batch.
+    fix     None is needed: the CPU is the faster place. To use the ANE put many such inputs into one batch.
     """
 
     code, slug = "ANE505", "tiny-tensors"

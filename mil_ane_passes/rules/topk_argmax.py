@@ -22,9 +22,9 @@ class TopkArgmax(Rule):
     why     Two reports of one device: an argmax in fp16 is wrong on half of all pixels without a word, and a model with
             topk and gather returns other numbers. The same op on an fp32 operand, and topk of one in place of argmax,
             were right, but slow. A topk on the ANE was measured at 200 times its estimate. Indices are int32, which
-            the ANE does not take: what computes with them runs on the CPU.
+            is unsupported on the ANE: what computes with them runs on the CPU.
     when    topk, reduce_argmax and reduce_argmin of an fp16 value, wherever they stand.
-    cure    Return the scores and rank them outside the model. Where that cannot be, cast the operand to fp32 before an
+    fix     Return the scores and rank them outside the model. Where that cannot be, cast the operand to fp32 before an
             argmax, and compare with a run on the CPU alone on the device in question. Reported for Core AI packages;
             that Core ML's are struck is predicted, not reported.
     """
@@ -60,7 +60,7 @@ class TopkArgmax(Rule):
             "topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
             "without: about 200 times the estimate"
         ),
-        cite_private_route("topk and argmin are refused on M1, argmax is taken", chip="M1"),
+        cite_private_route("topk and argmin are unsupported on M1, argmax is taken", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

@@ -22,7 +22,7 @@ class TopkInTheMiddle(PlanRule):
             the GPU took 0.05 ms. The estimate shown for such an op is what Core ML believes, not what it takes.
     when    A topk that is read inside the model, with ops predicted on the ANE both before and after it. Whether the
             numbers are right is ANE320's question.
-    cure    Return the scores and rank them outside the model, in a second part if need be. Where it must stay, compare
+    fix     Return the scores and rank them outside the model, in a second part if need be. Where it must stay, compare
             the times with and without the ANE on the device.
     """
 

@@ -16,9 +16,9 @@ class WideKernelSlow(Rule):
     """A kernel 9 to 15 wide is taken by an M6, and costs more than the same kernel standing upright.
 
     why     On an M6 the compiler turns such a conv into one of stride 2 with about twice the weights; 1xN was slower
-            than Nx1. Other chips were not measured. Wider ones are refused (ANE221).
+            than Nx1. Other chips were not measured. Wider ones are unsupported (ANE221).
     when    On an M6: a 2-D conv with a kernel 9 to 15 wide that is wider than tall.
-    cure    Lay the kernel on the height: swap the last two axes of input and weight (the same sums). It pays where the
+    fix     Lay the kernel on the height: swap the last two axes of input and weight (the same sums). It pays where the
             transposes can be cancelled.
     """
 

@@ -20,8 +20,8 @@ ranged set, images against their size and colour layout (a PIL image, uint8 pixe
 array as the program takes it).
 
 Published faults of the ANE can be imitated by name, off by default: `mil-ane-passes verify A A --quirk NAME` asks
-whether a fault would hit the model, `verify A B --quirk NAME` whether a rewrite cures it. They show what a rewrite
-cures, and prove nothing about a given chip. `mil-ane-passes verify --help` lists them.
+whether a fault would hit the model, `verify A B --quirk NAME` whether a rewrite fixes it. They show what a rewrite
+fixes, and verify nothing about a given chip. `mil-ane-passes verify --help` lists them.
 
 Importing this package does not import torch; constructing a `Runtime` (or calling `missing_ops`) does.
 """

@@ -224,7 +224,8 @@ def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoRetu
 
 def _format_limit_message(op: Any, what: str, most: float) -> str:
     return (
-        f"{_describe_op(op)}: {what}; the reference runtime holds at most {_format_bytes(most)} of values at once on this "
+        f"{_describe_op(op)}: {what}; the reference runtime holds at most {_format_bytes(most)} of values at once on "
+        f"this "
         f"machine; {_REMEDY}"
     )
 

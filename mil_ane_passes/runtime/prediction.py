@@ -1,6 +1,6 @@
 """`predictor`: an object with `MLModel.predict`'s and `make_state`'s signatures that works on any machine.
 
-The host's own methods check and coerce the inputs, so that what they refuse is refused in the same words.
+coremltools' own methods check and coerce the inputs, so that what they refuse is refused in the same words.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Predictor:
             return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
 
     def make_state(self) -> MLState:
-        """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as the host's."""
+        """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as coremltools'."""
         return self._proxy.make_new_state()
 
     def _prepare(self, data: dict[str, Any]) -> None:

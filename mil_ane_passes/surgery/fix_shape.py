@@ -1,6 +1,6 @@
 """`--fix-shape`: flexible inputs get one shape, and all that follows from it is worked out and written down.
 
-The types of all values are inferred anew by the host. What only computes shapes becomes consts under the same names,
+The types of all values are inferred anew by coremltools. What only computes shapes becomes consts under the same names,
 and what nothing needs any more goes. Several shapes make several functions of one, which share the weights.
 """
 
@@ -113,7 +113,8 @@ def _check_several_functions(document: Document, function: Function) -> None:
     if document.version < _MIN_VERSION_FUNCTIONS:
         raise make_request_error(
             f"several functions, or one with a name of its own, need a model for iOS 18 or later "
-            f"(specification version {_MIN_VERSION_FUNCTIONS}; this one has {document.version}); convert the source model with "
+            f"(specification version {_MIN_VERSION_FUNCTIONS}; this one has {document.version}); convert the source "
+            f"model with "
             "minimum_deployment_target=ct.target.iOS18, or make a package for each shape"
         )
     if any(section.predicted for section in document.description.of(function.name)):
@@ -150,7 +151,8 @@ def _fix_function(
 
 
 def _check_inferred(document: Document, flexible: Function, host: HostFunction, shapes: dict[str, Shape]) -> list[str]:
-    """The values whose declared types the host contradicts only now; InputError where an op cannot have such inputs."""
+    """The values whose declared types coremltools contradicts only now; InputError where an op cannot have such
+    inputs."""
     failed = {op.outputs[0].name: (op, why) for op, why in iterate_rejected_ops(host) if op.outputs}
     if not failed:
         return []
@@ -196,8 +198,9 @@ def _record_changes(
     for name, shape in shapes.items():
         done(name, f"'{name}' fixed to {format_shape(shape)}")
     if written.consts:
-        what = f"{_format_op_count(written.consts)} became constants and {_format_op_count(written.dropped)} went with them"
-        done("", f"{what}; {written.sized} values got their sizes")
+        what = f"{_format_op_count(written.consts)} became constants"
+        dropped = f"{_format_op_count(written.dropped)} went with them"
+        done("", f"{what} and {dropped}; {written.sized} values got their sizes")
         if written.rounded:
             done("", f"{written.rounded} constants hold floats as coremltools computes them here; a device may round "
                  "them otherwise in the last bit", exact=False)

@@ -122,7 +122,7 @@ def _is_float(var: Var) -> bool:
 
 
 def _can_be_written(var: Var, version: int) -> bool:
-    """Whether the host knows the value of `var`, as its type says, and it is small enough to be written out."""
+    """Whether coremltools knows the value of `var`, as its type says, and it is small enough to be written out."""
     value: Any = var.val if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
     if value is None or types.is_sub_byte(var.dtype) or var.dtype == types.str:
         return False

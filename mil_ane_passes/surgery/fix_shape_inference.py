@@ -1,4 +1,4 @@
-"""The shapes of all values of a function, inferred anew by the host from its inputs' shapes.
+"""The shapes of all values of a function, inferred anew by coremltools from its inputs' shapes.
 
 What a loop carries has its type declared in the file; where what goes in has a known size, and the body gives back the
 same size for it, that size is what the loop carries.
@@ -48,9 +48,10 @@ class _SizeGuess:
 
 
 def infer_function(document: Document, function: Function) -> HostFunction:
-    """`function` as it is now as a pymil program's, each op with its origin; sizes are known where the host can tell.
+    """`function` as it is now as a pymil program's, each op with its origin; sizes are known where coremltools can
+    tell.
 
-    The file is right where the host's answer contradicts it.
+    The file is right where coremltools' answer contradicts it.
     """
     guesses: set[_SizeGuess] = set()
     wrong: set[_SizeGuess] = set()
@@ -162,7 +163,7 @@ def get_sizes(sym_type: Any) -> Sizes | None:
 
 
 def iterate_rejected_ops(block: HostBlock) -> Iterator[tuple[Operation, str]]:
-    """The ops that the host's class for them does not take: what it says of their inputs, if it is those."""
+    """The ops that coremltools' class for them does not take: what it says of their inputs, if it is those."""
     for _, op, _ in list_file_ops(block):
         if getattr(op, "rejected", None) is not None:
             yield op, op.rejected

@@ -70,7 +70,7 @@ class _Writer:
         declared = part.message.outputs[origin.parts[0].outputs.index(op.outputs.index(var))]
         made = proto.MIL_pb2.Operation(type="const")
         made.attributes["name"].CopyFrom(helper.create_scalar_value(declared.name))
-        # The host's `select` holds a scalar as an array without dimensions, which its exporter does not take.
+        # coremltools' `select` holds a scalar as an array without dimensions, which its exporter does not take.
         scalar = None if types.is_tensor(var.sym_type) else np.asarray(var.val)[()]
         value = self._export.get_milproto_value(var) if scalar is None else helper.create_scalar_value(scalar)
         made.attributes["val"].CopyFrom(value)

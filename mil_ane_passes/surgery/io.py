@@ -118,7 +118,8 @@ class _FunctionChange:
         value = next((getattr(array, field) for field in _DEFAULT_VALUE_FIELDS if array.HasField(field)), 0.0)
         if self._dtype == "fp16" and _FP16_MAX < abs(value) < float("inf"):
             raise InputError(
-                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends at "
+                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends "
+                f"at "
                 f"{_FP16_MAX}; expected fp16 with the names of others"
             )
 

@@ -43,7 +43,8 @@ def make_unknown_name_error(
             f"{who}: '{name}' goes with what {format_option('drop_output')} takes away; expected one of the two for it"
         )
     return InputError(
-        f"{who}: there is no {what} '{name}' in the model{suggest_nearest(name, names) or format_known_names(names, what)}"
+        f"{who}: there is no {what} '{name}' in the "
+        f"model{suggest_nearest(name, names) or format_known_names(names, what)}"
     )
 
 

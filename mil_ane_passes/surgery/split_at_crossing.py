@@ -145,7 +145,7 @@ class _CrossingBuilder:
         self.arriving = [*self._op(undo, outside[0], inside, back), *self.arriving]
 
     def _op(self, kind: str, read: str, made: tuple[str, Any], constants: dict[str, Any]) -> list[Op]:
-        """An op with its consts before it, named as the host names them."""
+        """An op with its consts before it, named as coremltools names them."""
         ops: list[Op] = []
         inputs = {"x": MIL.Argument(arguments=[{"name": read}])}
         for param, value in constants.items():

@@ -1,7 +1,7 @@
 """The sizes that a value of flexible shape can have where it crosses, inferred from the shapes the inputs can have.
 
-The host infers the shapes for the corners of what the inputs allow, for their middles and their defaults. Sizes between
-these are taken to lie between what was found.
+coremltools infers the shapes for the corners of what the inputs allow, for their middles and their defaults. Sizes
+between these are taken to lie between what was found.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from .program_parts import Block, Op
 __all__ = ["find_dead_ops", "get_read_names", "has_effects", "is_pure", "remove_dead_ops", "rename_reads"]
 
 _EFFECT_PATTERN = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
-"Ops the host knows that do more than make their outputs, or may."
+"Ops coremltools knows that do more than make their outputs, or may."
 
 
 def get_read_names(op: Op) -> set[str]:
@@ -51,7 +51,7 @@ def is_pure(op: Op) -> bool:
 
 
 def has_effects(op_type: str) -> bool:
-    """Whether ops of a type do more than make their outputs, or may: the host does not know them then."""
+    """Whether ops of a type do more than make their outputs, or may: coremltools does not know them then."""
     return op_type not in SSAOpRegistry.core_ops or _EFFECT_PATTERN.match(op_type) is not None
 
 

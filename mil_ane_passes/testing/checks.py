@@ -42,7 +42,7 @@ Check = Callable[[type[Rule], Path], None]
 _PRECISIONS = ("float64", "float16")
 _SYMBOLIC_EXTENT = 8
 _MAX_RANK = 5
-"The rank above which the host refuses to convert a program."
+"The rank above which coremltools refuses to convert a program."
 NORMAL_DRAWS = "normal draws"
 _DISSIMILAR_PRODUCERS = (FUNCTION_INPUT, "select", "concat", "cond", "fill_like")
 "Producers that share no input name: none has `x`."
@@ -256,7 +256,7 @@ def check_coremltools_pipeline(rule: type[Rule], tmp_path: Path) -> None:
         _rewrite_and_compare(configured, program, example, fires=False)
         PassPipelineManager.apply_pipeline(program, ct.PassPipeline.DEFAULT)
         program.validate()
-        _assert_equivalent(before, program, example, _weaken_strictness(configured), "after the host's pipeline")
+        _assert_equivalent(before, program, example, _weaken_strictness(configured), "after coremltools' pipeline")
 
 
 def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
     for number, (configured, example, program) in enumerate(_saved(rule)):
         made = [var for _, op in iterate_ops(program) for var in op.outputs if types.is_tensor(var.sym_type)]
         if any(var.rank > _MAX_RANK for var in made):
-            continue  # the host converts it only once it is rewritten
+            continue  # coremltools converts it only once it is rewritten
         model = ct.convert(program, convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
                            minimum_deployment_target=program.functions["main"].opset_version)
         source = tmp_path / f"{number}.mlpackage"
@@ -274,7 +274,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
         before = clone_program(package.program)
         if not _apply_to_example(
             configured, example, package.program
-        ).fired:  # the host may have taken the pattern apart
+        ).fired:  # coremltools may have taken the pattern apart
             continue
         target = tmp_path / f"{number}_rewritten.mlpackage"
         save(package, target)
@@ -305,7 +305,7 @@ def _make_strictness(rule: Rewrite, exactness: Exactness) -> Strictness:
 
 
 def _weaken_strictness(rule: Rewrite) -> Strictness:
-    """What is left of a promise when the host has rounded, too."""
+    """What is left of a promise when coremltools has rounded, too."""
     return _make_strictness(rule, Exactness.ROUNDING if rule.exactness is Exactness.BITWISE else rule.exactness)
 
 

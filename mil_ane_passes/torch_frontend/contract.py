@@ -1,4 +1,4 @@
-"""What a patch is: the fault it mends, how to tell whether the installed coremltools has that fault, and the cure."""
+"""What a patch is: the fault it fixes, how to tell whether the installed coremltools has that fault, and the fix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Replacement:
-    """A function of the host that is exchanged while the patch is on.
+    """A function of coremltools that is exchanged while the patch is on.
 
-    `module` and `attribute` ("name" or "Class.name") say where it is looked up; `function` gets the host's own
+    `module` and `attribute` ("name" or "Class.name") say where it is looked up; `function` gets coremltools' own
     function first, then what it was called with.
     """
 
@@ -29,7 +29,7 @@ class Replacement:
 
 @dataclass
 class Patch:
-    """One fault of coremltools' torch frontend and its cure; each file of `patches/` defines one, called `PATCH`.
+    """One fault of coremltools' torch frontend and its fix; each file of `patches/` defines one, called `PATCH`.
 
     Attributes:
         title: one line: what goes wrong without it.
@@ -65,9 +65,9 @@ class Patch:
         return function
 
     def replace_function(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
-        """Exchange a function of the host: `PATCH.replaces("coremltools....ops", "_cast")`.
+        """Exchange a function of coremltools: `PATCH.replaces("coremltools....ops", "_cast")`.
 
-        Several patches may exchange one: each gets the function of the patch before it, by name, as the host's.
+        Several patches may exchange one: each gets the function of the patch before it, by name, as coremltools'.
         """
         def register(function: _Function) -> _Function:
             self.replacements.append(Replacement(module, attribute, function))
@@ -75,10 +75,10 @@ class Patch:
         return register
 
     def probe(self, function: Callable[[], str | None]) -> Callable[[], str | None]:
-        """Register the probe: what the host does wrong, in words, or None when it is right.
+        """Register the probe: what coremltools does wrong, in words, or None when it is right.
 
-        It runs with the host's own functions, whatever is installed. Where it finds nothing wrong, or there is none, a
-        patch is needed when the host has no lowering for one of its ops.
+        It runs with coremltools' own functions, whatever is installed. Where it finds nothing wrong, or there is none,
+        a patch is needed when coremltools has no lowering for one of its ops.
         """
         self._probe = function
         return function

@@ -33,7 +33,7 @@ def convert(
 
     What is not from torch is converted without the patches, and without torch. Our passes are put on top of
     `pass_pipeline`; one that holds some of them already, such as `ane.pipeline(preset="full")`, is taken as it is. A
-    neural network, for which our passes are not made, gets the host's own.
+    neural network, for which our passes are not made, gets coremltools' own.
 
     With `check`, the result runs on the reference runtime beside the torch model: seeded inputs, every enumerated
     shape, both ends of a range. Raises NotEqual, which names the first part of the module that differs and has the
@@ -76,7 +76,7 @@ def is_from_torch(model: Any, source: str = "auto") -> bool:
 
 
 def _check_export_supported(model: Any) -> None:
-    """The host takes exported programs from torch 2.5 on; before, it asks for a `source`, which would not help."""
+    """coremltools takes exported programs from torch 2.5 on; before, it asks for a `source`, which would not help."""
     if _deps._HAS_TORCH_EXPORT_API or not any(kind.__name__ == "ExportedProgram" for kind in type(model).__mro__):
         return
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")

@@ -48,7 +48,7 @@ def to_mil_type(dtype: Any, node: Any, default: Any) -> Any:
     number = to_python(dtype, node, "dtype")
     if number is None:
         return default
-    if isinstance(number, str):  # `x.dtype` in a script, which the host writes as its own type's name
+    if isinstance(number, str):  # `x.dtype` in a script, which coremltools writes as its own type's name
         return _MIL_TYPES_BY_NAME[number]
     if number not in NUM_TO_NUMPY_DTYPE:
         raise NotConverted.at(node, f"Core ML has no dtype for torch's number {number}", "use a real dtype")

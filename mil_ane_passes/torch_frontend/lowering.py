@@ -88,7 +88,7 @@ def to_python(value: Any, node: Any, name: str) -> Any:
 
 
 def find_written_literal(number: float, node: Any) -> float:
-    """The literal of the graph that the host keeps as this fp32 number: 0.7, not 0.69999999."""
+    """The literal of the graph that coremltools keeps as this fp32 number: 0.7, not 0.69999999."""
     single = np.float32(number)
     if float(single) != number:
         return number

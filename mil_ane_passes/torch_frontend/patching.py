@@ -1,7 +1,7 @@
 """Turns the patches on and off: for one context (`patched`) or for the process (`install`).
 
-While any of them is on, the host's functions are exchanged for dispatchers, which ask whether the patches hold for
-the caller; with the last one off, the host's very own functions are put back. So a thread that did not ask for the
+While any of them is on, coremltools' functions are exchanged for dispatchers, which ask whether the patches hold for
+the caller; with the last one off, coremltools' very own functions are put back. So a thread that did not ask for the
 patches converts as if they were not there.
 """
 
@@ -57,7 +57,7 @@ def patched() -> Iterator[None]:
 
 @contextmanager
 def suspend_patches() -> Iterator[None]:
-    """The host as it is inside the `with`, whatever is installed."""
+    """coremltools as it is inside the `with`, whatever is installed."""
     token = _patched_depth.set(-1)
     try:
         yield
@@ -141,7 +141,7 @@ def _make_dispatcher(original: Any, function: Callable[..., Any]) -> Any:
 
 
 def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
-    """The lowering of an op: the user's own registration, else ours, else the host's."""
+    """The lowering of an op: the user's own registration, else ours, else coremltools'."""
     theirs = host(registry, kind)
     ours = _find_patched_lowering(kind)
     of_user = theirs is not None and not theirs.__module__.startswith("coremltools.")

@@ -27,7 +27,7 @@ _DIALECT_PASSES = ("torch::torch_upsample_to_core_upsample", "torch::torch_tenso
 
 @contextmanager
 def isolate_coremltools() -> Iterator[None]:
-    """The host's own functions, and nothing of what it logs or warns of meanwhile."""
+    """coremltools' own functions, and nothing of what it logs or warns of meanwhile."""
     logger = logging.getLogger("coremltools")
     with suspend_patches(), warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def _reject_record(record: logging.LogRecord) -> bool:
 
 
 def is_lowered_by_coremltools(kind: str) -> bool:
-    """Whether the host has a lowering for this op kind."""
+    """Whether coremltools has a lowering for this op kind."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     return kind in _TORCH_OPS_REGISTRY.name_to_func_mapping
@@ -81,7 +81,7 @@ def convert_to_mil(model: Any, *example: Any, flexible: Sequence[int] = (), targ
 
 def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[int] = (), target: Any = None,
                exporting: bool = False) -> str | None:
-    """What the host does wrong with `function` of `example`: "fails: …", "other values", or None when it is right.
+    """What coremltools does wrong with `function` of `example`: "fails: …", "other values", or None when it is right.
 
     A module's own functions run on the reference runtime in float64 and are compared with torch.
     """

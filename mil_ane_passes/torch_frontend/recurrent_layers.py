@@ -23,7 +23,7 @@ _prefix_numbers = itertools.count()
 def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Sequence[Var], given: Any) -> list[Var]:
     """The outputs (out, last states) of `lstm`, `gru`, `rnn_tanh` or `rnn_relu` of steps × samples × features.
 
-    The host's own lowerings of TorchScript do the first two, on arguments under names of their own.
+    coremltools' own lowerings of TorchScript do the first two, on arguments under names of their own.
     """
     flags = {name: to_python(getattr(given, name), node, name)
              for name in ("has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")}

@@ -65,7 +65,7 @@ def find_patch_status(key: str) -> PatchStatus | None:
 
 @synchronized
 def collect_patch_statuses() -> tuple[PatchStatus, ...]:
-    """Which patches the installed coremltools needs; probed once a process, with the host's own functions."""
+    """Which patches the installed coremltools needs; probed once a process, with coremltools' own functions."""
     return _probe_patches()
 
 

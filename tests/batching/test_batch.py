@@ -82,9 +82,9 @@ def test_what_is_not_proved_is_not_written_and_tried_again(two, out, monkeypatch
     with monkeypatch.context() as lacking:
         lacking.delitem(load_kernels(), "tanh")
         report = batch("rewrite", two, out)
-    assert statuses(report) == {"b": "not proved", "a": "unchanged"} and report.exit_code == 1
+    assert statuses(report) == {"b": "not verified", "a": "unchanged"} and report.exit_code == 1
     assert "no kernel for: tanh" in report.items[0].error
-    assert report.items[0].report["status"] == "not proved" and shown(out) == ["a.mlpackage"]
+    assert report.items[0].report["status"] == "not verified" and shown(out) == ["a.mlpackage"]
     assert statuses(batch("rewrite", two, out)) == {"b": "written", "a": "up to date"}
 
 
@@ -216,7 +216,7 @@ def test_a_result_that_a_killed_run_left_is_made_again(two, out):
     assert "no batch made it" in batch("rewrite", two, out, verify=False).items[0].error
 
 
-def test_a_failure_keeps_what_was_there_and_says_so_until_it_is_mended(two, out):
+def test_a_failure_keeps_what_was_there_and_says_so_until_it_is_fixed(two, out):
     again(two, out)
     good, made = Path(two[0], MODEL).read_bytes(), files(out / "b.mlpackage")
     Path(two[0], MODEL).write_bytes(b"\xff" + good)

@@ -165,9 +165,9 @@ def test_without_dask_the_extra_is_named(three, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("name", "there", "words"), [
-    ("tool", lambda: {"version": "7.7", "code": "0123456789", "coremltools": "9.0", "plugins": []},
+    ("describe_tool", lambda: {"version": "7.7", "code": "0123456789", "coremltools": "9.0", "plugins": []},
      "another mil-ane-passes or coremltools: found 7.7 (01234567, coremltools 9.0), expected "),
-    ("RECORDS", "not-there", "does not see {folder}; workers need the same paths"),
+    ("RECORDS_FOLDER", "not-there", "does not see {folder}; workers need the same paths"),
 ])
 def test_a_worker_elsewhere_must_be_the_same_tool_and_see_the_same_files(name, there, words, three, tmp_path,
                                                                          monkeypatch):

@@ -1,4 +1,4 @@
-"""All benchmarks, ours beside the host's in one run, and one table at the end.
+"""All benchmarks, ours beside coremltools' in one run, and one table at the end.
 
     python -m tests.benchmarks [NAME ...] [--quick] [--record]
 

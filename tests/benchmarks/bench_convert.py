@@ -40,7 +40,7 @@ def make_sides(program: Any) -> dict[str, Callable[[], float]]:
 def measure_conversion(options: argparse.Namespace) -> Iterator[Comparison]:
     warnings.filterwarnings("ignore")
     for name, side in make_sides(export_model(*MODELS["vocoder-small"]())).items():
-        if name == OURS or not options.quick:  # that has the host's part, too
+        if name == OURS or not options.quick:  # that has coremltools' part, too
             side()  # what is imported and looked up once
     for name in options.models.split(","):
         show_progress(f"exporting {name}")

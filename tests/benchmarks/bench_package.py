@@ -1,4 +1,5 @@
-"""What linting, rewriting and editing a large package costs, beside `cp -r`, a bare `import coremltools` and the host.
+"""What linting, rewriting and editing a large package costs, beside `cp -r`, a bare `import coremltools` and
+coremltools.
 
     python -m tests.benchmarks.bench_package [--gigabytes 1] [--rounds 3] [--shape llm|tower] [--folder DIR]
                                              [--record FILE.json] [--quick]
@@ -8,15 +9,15 @@ are wall times of whole processes. Rewrite and edit copy the weights while they 
 `import coremltools` and `cp -r` one after the other; what `rewrite` takes beyond its start-up is what it takes longer
 than on a package of a few kilobytes. A difference of seconds magnifies what a machine does besides: what
 enters it runs twice in each round, and the faster one counts, ours and the other's alike. `cp -r` leaves the bytes to
-the kernel to write later; rewrite and edit wait until they are on disk, as `cp -r; sync` does. The host's round trip is
-its own edit of an existing package, `change_input_output_tensor_type`, then `save`, beside `edit --io fp32`, the same
-edit; it is left out where memory is less than four times the package. The bounds:
+the kernel to write later; rewrite and edit wait until they are on disk, as `cp -r; sync` does. coremltools' round trip
+is its own edit of an existing package, `change_input_output_tensor_type`, then `save`, beside `edit --io fp32`, the
+same edit; it is left out where memory is less than four times the package. The bounds:
 
 - `rewrite --no-verify` and `edit --rename` at most 1.2 times `import coremltools` and `cp -r` after it;
 - `rewrite --no-verify` beyond start-up at most 1.2 times `cp -r`;
 - `lint` and `edit --rename --link` at most 1.2 times `import coremltools`; `edit --rename` as well on a file system
   whose files can share blocks (name a folder on one with --folder);
-- `edit --io` at most half of the host's round trip, and its memory at most half;
+- `edit --io` at most half of coremltools' round trip, and its memory at most half;
 - none of ours more than 1.4 times the memory of `import coremltools`.
 
 A quick run has `rewrite --no-verify` alone, once, on a small package.

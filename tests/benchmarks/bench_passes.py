@@ -4,8 +4,8 @@
 
 One program with a quarter of its ops to rewrite. `rewrite` runs our passes by themselves; in `ct.convert` coremltools
 validates the whole program after each pass, ours as well as its own, which is the row with the validation. Seconds of
-the processor, in one thread. The bounds: the preset `safe` takes at most 4 % of the host's default pipeline, `full` at
-most 15 %, and an op of a program four times as large at most 1.6 times as long.
+the processor, in one thread. The bounds: the preset `safe` takes at most 4 % of coremltools' default pipeline, `full`
+at most 15 %, and an op of a program four times as large at most 1.6 times as long.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What the proof adds to `rewrite_and_check`, counted in calls of the model with PyTorch eager.
+"""What the equivalence check adds to `rewrite_and_check`, counted in calls of the model with PyTorch eager.
 
     python -m tests.benchmarks.bench_proof [--model vocoder] [--rounds 3] [--record FILE.json] [--quick]
 
-A model with random weights, converted to fp16, is rewritten with the preset `safe` and written, with the proof and
-without. The proof runs both programs on several draws at float64 and at float16, so it costs as many calls of the
-model, and wider ones. Wall times, start-up left out. The bound: what the proof adds takes at most 80 calls of eager.
+A model with random weights, converted to fp16, is rewritten with the preset `safe` and written, with the equivalence
+check and without. The equivalence check runs both programs on several draws at float64 and at float16, so it costs as
+many calls of the model, and wider ones. Wall times, start-up left out. The bound: what the equivalence check adds
+takes at most 80 calls of eager.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ def measure_equivalence_check(options: argparse.Namespace) -> Iterator[Compariso
             "with": lambda: time_wall(lambda: rewrite_and_check(source, verify=True)),
         }, options.rounds)
     what = f"of {options.model}, {size:.0f} MB"
-    yield Comparison(f"rewrite with proof {what}", "without proof", found["with"], found["without"])
+    yield Comparison(f"rewrite with proof {what}", "without equivalence check", found["with"], found["without"])
     added = [max(0.0, proved - plain) for proved, plain in zip(found["with"], found["without"])]
-    yield Comparison(f"what the proof {what} adds", "one call of PyTorch eager", added, found["eager"], MAX_MODEL_CALLS)
+    yield Comparison(
+        f"what the equivalence check {what} adds", "one call of PyTorch eager", added, found["eager"], MAX_MODEL_CALLS
+    )
 
 
 BENCHMARK = Benchmark("proof", measure_equivalence_check, {"model": ("vocoder", "vocoder-small"), "rounds": (3, 1)})

@@ -37,7 +37,7 @@ def test_a_folder_is_rewritten_and_only_once(folder, tmp_path, capsys):
     assert shown(tmp_path / "out") == ["b.mlpackage", "deep"] == [*shown(tmp_path / "out")[:1], "deep"]
     assert main([*arguments, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["counts"] == {"up to date": 2} and data["items"][0]["report"]["proved"] is True
+    assert data["counts"] == {"up to date": 2} and data["items"][0]["report"]["verified"] is True
     assert main([*arguments, "--again", "--no-verify", "--preset", "full"]) == 0
     assert "up to date" not in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""`calibrate`: ranges and room in fp16 on the user's feeds, the first overflow, and what cures it."""
+"""`calibrate`: ranges and room in fp16 on the user's feeds, the first overflow, and what fixes it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_first_overflow_and_its_cure(saved, capsys):
     assert {rule["pass"]: rule["places"] for rule in data["rules"]} == {"scaled_rms_norm": 1}
     text = called(capsys, package, "--feeds", feeds)
     assert "first to overflow fp16: %squares in main" in text
-    assert "%squares overflows fp16; cured by ane::scaled_rms_norm" in text
+    assert "%squares overflows fp16; fixed by ane::scaled_rms_norm" in text
 
 
 def test_what_fits_is_said_to_fit(saved, capsys):
@@ -109,7 +109,7 @@ def test_the_text_shows_thirty_values_where_nobody_says_how_many_and_the_data_ha
     lines = called(capsys, package, "--feeds", feeds).splitlines()
     assert lines[31] == "  and 11 more values, with more room (--worst says how many are shown)"
     assert lines[1].startswith("> ") and lines[32].startswith("first to overflow fp16: ")
-    assert len([line for line in lines if "overflows fp16; cured by" in line]) == 30
+    assert len([line for line in lines if "overflows fp16; fixed by" in line]) == 30
     assert lines[-1] == "and 11 more values are beyond fp16"
     assert len(json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))["ops"]) == 41
 
@@ -134,10 +134,10 @@ def test_several_feeds_and_ranges_make_one_table(saved, capsys, tmp_path):
     assert (scaled.trace.minimum, scaled.trace.maximum) == (-100, 200)
 
 
-def test_a_value_that_no_rewrite_cures_says_so(saved, capsys):
+def test_a_value_that_no_rewrite_fixes_says_so(saved, capsys):
     package, feeds = saved(build_program(lambda x: mb.relu(x=mb.square(x=x, name="large"), name="y"), x=(2,)),
                            x=np.full(2, 1000, np.float16))
-    assert "%large overflows fp16; cured by no rewrite alone" in called(capsys, package, "--feeds", feeds)
+    assert "%large overflows fp16; fixed by no rewrite alone" in called(capsys, package, "--feeds", feeds)
 
 
 @pytest.mark.parametrize("arguments, said", [
@@ -196,7 +196,7 @@ def test_sizes_that_a_model_does_not_take_are_left_out():
     assert ane.rewrite(built, passes="fp16_compute").changed
 
 
-def test_numbers_that_a_model_does_not_take_are_the_users_to_mend():
+def test_numbers_that_a_model_does_not_take_are_the_users_to_fix():
     with pytest.raises(ane.InputError, match="found indices"):
         ane.calibrate(integers(), ranges={"ids": (0, 200000)})
 
@@ -222,7 +222,7 @@ def test_each_function_has_findings_of_its_own(saved, tmp_path):
     rows = {(row.function, row.trace.value): row for row in report.found.rows}
     assert rows["large", "squares"].fixed_by == ["scaled_rms_norm"] and not rows["small", "squares"].beyond
     assert rows["large", "normed"].codes == ["ANE309"] and rows["small", "normed"].codes == []
-    assert "large:%squares overflows fp16; cured by ane::scaled_rms_norm" in str(report)
+    assert "large:%squares overflows fp16; fixed by ane::scaled_rms_norm" in str(report)
 
 
 def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):

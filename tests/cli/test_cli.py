@@ -34,7 +34,7 @@ KEYS = [
     "target",
     "passes",
     "changed",
-    "proved",
+    "verified",
     "traces",
     "verify",
     "ops",
@@ -94,7 +94,7 @@ def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
 def test_a_dry_run_writes_nothing(source, output, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["rewrite", source, "--dry-run", *output]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "dry run: nothing proved, nothing written"
+    assert capsys.readouterr().out.splitlines()[-1] == "dry run: nothing verified, nothing written"
     assert os.listdir(tmp_path) == []
 
 
@@ -131,7 +131,7 @@ def test_json_is_the_reports_dictionary(source, tmp_path, capsys):
     ]
     lifted = next(trace for trace in data["traces"] if trace["fired"])
     assert set(lifted["fired"][0]) == {"pass", "code", "slug", "function", "op_type", "value", "note", "origin"}
-    assert data["verify"]["equal_bits"] is True and data["diff"] is None and data["proved"] is True
+    assert data["verify"]["equal_bits"] is True and data["diff"] is None and data["verified"] is True
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_json_is_the_reports_dictionary(source, tmp_path, capsys):
 def test_what_is_asked_for_is_done(source, asked, tmp_path, capsys):
     assert main(["rewrite", source, "-o", str(tmp_path / "out.mlpackage"), "--format", "json", *asked]) == 0
     data = strict(capsys.readouterr().out)
-    assert data["status"] == "written" and data["proved"] and data["changed"]
+    assert data["status"] == "written" and data["verified"] and data["changed"]
     assert data["target"] == (asked[1] if asked[0] == "--target" else "all")
     if "axis=2" in asked[1]:
         assert data["passes"] == ["lift_conv_transpose_1d"]
@@ -184,11 +184,11 @@ def test_an_op_that_cannot_be_run_is_not_proved_and_not_written(source, tmp_path
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", source, "-o", str(out)]) == 1
     text = capsys.readouterr().out
-    assert ("not proved: the model cannot be proved even as it is, before any pass: the reference runtime has no "
+    assert ("not verified: the model cannot be verified even as it is, before any pass: the reference runtime has no "
             "kernel for: tanh ('") in text and "--no-verify" in text
     assert "nothing written" in text and os.listdir(tmp_path) == []
     assert main(["rewrite", source, "-o", str(out), "--no-verify"]) == 0
-    assert "not proved (--no-verify)" in capsys.readouterr().out
+    assert "not verified (--no-verify)" in capsys.readouterr().out
     assert out.is_dir()
 
 
@@ -201,7 +201,7 @@ def test_a_result_that_differs_is_not_written(source, tmp_path, monkeypatch, cap
     asked = ["--passes", "lift_conv_transpose_1d", "--format", "json"]
     assert main(["rewrite", source, "-o", str(tmp_path / "out.mlpackage"), *asked]) == 1
     data = strict(capsys.readouterr().out)
-    assert data["status"] == "not proved" and data["verify"]["status"] == "different"
+    assert data["status"] == "not verified" and data["verify"]["status"] == "different"
     assert os.listdir(tmp_path) == []
 
 
@@ -230,7 +230,7 @@ def test_verify_of_an_op_that_cannot_be_run_is_not_proved(source, monkeypatch, c
     monkeypatch.delitem(load_kernels(), "tanh")
     assert main(["verify", source, source]) == 1
     assert capsys.readouterr().err.startswith(
-        "mil-ane-passes: not proved: the reference runtime has no kernel for: tanh"
+        "mil-ane-passes: not verified: the reference runtime has no kernel for: tanh"
     )
 
 
@@ -264,7 +264,7 @@ def test_explain_shows_a_rule_without_fix(key, capsys):
     assert main(["explain", key]) == 0
     text = capsys.readouterr().out
     assert text.startswith("ANE501 int-inputs\nrule: int_inputs, no fix\n")
-    assert "\ncure    " in text and "ane::int_inputs" not in text and text.count("contradicts it") == 2
+    assert "\nfix     " in text and "ane::int_inputs" not in text and text.count("contradicts it") == 2
     assert main(["explain", key, "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert (data["fix"], data["preset"], data["exactness"], data["stage"]) == (False, None, None, None)

@@ -43,4 +43,4 @@ def test_no_command_shows_the_commands(capsys):
         main([])
     said = capsys.readouterr()
     assert ended.value.code == 2 and not said.out
-    assert "rewrite a package and prove the result before writing it" in said.err and "Exit codes:" in said.err
+    assert "rewrite a package and verify the result before writing it" in said.err and "Exit codes:" in said.err

@@ -103,7 +103,9 @@ def test_a_patch_without_a_code_of_its_own_is_refused(code, other, message):
 def test_without_torch_it_says_so_in_one_line():
     done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 2 and done.stdout == ""
-    said = [line for line in done.stderr.splitlines() if not line.startswith("Failed to load ")]  # the host, off a Mac
+    said = [
+        line for line in done.stderr.splitlines() if not line.startswith("Failed to load ")
+    ]  # coremltools, off a Mac
     assert said == ["mil-ane-passes: the torch frontend needs PyTorch, which is not installed: "
                     "pip install 'mil-ane-passes[verify]'"]
 

@@ -1,4 +1,4 @@
-"""`verify` with a published fault in the second package: does it hit, where, and does the rewrite cure it."""
+"""`verify` with a published fault in the second package: does it hit, where, and does the rewrite fix it."""
 
 from __future__ import annotations
 

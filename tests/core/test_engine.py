@@ -1,4 +1,4 @@
-"""The walk: what it keeps, what it refuses, and what it costs."""
+"""The walk: what it keeps, what it rejects, and what it costs."""
 
 from __future__ import annotations
 

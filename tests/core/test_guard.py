@@ -96,16 +96,16 @@ def test_more_refused_ops_are_not_let_stand_however_cheap():
 
 
 @pytest.mark.parametrize("how", [{"asked_for": True}, {"fixes_nonfinite": True}, {"preset": "safe"}])
-def test_cures_and_what_was_asked_for_by_name_stand(how):
+def test_fixes_and_what_was_asked_for_by_name_stand(how):
     built = chain("relu")
     assert ran([rule("relu", "abs", "sqrt", **how)], built)["relu_twice"].fired
     assert kinds(built) == ["abs", "sqrt"]
 
 
-def test_what_cures_cost_is_not_held_against_the_others():
+def test_what_fixes_cost_is_not_held_against_the_others():
     built = chain("relu", "tanh", "exp")
-    cure, other = rule("relu", "abs", "sqrt", fixes_nonfinite=True), rule("exp", "tanh", "sigmoid")
-    traces = ran([cure, other], built)
+    fix, other = rule("relu", "abs", "sqrt", fixes_nonfinite=True), rule("exp", "tanh", "sigmoid")
+    traces = ran([fix, other], built)
     assert not any(trace.reverted for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_predicted_where_nothing_guarded_fires():
 
 
 def wide():
-    """A convolution that `factor_conv_stride` makes dearer."""
+    """A convolution that `factor_conv_stride` makes more expensive."""
     return build_program(
         lambda x: mb.conv(x=x, weight=make_weight(64, 64, 7, 7), strides=[7, 7], name="y"), x=(1, 64, 224, 224)
     )

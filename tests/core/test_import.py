@@ -158,7 +158,7 @@ def part_of(module: str) -> str:
 PARTS = sorted({part_of(module) for module in MODULES})
 ALLOWED = {
     "core": {"core"},
-    "rewrites": {"rewrites", "core"},
+    "rewrites": {"rewrites", "rules", "core"},
     "rules": {"rules", "residency", "core"},
     "package": {"package", "core"},
     "surgery": {"surgery", "package", "core"},

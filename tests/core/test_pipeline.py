@@ -129,7 +129,7 @@ def test_safe_is_within_full_and_named_is_in_neither():
     safe, full = (set(ours(ane.pipeline(preset=preset))) for preset in ("safe", "full"))
     named = {f"ane::{name}" for name, rule in get_all_rewrites().items() if rule.preset == "named"}
     assert safe < full
-    assert SPLIT in named and not named & full
+    assert "ane::decompose_attention" in named and not named & full
     assert safe | full | named == {f"ane::{name}" for name in get_all_rewrites()}
     assert ours(ane.pipeline()) == ours(ane.pipeline(preset="safe"))
 
@@ -254,7 +254,7 @@ def test_target_reaches_the_pass(monkeypatch):
 
 
 def test_a_split_bias_stays_split_in_ct_convert():
-    """Placed before `fuse_conv_bias` it would be folded back, which the host alone does."""
+    """Placed before `fuse_conv_bias` it would be folded back, which coremltools alone does."""
     split = converted(ane.pipeline(passes="split_conv_transpose_bias"))
     first = ct.PassPipeline([SPLIT, *ct.PassPipeline.DEFAULT.passes], "split first")
     assert kinds(split)["add"] == 1
@@ -269,10 +269,11 @@ def test_a_torch_model_converts_to_the_same_numbers():
     example = torch.randn(1, 6, 20)
     plain = convert_traced(module, example)._mil_program
     before = Runtime(plain, precision="float16")({"input": example.numpy()})
-    for preset, squeezed in (("safe", 1), ("full", 1)):
+    for preset, squeezed in (("safe", 1), ("full", 0)):
         result = convert_traced(module, example, pass_pipeline=ane.pipeline(preset=preset))._mil_program
         after = Runtime(result, precision="float16")({"input": example.numpy()})
         assert kinds(result)["squeeze"] == squeezed
         assert list(after) == list(before)
-        for name, value in before.items():
-            np.testing.assert_array_equal(after[name], value)
+        for name, value in before.items():  # full adds the bias in an op of its own, which rounds once more
+            allowed = 0 if preset == "safe" else 2**-10 * np.abs(value).max()
+            np.testing.assert_allclose(after[name], value, rtol=0, atol=allowed)

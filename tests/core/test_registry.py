@@ -118,15 +118,18 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
     [
         (
             source(evidence="pass"),
-            "SquareByMul in {file} has no evidence; every rule states code, slug and evidence, or the rules that it `fixes`",
+            "SquareByMul in {file} has no evidence; every rule states code, slug and evidence, or the rules that it "
+            "`fixes`",
         ),
         (
             source(code=""),
-            "SquareByMul in {file} has no code; every rule states code, slug and evidence, or the rules that it `fixes`",
+            "SquareByMul in {file} has no code; every rule states code, slug and evidence, or the rules that it "
+            "`fixes`",
         ),
         (
             source().replace('"square"', '""', 1),
-            "SquareByMul in {file} has no slug; every rule states code, slug and evidence, or the rules that it `fixes`",
+            "SquareByMul in {file} has no slug; every rule states code, slug and evidence, or the rules that it "
+            "`fixes`",
         ),
         (source() + source("Other", "ACME902"), "{file} defines 2 rules; expected exactly one a file"),
         ("x = 1", "{file} defines 0 rules; expected exactly one a file"),

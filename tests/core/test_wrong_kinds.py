@@ -1,4 +1,4 @@
-"""What is of the wrong kind altogether is refused in the words of the argument, not by a traceback from within."""
+"""What is of the wrong kind altogether is unsupported in the words of the argument, not by a traceback from within."""
 
 from __future__ import annotations
 

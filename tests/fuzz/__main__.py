@@ -6,7 +6,7 @@ A try changes bytes or fields of a package's files; a child process loads what c
 has to be the same byte for byte; every eighth is linted and rewritten too. Counted as failures: any error that is not
 in our words, more than four seconds of the processor's time, more than 300 MB, and a process that dies. Hypothesis and
 atheris were not taken: the first would shrink but make a tenth of the tries, the second sees coverage of C++ only where
-that was compiled for it, and the parser here is the host's.
+that was compiled for it, and the parser here is coremltools'.
 """
 
 from __future__ import annotations

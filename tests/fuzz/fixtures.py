@@ -211,7 +211,7 @@ def build_fixtures(names: list[str] | None = None) -> dict[str, Files]:
 
 
 def _number_manifest_items(manifest: bytes) -> bytes:
-    """A manifest whose items have numbers for names: the host draws new ones each time."""
+    """A manifest whose items have numbers for names: coremltools draws new ones each time."""
     drawn_names = re.findall(rb"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}", manifest)
     for number, drawn in enumerate(dict.fromkeys(drawn_names)):
         manifest = manifest.replace(drawn, b"ITEM-%d" % number)

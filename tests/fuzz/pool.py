@@ -17,7 +17,7 @@ from .fixtures import Files
 from .tries import Outcome, Tries, limit_memory
 
 _TRIES_PER_CHILD = 400
-"Tries of one child: what the host keeps in memory for good must not be counted against a try."
+"Tries of one child: what coremltools keeps in memory for good must not be counted against a try."
 _MAX_SILENT_SECONDS = 120.0
 "Seconds without a word after which a child is ended: nothing Python could stop."
 _MAX_ADDRESS_BYTES = 2 << 30

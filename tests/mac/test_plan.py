@@ -172,7 +172,7 @@ def test_lint_shows_the_measurement_beside_the_prediction(plan, package, capsys)
     data = json.loads(capsys.readouterr().out)
     rows = {row["output"]: row for row in data["ops"]}
     assert rows["odd"]["ane"] == "yes" and rows["odd"]["predicted_backend"] == "cpu"
-    assert rows["odd"]["reason"] == "measured by you on M4, macOS 26.1: the ANE takes it"
+    assert rows["odd"]["reason"] == "measured by you on M4, macOS 26.1: it is supported on the ANE"
     assert rows["odd"]["measured"]["preferred"] == "ane" and rows["odd"]["measured"]["supported"] == ["cpu", "ane"]
     assert rows["one"]["measured"]["cost"] > 0 and "measured by you" not in rows["one"]["reason"]
     (finding,) = [each for each in data["findings"] if each["code"] == "ANE599"]

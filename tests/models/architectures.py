@@ -59,7 +59,7 @@ class Measurement:
         return MAX_HALF_PRECISION_FACTOR * self.half + self.unit
 
     def faults(self) -> list[str]:
-        """What is wrong: a bound that is broken, or a measurement that would prove nothing."""
+        """What is wrong: a bound that is broken, or a measurement that would verify nothing."""
         known = bool(self.architecture.coremltools_fault)
         checks = (
             (1e-2 < self.scale < 1e4, f"outputs of size {self.scale:.3g} are no fair test"),

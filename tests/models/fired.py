@@ -1,4 +1,4 @@
-"""Which rewrites fire where in real architectures, and is what they leave behind proved equal?
+"""Which rewrites fire where in real architectures, and is what they leave behind verified equivalent?
 
     python -m tests.models.fired [NAME ...] [--preset safe|full] [--record]
 
@@ -49,10 +49,10 @@ class RewriteResult:
 
     architecture: str
     preset: str
-    frontend: str  # host, or patched where the host's does not convert it
+    frontend: str  # host, or patched where coremltools' does not convert it
     ops: int
     ops_after: int
-    proved: str  # nothing fired; bitwise or rounding: proved equal as that; or why not
+    proved: str  # nothing fired; bitwise or rounding: verified equivalent as that; or why not
     fired: dict[str, int] = field(default_factory=dict)  # places by pass
     near: dict[str, dict[str, int]] = field(default_factory=dict)  # reasons by pass
     before: float = 0.0  # error against PyTorch, a share of the output's largest value
@@ -94,7 +94,7 @@ def convert_architecture(architecture: Architecture, model: torch.nn.Module, inp
         made = ct.convert(captured, **ends, **package)
     except Exception:
         frontend = "patched"
-        with ane.torch_frontend.patched():  # not around the passes: it would mend the masks that are to be mended here
+        with ane.torch_frontend.patched():  # not around the passes: it would fix the masks that are to be fixed here
             program = ct.convert(captured, convert_to="milinternal", compute_precision=ct.precision.FLOAT32, **ends,
                                  **target)
         made = ct.convert(program, **package)
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     presets = PRESETS if given.preset == "both" else (given.preset,)
     failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in ALL_ARCHITECTURES}]
     found: list[RewriteResult] = []
-    print("| architecture | frontend | ops | fired | almost | proved | error against PyTorch | seconds |")
+    print("| architecture | frontend | ops | fired | almost | verified | error against PyTorch | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for each in ALL_ARCHITECTURES:
         if given.names and each.name not in given.names:

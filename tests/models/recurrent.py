@@ -25,8 +25,8 @@ class RecurrentModel:
 
     That is a share of the largest output: `half` at float16; `full` at float64, where all that differs is that the
     converter adds the two biases of an LSTM in fp16. `ranges` are of inputs that are no standard normal numbers.
-    `proved`: whether the proof of its own accord passes. It runs an lstm's inside in fp32; on inputs at the ends of
-    their ranges for many steps cells may grow to where fp16 is coarse, and more than rounding is then off.
+    `verified`: whether the equivalence check of its own accord passes. It runs an lstm's inside in fp32; on inputs at
+    the ends of their ranges for many steps cells may grow to where fp16 is coarse, and more than rounding is then off.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Real architectures: rewrites fire where their rules say, are proved equal there, and leave the rest alone."""
+"""Real architectures: rewrites fire where their rules say, are verified equivalent there, and leave the rest alone."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_what_was_recorded_is_as_it_should_be(each):
 
 @pytest.mark.parametrize(("change", "fault"), [
     ({"refused": (3, 3)}, "3 -> 3 refused"), ({"refused": (0, 1)}, "0 -> 1 refused"),
-    ({"cost": (0.2, 0.21)}, "cost 0.200 -> 0.210 ms, cures 0.200"), ({"proved": "different"}, "different"),
+    ({"cost": (0.2, 0.21)}, "cost 0.200 -> 0.210 ms, fixes 0.200"), ({"proved": "different"}, "different"),
     ({"error": (1e-3, 2e-2)}, "error 1.0e-03 -> 2.0e-02")])
 def test_the_check_can_fail(change, fault):
     assert CORRECT_RESULT.faults == [] and dataclasses.replace(CORRECT_RESULT, **change).faults == [fault]

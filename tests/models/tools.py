@@ -83,9 +83,9 @@ def convert_traced(
 
 
 def summarize_equivalence(report: Any) -> str:
-    """How a rewrite is proved, in a word; what was left out of it counts as not proved."""
+    """How a rewrite is verified, in a word; what was left out of it counts as not verified."""
     if report.left_out_passes:
-        return "not proved: " + ", ".join(each.rule for each in report.left_out_passes)
+        return "not verified: " + ", ".join(each.rule for each in report.left_out_passes)
     if not report.changed:
         return "nothing fired"
-    return str(report.verify.exactness.value if report.proved else report.verify)
+    return str(report.verify.exactness.value if report.verified else report.verify)

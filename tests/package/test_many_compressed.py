@@ -68,5 +68,5 @@ def test_what_is_noted_of_compressed_weights_grows_as_they_do(tmp_path):
         assert sum(noted) < 10 * len(values)
         assert all(var.nonreplaceable_vars_upstream == {var} for var in values
                    if var.op.op_type.startswith("constexpr_"))
-        if constant:  # the host may not fold what is made of compressed weights
+        if constant:  # coremltools may not fold what is made of compressed weights
             assert all(var.nonreplaceable_vars_upstream for var in values if var.name.startswith("sum_"))

@@ -108,7 +108,7 @@ def test_a_part_is_rewritten_in_place(pipeline, parts, tmp_path, kind):
     source, target = changed(pipeline, tmp_path, KINDS[kind]), tmp_path / "rewritten.mlpackage"
     before = tree(source)
     report = ane.rewrite(source, target, passes="lift_conv_transpose_1d")
-    assert report.status == "written" and report.proved
+    assert report.status == "written" and report.verified
     assert [hit.function for trace in report.traces for hit in trace.fired] == [NAMES[kind][0]]
     assert tree(source) == before
     old, new = spec_of(source), spec_of(target)

@@ -92,9 +92,15 @@ def check_unchanged(source: Path, folder: Path) -> bool:
     assert tree(folder / "saved.mlpackage") == tree(source)
     found = ane.rewrite(source, dry_run=True, preset="full", max_growth=None).traces
     idle = [trace.rule for trace in found if not trace.fired]
-    report = ane.rewrite(source, folder / "rewritten.mlpackage", passes=idle, verify=False)
-    if report.changed:  # a pass that came later finds what the ones before it had taken
+    while idle:  # a pass that comes later finds what the ones before it fixed
+        traces = ane.rewrite(source, dry_run=True, passes=idle, max_growth=None).traces
+        found = [trace.rule for trace in traces if trace.fired]
+        if not found:
+            break
+        idle = [name for name in idle if name not in found]
+    if not idle:
         return False
+    report = ane.rewrite(source, folder / "rewritten.mlpackage", passes=idle, verify=False)
     assert report.status == "unchanged"
     assert tree(folder / "rewritten.mlpackage") == tree(source)
     return True

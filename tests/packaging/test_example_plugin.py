@@ -67,7 +67,7 @@ def test_every_command_knows_its_rules(site, tmp_path, package):
     assert other.code == 0 and "most=1  The largest extent that is reported." in other.out
     assert sorted(item["code"] for item in json.loads(found.out)["findings"]) == ["ACME101", "ACME201"]
     report = json.loads(written.out)
-    assert written.code == 0 and report["proved"] is True and (tmp_path / "out.mlpackage").is_dir()
+    assert written.code == 0 and report["verified"] is True and (tmp_path / "out.mlpackage").is_dir()
     assert [trace["pass"] for trace in report["traces"] if trace["fired"]] == ["drop_double_abs"]
     assert wrong.code == 2 and "did you mean 'drop_double_abs'?" in wrong.err
 

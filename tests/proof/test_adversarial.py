@@ -384,4 +384,4 @@ def test_what_rewrites_make_of_their_examples_passes(name):
     fired = [example for example in find_rewrite(name).configured().examples() if example.reason is None]
     for example in fired:
         report = ane.rewrite(example.build(), passes=spelt(example.options), target="m4", max_growth=None)
-        assert report.status != "not proved", (example.name, str(report.verify))
+        assert report.status != "not verified", (example.name, str(report.verify))

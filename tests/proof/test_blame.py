@@ -1,5 +1,5 @@
-"""A pass of a preset that breaks the proof is named and left out, the rest is proved and written; one that was asked
-for by name is named, and nothing is written."""
+"""A pass of a preset that breaks the equivalence check is named and left out, the rest is verified and written; one
+that was asked for by name is named, and nothing is written."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def left_out(report):
 def test_whichever_it_is_it_is_left_out_and_the_rest_is_written(bad, package, preset, tmp_path):
     preset(*[(wrong if number == bad else right)(kind) for number, kind in enumerate(CHAIN)])
     report = ane.rewrite(package, tmp_path / "out.mlpackage")
-    assert report.status == "written" and report.proved and left_out(report) == [f"more_{CHAIN[bad]}"]
+    assert report.status == "written" and report.verified and left_out(report) == [f"more_{CHAIN[bad]}"]
     assert [trace.rule for trace in report.traces if trace.fired] == [
         f"more_{kind}" for number, kind in enumerate(CHAIN) if number != bad]
     written = ane.load(tmp_path / "out.mlpackage").program
@@ -100,7 +100,9 @@ def test_it_says_which_where_and_by_how_much(package, preset, tmp_path):
     preset(right("abs"), wrong("tanh"), right("sin"))
     report = ane.rewrite(package, tmp_path / "out.mlpackage")
     text = str(report)
-    assert "\nane::more_tanh  left out, as it breaks the proof at 1 place: main, seed 0, float64: y: " in text
+    assert (
+        "\nane::more_tanh  left out, as it breaks the equivalence check at 1 place: main, seed 0, float64: y: " in text
+    )
     (line,) = [line for line in text.splitlines() if "left out, as" in line]
     assert line.endswith("; the first op that differs: add %" + report.left_out_passes[0].verify.first.after.value)
     assert text.splitlines()[-2].endswith(" s, without ane::more_tanh")
@@ -145,12 +147,14 @@ def test_what_was_asked_for_by_name_is_named_and_not_left_out(package, preset, t
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", package, "-o", str(out), "--passes", "more_tanh"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("nothing written: ane::more_tanh breaks the proof at 1 place: main, seed 0, float64: y: ")
+    assert last.startswith(
+        "nothing written: ane::more_tanh breaks the equivalence check at 1 place: main, seed 0, float64: y: "
+    )
     assert "; the first op that differs: add %" in last and "leave it out of --passes" in last
     assert not out.exists()
     report = ane.rewrite(package, out)
     assert report.faulty_pass.rule == "more_tanh" and not report.left_out_passes
-    assert report.to_dict()["blamed"]["pass"] == "more_tanh" and report.status == "not proved"
+    assert report.to_dict()["blamed"]["pass"] == "more_tanh" and report.status == "not verified"
 
 
 def test_beside_one_that_was_asked_for_a_presets_is_left_out(package, preset, tmp_path):
@@ -164,7 +168,7 @@ def test_a_model_that_cannot_be_run_blames_no_pass(package, preset, tmp_path, mo
     monkeypatch.delitem(load_kernels(), "square")
     assert main(["rewrite", package, "-o", str(tmp_path / "out.mlpackage")]) == 1
     text = capsys.readouterr().out
-    assert ("not proved: the model cannot be proved even as it is, before any pass: the reference runtime has no "
+    assert ("not verified: the model cannot be verified even as it is, before any pass: the reference runtime has no "
             "kernel for: square ('") in text
     assert "left out" not in text and "nothing written" in text
 
@@ -193,18 +197,18 @@ def test_there_is_an_end_to_leaving_out(preset):
     preset(*map(wrong, kinds))
     said = []
     report = ane.rewrite(chain(*kinds), progress=said.append)
-    assert report.status == "not proved" and len(report.left_out_passes) == MAX_PASSES_LEFT_OUT < len(kinds)
+    assert report.status == "not verified" and len(report.left_out_passes) == MAX_PASSES_LEFT_OUT < len(kinds)
     assert f"{MAX_PASSES_LEFT_OUT} passes were left out" in str(report) and report.faulty_pass is None
     halvings = [text for text in said if "to blame?" in text]
     assert len(halvings) <= MAX_PASSES_LEFT_OUT * math.ceil(math.log2(len(kinds)))
-    assert "ane::more_abs breaks the proof; going on without it" in said
+    assert "ane::more_abs breaks the equivalence check; going on without it" in said
 
 
 def test_what_is_right_is_proved_once(package, preset):
     preset(right("abs"), right("sin"))
     said = []
     report = ane.rewrite(package, progress=said.append)
-    assert report.proved and len([text for text in said if "run 1 of" in text]) == 2  # before and after
+    assert report.verified and len([text for text in said if "run 1 of" in text]) == 2  # before and after
 
 
 def test_a_batch_tells_and_remembers(package, preset, tmp_path):

@@ -1,4 +1,4 @@
-"""A proof covers what it ran: blocks nobody entered, shapes the model does not take, ends of ranges."""
+"""An equivalence check covers what it ran: blocks nobody entered, shapes the model does not take, ends of ranges."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def verdict(built, seeds=3):
 
 def test_a_branch_that_no_draw_entered_is_not_proved():
     report = verdict(lambda: conditional(total_above(1e6)))
-    assert report.status == "not proved"
+    assert report.status == "not verified"
     assert report.reason == ("what was run never entered main > block 0 of cond 'y', in which the programs differ")
 
 
@@ -112,7 +112,7 @@ def undefined(values):
 
 def test_outputs_that_are_nan_throughout_prove_nothing():
     report = compare_programs(undefined(lambda x: mb.cumsum(x=x, axis=1)), undefined(lambda x: x))
-    assert report.status == "not proved"
+    assert report.status == "not verified"
     assert report.reason.startswith("every element of the output 'y' of function 'main' was NaN in all runs")
 
 
@@ -126,7 +126,7 @@ def test_a_rewrite_that_gives_nan_throughout_is_not_written(tmp_path):
                pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True).save(str(source))
     for asked in ({"preset": "full"}, {"passes": "triangle_cumsum"}):
         report = ane.rewrite(source, tmp_path / "out.mlpackage", **asked)
-        assert report.status == "not proved" and "NaN in all runs" in str(report)
+        assert report.status == "not verified" and "NaN in all runs" in str(report)
         assert not (tmp_path / "out.mlpackage").exists()
 
 
@@ -162,7 +162,7 @@ def test_a_shape_that_only_the_program_before_takes_is_a_difference():
 def test_where_nothing_can_be_run_nothing_is_proved():
     built = build_program(lambda x: mb.conv(x=x, weight=make_weight(4, 4, 99), name="y"), x=(1, 4, None))
     report = compare_programs(built, built)
-    assert report.status == "not proved" and report.reason.startswith("no feeds that were drawn can be run: ")
+    assert report.status == "not verified" and report.reason.startswith("no feeds that were drawn can be run: ")
 
 
 @pytest.mark.parametrize("upper", [4096, 3_000_000])
@@ -197,6 +197,6 @@ def test_a_function_that_the_given_feeds_do_not_reach_is_not_proved():
     feeds = {"x": np.ones(3, np.float16)}
     report = ane.verify(two_functions(1.0), two_functions(2.0), feeds=feeds)
     assert (report.status, report.reason) == (
-        "not proved", "what was run never entered plus, in which the programs differ")
+        "not verified", "what was run never entered plus, in which the programs differ")
     assert ane.verify(two_functions(1.0), two_functions(1.0), feeds=feeds).equal
     assert ane.verify(two_functions(1.0), two_functions(2.0)).status == "different"

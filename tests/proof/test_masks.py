@@ -59,7 +59,7 @@ def test_without_the_promise_nan_stays_nan():
 
 
 def test_what_is_left_nan_is_no_difference():
-    """One mask is mended, another still gives NaN."""
+    """One mask is fixed, another still gives NaN."""
     before = attention(-np.inf, extra=np.nan)
     assert held(before, attention(-1e4, extra=np.nan)).equal
     assert held(before, attention(-1.0, extra=np.nan)).status == "different"

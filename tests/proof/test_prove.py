@@ -225,8 +225,8 @@ def test_a_rewrite_that_cannot_be_proved_says_so_and_leaves_the_program(monkeypa
     prog = convolved()
     text = format_program(prog)
     report = rewrite(prog, dst=prog)
-    assert (report.status, report.proved, report.changed) == ("not proved", False, True)
-    assert report.verify.status == "not proved" and "verify=False writes" in str(report.verify)
+    assert (report.status, report.verified, report.changed) == ("not verified", False, True)
+    assert report.verify.status == "not verified" and "verify=False writes" in str(report.verify)
     assert format_program(prog) == text
     assert rewrite(prog, dst=prog, verify=False).status == "in memory"
     assert format_program(prog) != text
@@ -241,7 +241,7 @@ def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch
     prog = convolved()
     text = format_program(prog)
     report = rewrite(prog, dst=prog, passes="lift_conv_transpose_1d")
-    assert report.status == "not proved" and report.verify.status == "different"
+    assert report.status == "not verified" and report.verify.status == "different"
     assert format_program(prog) == text
 
 
@@ -294,7 +294,7 @@ def test_the_report_as_data():
         "allowed",
         "reason",
         "index",
-        "mended",
+        "fixed",
     }
 
 

@@ -25,7 +25,7 @@ CHIP = re.compile("[AM][0-9]|iPhone")
 SPEEDS = ("| `rewrite --no-verify` of 1.0 GB |",
           "| `rewrite --no-verify` of 1.0 GB, beyond start-up | `cp -r` |",
           "| `lint` of 1.0 GB", "| `lint` of 10,000", "| preset full on 2,000 ops |",
-          "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the proof of vocoder")
+          "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the equivalence check of vocoder")
 "How the rows begin that the README has of the table of speed."
 HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "wrong numbers", "4": "weights",
             "5": "the model as a whole"}
@@ -40,7 +40,7 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def rules() -> str:
-    """What the ANE does not take, the rewrites that take its place or why none does, and who says so."""
+    """What is unsupported on the ANE, the rewrites that take its place or why none does, and who says so."""
     rows = []
     for rule in by_code():
         if rule.refuses and not issubclass(rule, Rewrite):

@@ -14,7 +14,7 @@ MESSAGE = "ANE: this op is not for me"
 
 
 class NoRelu(Rule):
-    """The ANE does not take a relu."""
+    """relu is unsupported on the ANE."""
 
     name, code, slug = "no_relu", "ANE216", "no-relu"
     roots, refuses, confidence, evidence = ("relu",), True, "high", SEEN
@@ -25,7 +25,7 @@ class NoRelu(Rule):
 
 
 class PerhapsExp(Rule):
-    """Nobody knows whether the ANE takes an exp."""
+    """Nobody knows whether an exp is supported on the ANE."""
 
     name, code, slug = "perhaps_exp", "ANE292", "perhaps-exp"
     roots, refuses, confidence, evidence = ("exp",), True, "low", SEEN

@@ -96,7 +96,7 @@ def said_by_a_mac(report: Any) -> dict[str, Any]:
 
 
 def large(ops: int = 10_000) -> Program:
-    """A long chain with skips, and an op that the ANE does not take now and then: hundreds of segments."""
+    """A long chain with skips, and an op unsupported on the ANE now and then: hundreds of segments."""
 
     def body(x: Any) -> Any:
         kept, shared = x, Builder.const(val=make_weight(64, 64, 3, 3), name="shared")

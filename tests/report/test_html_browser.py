@@ -336,7 +336,7 @@ def test_what_a_mac_said_stands_beside_the_prediction(show, driver):
     basis = run(driver, "return document.getElementById('basis').textContent")
     assert "Nobody ran this model" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
     run(driver, "document.querySelector('#measured-ops .item').click()")
-    assert "phase" in details(driver) and "on the ANE, the ANE takes it" in details(driver)
+    assert "phase" in details(driver) and "on the ANE, it is supported on the ANE" in details(driver)
 
 
 def test_names_that_look_like_markup_are_shown_as_text(show, driver):

@@ -45,7 +45,7 @@ def test_the_repr_of_a_report_is_a_line(source, tmp_path):
 
 
 def test_a_long_reason_is_cut():
-    assert len(repr(VerifyReport("not proved", reason="x" * 10000))) < 400
+    assert len(repr(VerifyReport("not verified", reason="x" * 10000))) < 400
 
 
 @pytest.mark.parametrize(("milliseconds", "text"), [

@@ -1,4 +1,4 @@
-"""What a person reads: the verdict first, causes worst first, what mends them, near misses last."""
+"""What a person reads: the verdict first, causes worst first, what fixes them, near misses last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_verdict_comes_first_and_says_that_it_is_predicted():
 
 def test_causes_are_grouped_and_the_worst_comes_first():
     lines = str(report(chain(*ALL))).splitlines()
-    assert order_in(["ANE292 ", "ANE391 ", "ANE591 ", "worth a try", "ANE191 ", "predicted, "],
+    assert order_in(["ANE292 ", "ANE391 ", "ANE591 ", "suggestions", "ANE191 ", "predicted, "],
                     lines)
     assert order_in(["ANE216 ", "ANE391 "], lines)
 
@@ -47,7 +47,7 @@ def test_a_group_has_all_that_one_needs():
     block = str(report(chain("relu"), (NoRelu,))).split("\n\n")[1].splitlines()
     assert block[0].startswith("ANE216 no-relu  refused: 1 op, ") and block[0].endswith(" ms on the CPU")
     assert block[1:] == [
-        "  The ANE does not take a relu.", "  %relu_0 (relu): relu of rank 2", f"  Core ML says: {MESSAGE}",
+        "  relu is unsupported on the ANE.", "  %relu_0 (relu): relu of rank 2", f"  Core ML says: {MESSAGE}",
         "  fix: Use a tanh.",
         "  confidence high; measured: seen refused (M4, macOS 27, 2026) <a list of ops>"]
 
@@ -56,11 +56,11 @@ def test_ops_that_go_along_are_counted():
     found = report(chain("tanh", "relu", "tanh"), (NoRelu,))
     (group,) = group_findings(found.findings, found.plan)
     assert (group.ops, group.stranded) == (1, sum(row.takes and row.backend == "cpu" for row in found.plan.rows))
-    assert f"{group.stranded} ops that the ANE takes go with it" in str(found)
+    assert f"{group.stranded} supported ops stranded with it" in str(found)
 
 
 def test_an_unsure_refusal_says_so():
-    assert "ANE292 perhaps-exp  not known to be taken: 1 op, " in str(report(chain("exp"), (PerhapsExp,)))
+    assert "ANE292 perhaps-exp  not known to be supported: 1 op, " in str(report(chain("exp"), (PerhapsExp,)))
 
 
 def test_one_reason_is_said_once_and_places_are_limited():
@@ -79,7 +79,7 @@ def test_different_reasons_are_lines_of_their_own_and_limited():
 
 def test_near_misses_come_after_the_findings():
     lines = str(report(chain("tanh", "relu", shape=(2, 3, 4)))).splitlines()
-    assert order_in(["ANE216", "almost, but no finding:", "  ANE391 wrong-tanh  rank 3, not 2: %tanh_0", "predicted, "],
+    assert order_in(["ANE216", "near misses:", "  ANE391 wrong-tanh  rank 3, not 2: %tanh_0", "predicted, "],
                     lines)
 
 
@@ -91,7 +91,7 @@ def test_a_model_without_findings_is_short():
 def test_kinds_that_nobody_measured_are_one_line():
     lines = str(report(chain("atanh", "atanh"), (), target="m1")).splitlines()
     (line,) = [line for line in lines if "nobody measured" in line]
-    assert line == "2 ops of kinds that nobody measured on M1 (predicted: not taken): atanh (2)"
+    assert line == "2 ops of kinds that nobody measured on M1 (predicted: unsupported): atanh (2)"
 
 
 def test_all_targets_are_named_by_their_ends():
@@ -144,7 +144,7 @@ def test_every_kind_of_finding_is_shown(rule):
 
 
 class Elsewhere(NoRelu):
-    """The ANE does not take a relu."""
+    """relu is unsupported on the ANE."""
 
     evidence = (Community("one chip", "a note", chip="M1"), Measured("two others", "a table", chip="M4, M6"))
 

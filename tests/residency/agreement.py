@@ -21,7 +21,8 @@ __all__ = ["disagreements", "errors", "judged", "main", "plan_alone", "plan_cont
 
 BACKENDS = {"ane": "ANE", "bnns": "CPU (bnns)", "classic": "CPU (classic_cpu)"}
 INCOMPLETE = ("slice_dyn",)
-"""Half of this network's ops were published without a device, and the op under test accepted: alone it was refused."""
+"""Half of this network's ops were published without a device, and the op under test accepted: alone it was
+unsupported."""
 
 
 @cache
@@ -80,7 +81,8 @@ def shares() -> list[float]:
 
 
 def judged(name: str) -> str:
-    """'equal' where the partition is the measured one, else whether that is of equal cost, dearer or cheaper."""
+    """'equal' where the partition is the measured one, else whether that is of equal cost, more expensive or
+    cheaper."""
     rows = plan_context(name).rows
     seen = [text.split(":")[1] for text in networks()[name]["ops"].split(";")]
     if all(device in (row.backend[0].upper(), "-") for device, row in zip(seen, rows, strict=True)):

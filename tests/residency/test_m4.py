@@ -48,7 +48,8 @@ REFUSED = {name: kinds.split() for name, kinds in {
     **{f"sw_conv_k{kernel}": "conv" for kernel in ("1x17", "1x32", "64x1")},
     **{f"sw_maxpool_k{window}": "max_pool" for window in ("13", "14", "1x9")},
 }.items()}
-"""What is refused in the models whose rows nobody gave us, as the notes published with the data tell it in words."""
+"""What is unsupported in the models whose rows nobody gave us, as the notes published with the data tell it in
+words."""
 
 
 def test_models_without_published_rows_are_answered_as_the_notes_say():

@@ -17,7 +17,7 @@ WAYS = ("traced", "exported", "decomposed")
 
 
 def converted_as(module, x, way, path, *, passes=None, chip="all", precision="FLOAT16", target="iOS17"):
-    """The program of the saved package, after the host's own passes; ours at their place where `passes` names some.
+    """The program of the saved package, after coremltools' own passes; ours at their place where `passes` names some.
 
     "exported" goes through `run_decompositions({})`, which keeps torch's ops, "decomposed" through
     `run_decompositions()`, which takes them apart.

@@ -30,13 +30,13 @@ def placed(kind, shape, axis, keep_dims=False):
 
 
 def proved(module, target, tmp_path):
-    """Draws, and what the module makes of them once it is converted, rewritten and proved."""
+    """Draws, and what the module makes of them once it is converted, rewritten and verified."""
     x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
     model = ct.convert(torch.jit.trace(module, (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
                        minimum_deployment_target=target, skip_model_load=True)
     model.save(str(tmp_path / "in.mlpackage"))
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
-    assert report.proved and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
+    assert report.verified and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
     before, after = report.predicted
     assert before.unsupported == 2 and after.unsupported == 0
     (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float64").values()
@@ -81,7 +81,7 @@ def test_a_choice_made_by_one_hot_is_cured_in_one_run(tmp_path):
     model.save(str(tmp_path / "in.mlpackage"))
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m4")
     fired = [trace.rule for trace in report.traces if trace.fired]
-    assert report.proved and {"one_hot_compare", "argmax_by_max"} <= set(fired)
+    assert report.verified and {"one_hot_compare", "argmax_by_max"} <= set(fired)
     assert report.predicted[1].unsupported == 0
     (found,) = ane.run(tmp_path / "out.mlpackage", {"x": x.numpy()}, precision="float16").values()
     np.testing.assert_array_equal(found, Gated()(x).numpy())

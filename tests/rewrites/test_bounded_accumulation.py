@@ -40,7 +40,7 @@ def test_the_limit_strikes_before_and_not_after():
     struck = ane.run(before, {"x": x}, quirks=QUIRK)["y"]
     assert np.isinf(struck).all() and np.abs(expected).max() == 0
     report = rewritten(before, {"x": x})
-    assert report.proved and report.changed
+    assert report.verified and report.changed
     cured = ane.run(report.package, {"x": x}, precision="float16", quirks=QUIRK)["y"]
     np.testing.assert_array_equal(cured, expected)
 
@@ -99,7 +99,7 @@ def test_small_weights_keep_their_bits_because_x_is_scaled():
     weight[0, :2] = 1000, -1000
     x = np.full((1, 64), 60, np.float16)
     report = rewritten(linear(weight, x=(1, 64)), {"x": x})
-    assert report.proved and kinds(report.package)["mul"] == 2
+    assert report.verified and kinds(report.package)["mul"] == 2
     kept = next(op for op in report.package.functions["main"].operations if op.op_type == "linear").weight.val
     np.testing.assert_array_equal(kept, weight)
 
@@ -119,7 +119,7 @@ def test_a_weight_that_others_read_is_not_stored_again():
 
     before = build_program(body, x=(2, 64))
     report = rewritten(before, {"x": np.full((2, 64), 40, np.float16)})
-    assert report.proved and len(report.traces[0].fired) == 1
+    assert report.verified and len(report.traces[0].fired) == 1
     held = [op.outputs[0].val.size for op in report.package.functions["main"].operations if op.op_type == "const"]
     assert sum(size > 64 for size in held) == 1
 
@@ -138,7 +138,7 @@ def test_a_compressed_bias_of_a_convolution_is_left_alone():
 def test_a_bias_that_would_lose_bits_is_added_afterwards():
     weight = np.stack([cancelling(), -cancelling()])
     report = rewritten(linear(weight, bias=np.array([6e-8, 0], np.float16)), {"x": np.ones((2, 64), np.float16)})
-    assert report.proved and kinds(report.package)["add"] == 1
+    assert report.verified and kinds(report.package)["add"] == 1
     found = ane.run(report.package, {"x": np.ones((2, 64), np.float16)}, precision="float64")["y"]
     np.testing.assert_array_equal(found, np.tile(np.array([np.float16(6e-8), 0], np.float64), (2, 1)))
 
@@ -149,7 +149,7 @@ def test_matmul_of_two_computed_values():
     random = np.random.default_rng(0)
     feeds = {name: (random.standard_normal((2, 3, 64)) * 50).astype(np.float16) for name in "xz"}
     report = rewritten(before, feeds)
-    assert report.proved and report.changed
+    assert report.verified and report.changed
     expected = np.einsum("bik,bjk->bij", *(each.astype(np.float64) for each in feeds.values())) / 2
     assert not np.isfinite(ane.run(before, feeds, quirks=QUIRK)["y"]).all()
     found = ane.run(report.package, feeds, quirks=QUIRK)["y"]

@@ -51,7 +51,7 @@ BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch
 @pytest.mark.law
 @given(st.data())
 def test_any_region_is_pytorchs(data):
-    """Drawn ops on two long values: what is left that is refused are reshapes, and fewer than there were ops."""
+    """Drawn ops on two long values: what is left that is unsupported are reshapes, and fewer than there were ops."""
     rows, half = data.draw(st.integers(1, 2)), data.draw(st.integers(8193, 9000))
     shape = data.draw(st.sampled_from([(rows, 2 * half), (1, rows, 2 * half)]))
     x, z = (np.random.default_rng(seed).uniform(-2, 2, shape).astype(np.float16) for seed in (0, 1))
@@ -85,7 +85,7 @@ def test_any_region_is_pytorchs(data):
         np.testing.assert_array_equal(Runtime(held, precision="float16")(feeds)["y"], before)
         np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true["y"], rtol=1e-12)
     else:
-        assert all("no less is refused" in miss.note for miss in trace.near_misses)
+        assert all("no less is unsupported" in miss.note for miss in trace.near_misses)
 
 
 @pytest.mark.parametrize("way", ["traced", "exported"])

@@ -123,7 +123,7 @@ def test_fp32_stays(tmp_path):
     found = find_matches(
         rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32")
     )
-    assert [miss.note for miss in found.near_misses] == ["computed in fp32, which the ANE does not take"]
+    assert [miss.note for miss in found.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
 
 
 def test_convs_that_share_a_weight_share_its_phases():

@@ -40,7 +40,7 @@ class Unpacked(torch.nn.Module):
 
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "after the host's"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "after coremltools'"])
 def test_sizes_that_torch_unpacks_from_a_shape(tmp_path, alone, target):
     base = ct.PassPipeline(["common::dead_code_elimination"], "alone") if alone else ct.PassPipeline.DEFAULT
     x = torch.randn(2, 4, 3, 6)

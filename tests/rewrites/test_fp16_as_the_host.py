@@ -1,4 +1,4 @@
-"""Any program with any of its ops in fp16: the same bits as the host's passes give, and the same types."""
+"""Any program with any of its ops in fp16: the same bits as coremltools' passes give, and the same types."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_same_bits_as_the_hosts_passes(steps, numbers, opset, seed):
         assert one.keys() == other.keys()
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
-    if all(kind != "whole" for kind, _, _ in steps):  # casts that were there before are the host's to join
+    if all(kind != "whole" for kind, _, _ in steps):  # casts that were there before are coremltools' to join
         assert kinds(ours)["cast"] <= kinds(host)["cast"]
     found, expected = ({name: count for name, count in kinds(each).items() if name not in ("cast", "const", "identity")}
                        for each in (ours, host))

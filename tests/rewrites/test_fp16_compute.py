@@ -60,7 +60,9 @@ class Small(torch.nn.Module):
         torch.manual_seed(0)
         self.conv = torch.nn.Conv1d(6, 8, 3, padding=1)
         self.norm, self.batch = torch.nn.LayerNorm(8), torch.nn.BatchNorm1d(8)
-        self.lstm = torch.nn.LSTM(8, 8, batch_first=True) if recurrent else None  # the host does not take it exported
+        self.lstm = (
+            torch.nn.LSTM(8, 8, batch_first=True) if recurrent else None
+        )  # coremltools does not take it exported
         self.out = torch.nn.Linear(8, 300)
 
     def forward(self, x):
@@ -230,7 +232,7 @@ def squared():
 
 @pytest.mark.parametrize("given", [{"ranges": {"x": (-0.1, 0.1)}}, {"feeds": {"x": np.full((2, 8), 0.1, np.float32)}}])
 def test_an_overflow_outside_of_what_inputs_hold_is_none(given):
-    """Draws of the proof's own are large enough to overflow here; the user says that inputs are not."""
+    """Draws of the equivalence check's own are large enough to overflow here; the user says that inputs are not."""
     report = ane.rewrite(squared(), passes="fp16_compute", **given)
     assert report.status == "in memory" and {"mul", "square"} <= {hit.op_type for hit in report.traces[0].fired}
     assert {case.precision for case in report.verify.cases if case.feeds.startswith("seed")} == {"float64"}
@@ -259,7 +261,7 @@ def test_a_few_near_ties_of_a_segmentation_may_go_the_other_way():
     )
     x = np.random.default_rng(1).standard_normal((1, 8, 48, 48)).astype(np.float32)
     report = ane.rewrite(built, passes="fp16_compute", feeds={"x": x})
-    assert report.proved and not report.traces[0].near_misses
+    assert report.verified and not report.traces[0].near_misses
     (before,), (after,) = (ane.run(each, {"x": x}, precision="float16").values() for each in (built, report.package))
     assert 0 < np.mean(before != after) < 0.01
 
@@ -335,7 +337,7 @@ def test_without_runs_only_constants_are_judged():
     small = build_program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
     assert rewritten(small).fired
     added = next(op for _, op in iterate_ops(small) if op.op_type == "add")
-    assert added.y.val == np.float16(6e-8), "as the host rounds it"
+    assert added.y.val == np.float16(6e-8), "as coremltools rounds it"
 
 
 def test_it_comes_before_the_cures_of_what_fp16_does_and_the_border_after_all():

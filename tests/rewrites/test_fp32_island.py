@@ -70,7 +70,7 @@ class Turned(torch.nn.Module):
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 def test_what_stands_before_the_casts_of_inputs(tmp_path, target):
-    """Casts that stand where the host was told to keep the moves in fp32."""
+    """Casts that stand where coremltools was told to keep the moves in fp32."""
     x = torch.randn(2, 4, 6)
     kept = {"transpose", "reshape", "split"}
     model = ct.convert(

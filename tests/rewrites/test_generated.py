@@ -115,7 +115,7 @@ class TestRange:
 
         one = {"start": np.int32(0), "step": np.int32(1)}
         assert misses("constant_range", after(lambda n: mb.range_1d(end=n, **one)), longest=9) == [
-            "its numbers are read as integers, which the ANE does not take"]
+            "its numbers are read as integers, which are unsupported on the ANE"]
         assert misses("constant_range", after(lambda n: mb.range_1d(end=mb.add(x=n, y=1), **one)), longest=9) == [
             "its end is computed, and not the length of an axis"]
         assert misses("constant_range", after(lambda n: mb.range_1d(

@@ -1,4 +1,4 @@
-"""ANE239 against PyTorch, and beside the host's pass that undoes such lifts."""
+"""ANE239 against PyTorch, and beside coremltools' pass that undoes such lifts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_is_pytorchs_conv_1d(kernel, stride, dilation, padding, groups, axis, fl
 
 @pytest.mark.parametrize("axis, undone", [(-1, False), (2, True)])
 def test_compose_conv1d_undoes_only_the_other_axis(axis, undone):
-    """What the page says of a second run of the host's default pipeline."""
+    """What the page says of a second run of coremltools' default pipeline."""
     built = build_program(lambda x: mb.relu(x=mb.conv(x=x, weight=make_weight(4, 4, 3)), name="y"), x=(1, 4, 8))
     pipeline = ane.pipeline(passes="lift_conv_1d", options={"lift_conv_1d": {"axis": axis, "always": True}})
     PassPipelineManager.apply_pipeline(built, pipeline)

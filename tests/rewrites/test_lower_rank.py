@@ -179,7 +179,7 @@ CASES = {"windows": (windows, (2, 4, 4, 3)), "video": (video, (1, 384)), "twice"
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_host_refuses_is_converted(name, way, tmp_path):
-    """Without the pass coremltools ends with an error, or mends it itself where it is three ops in a row."""
+    """Without the pass coremltools ends with an error, or fixes it itself where it is three ops in a row."""
     function, shape = CASES[name]
     if name in ("mean", "twice", "windows"):
         with pytest.raises(ValueError, match="rank <= 5"):

@@ -1,4 +1,4 @@
-"""Text models as packages: NaN or wrong under the published fault before, PyTorch's numbers after, and proved."""
+"""Text models as packages: NaN or wrong under the published fault before, PyTorch's numbers after, and verified."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def close(found, truth, share):
     np.testing.assert_allclose(found, truth, rtol=0, atol=share * np.abs(truth).max())
 
 
-@coremltools_from("9.0", "refuses the _assert_tensor_metadata that torch.export writes")
+@coremltools_from("9.0", "rejects the _assert_tensor_metadata that torch.export writes")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_package_is_rewritten_proved_and_right_despite_the_fault(name, tmp_path):
     source, target = tmp_path / "source.mlpackage", tmp_path / "target.mlpackage"

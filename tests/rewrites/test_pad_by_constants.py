@@ -32,7 +32,7 @@ def rule(**options):
 
 
 def left(built, target="m4"):
-    """Ops that are refused, or may be."""
+    """Ops that are unsupported, or may be."""
     found = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[1]
     return [item for item in found if item.rule.code == "ANE226" and getattr(item.answer, "sure", None) is not None]
 

@@ -37,7 +37,7 @@ def test_indices_of_torch_are_used_as_they_are(way, target, tmp_path):
     np.testing.assert_array_equal(outputs(built, x, "float64"), truth(largest, x))
 
 
-@coremltools_from("9.0", "refuses the _assert_tensor_metadata that torch.export writes")
+@coremltools_from("9.0", "rejects the _assert_tensor_metadata that torch.export writes")
 def test_it_stands_through_a_conversion(tmp_path):
     built = converted(largest, "exported", tmp_path, passes="plain_indices")
     assert not kinds(built).keys() & {"greater_equal", "select"}

@@ -67,7 +67,7 @@ def test_rewritten_through_the_command(package, truth, tmp_path, capsys):
     target = tmp_path / "after.mlpackage"
     assert main(["rewrite", str(package), "-o", str(target), "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["status"] == "written" and report["proved"] and report["verify"]["equal_bits"]
+    assert report["status"] == "written" and report["verified"] and report["verify"]["equal_bits"]
     assert report["weight_bytes"]["after"] == report["weight_bytes"]["before"]
     after = ane.load(target).program
     assert agrees(only_output(after, example, "float64", FAULT), expected)
@@ -76,6 +76,6 @@ def test_rewritten_through_the_command(package, truth, tmp_path, capsys):
 
 def test_the_split_bias_cures_it_too(package, truth):
     report = ane.rewrite(package, passes="split_conv_transpose_bias")
-    assert report.proved and report.verify.exactness.value == "rounding"
+    assert report.verified and report.verify.exactness.value == "rounding"
     example, expected = truth
     assert agrees(only_output(report.package.program, example, "float64", FAULT), expected)

@@ -191,7 +191,7 @@ def test_a_package_converted_without_us_is_mended_too(tmp_path):
     module = FIRES["Qwen3"]()
     converted(module, to="mlprogram", skip_model_load=True).save(str(tmp_path / "norm.mlpackage"))
     report = ane.rewrite(str(tmp_path / "norm.mlpackage"), str(tmp_path / "new.mlpackage"), passes="scaled_rms_norm")
-    assert report.changed and report.proved
+    assert report.changed and report.verified
     precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))
     found = only_output(load(tmp_path / "new.mlpackage").program, large().astype(np.float32), "float16")
     assert error(found, precise) < 3e-3

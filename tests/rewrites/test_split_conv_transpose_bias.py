@@ -60,7 +60,7 @@ def test_it_stands_after_fuse_conv_bias_which_would_fold_it_back():
     PassPipelineManager.apply_pipeline(built, ane.pipeline(passes="split_conv_transpose_bias"))
     assert kinds(built)["add"] == 1
     PassPipelineManager.apply_pipeline(built, ct.PassPipeline.DEFAULT)
-    assert kinds(built)["add"] == 0, "the page says that the host's default pipeline folds it back"
+    assert kinds(built)["add"] == 0, "the page says that coremltools' default pipeline folds it back"
 
 
 def test_in_one_pipeline_with_the_lift_there_is_nothing_left_to_lift():
@@ -108,7 +108,7 @@ def test_full_leaves_a_vocoder_without_new_warnings_or_padded_rows(tmp_path):
     source = tmp_path / "vocoder.mlpackage"
     hifigan.convert_model(minimum_deployment_target=ct.target.iOS17).save(str(source))
     before, outcome = ane.load(source), ane.rewrite(source, tmp_path / "out.mlpackage", preset="full")
-    assert outcome.proved and kinds(ane.load(tmp_path / "out.mlpackage").program)["conv_transpose"] == 2
+    assert outcome.verified and kinds(ane.load(tmp_path / "out.mlpackage").program)["conv_transpose"] == 2
     after = ane.load(tmp_path / "out.mlpackage")
     assert "ANE301" in codes(before) and codes(after) <= codes(before) - {"ANE301", "ANE302"}
     # beside what was there two sums: (1, 16, 96) and (1, 8, 192), rows of 192 and 384 bytes

@@ -151,7 +151,9 @@ def test_a_weight_in_parts_is_not_stored_twice():
 def test_weights_that_are_no_constants_are_left():
     made = build_program(lambda x, w: mb.conv(x=x, weight=w, name="y"), x=(1, 2, 3, 40), w=(4, 2, 1, 20))
     assert notes(made) == ["- weight is computed, not a const"]
-    assert notes(conv([1, 20], (1, 2, 3, 40), dtype=np.float32)) == ["- computed in fp32, which the ANE does not take"]
+    assert notes(conv([1, 20], (1, 2, 3, 40), dtype=np.float32)) == [
+        "- computed in fp32, which is unsupported on the ANE"
+    ]
 
 
 def test_an_infinite_input_reaches_no_output_it_did_not():
@@ -228,7 +230,7 @@ def test_a_compressed_weight_has_no_parts():
 
 
 def test_parts_of_values_of_other_lengths_have_ends_of_their_own():
-    """The host writes an end counted from the back as one from the front, into the const that it reads."""
+    """coremltools writes an end counted from the back as one from the front, into the const that it reads."""
     def body(x):
         kernel = make_weight(2, 2, 2, 20)
         return [mb.conv(x=each, weight=kernel, pad_type="valid", name=f"y{number}")

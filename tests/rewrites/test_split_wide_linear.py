@@ -144,7 +144,7 @@ def test_too_many_parts():
 
 @pytest.mark.parametrize(("build", "reason"), [
     (lambda x: mb.linear(x=mb.cast(x=x, dtype="fp32"), weight=np.zeros((70000, 1), np.float32)),
-     "computed in fp32, which the ANE does not take"),
+     "computed in fp32, which is unsupported on the ANE"),
     (lambda x: mb.linear(x=x, weight=mb.constexpr_affine_dequantize(
         quantized_data=np.ones((70000, 1), np.int8), zero_point=np.int8(0), scale=np.float16(1), axis=0)),
      "the weight is compressed by constexpr_affine_dequantize: its parts would have to be unpacked"),

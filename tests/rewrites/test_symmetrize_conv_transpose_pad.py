@@ -103,7 +103,8 @@ def test_in_fp32_it_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize(("rank", "groups", "way"), itertools.product((1, 2, 3), (1, 2), WAYS[:2]))
 def test_equal_pads_are_left_alone_and_everything_stays_right(rank, groups, way, tmp_path):
-    """Through the host with all safe passes: stride, padding, output_padding (not in 3-D, by the host) and dilation."""
+    """Through coremltools with all safe passes: stride, padding, output_padding (not in 3-D, by coremltools) and
+    dilation."""
     torch.manual_seed(0)
     layer = LAYERS[rank](4, 6, 3, 2, 1, 0 if rank == 3 else 1, groups, dilation=1 + (rank == 1))
     shape = (1, 4, 5, 4, 3)[:rank + 2]

@@ -112,7 +112,7 @@ def test_every_attribute_is_kept(seed, steps, batch, direction, peephole, clip, 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("both", [False, True])
 def test_as_pytorch_spells_it(way, both, tmp_path):
-    """Two layers, batch first, as an fp16 package: nothing is left that the ANE refuses, and PyTorch's numbers."""
+    """Two layers, batch first, as an fp16 package: nothing is left that the ANE rejects, and PyTorch's numbers."""
     torch.manual_seed(0)
     layer = held(torch.nn.LSTM(6, 8, 2, batch_first=True, bidirectional=both))
     before = converted(layer, way, (2, 7, 6), tmp_path)
@@ -239,7 +239,7 @@ def test_an_ios15_layer_is_fp32_and_left():
     built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **held_)[0], opset=ct.target.iOS15,
                           dtype=types.fp32, x=(2, 1, 2), h=(1, 2))
     trace = apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
-    assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which the ANE does not take"]
+    assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
 
 
 def test_a_package_is_proved_and_written(tmp_path):

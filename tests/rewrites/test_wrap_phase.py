@@ -176,7 +176,7 @@ def test_the_equivalence_check_keeps_it_without_ranges(example):
     report = ane.rewrite(
         built, passes="wrap_phase", options={"wrap_phase": example.options} if example.options else None
     )
-    assert report.changed and report.proved, str(report)
+    assert report.changed and report.verified, str(report)
 
 
 @pytest.mark.parametrize("turn", [0.25, 0.03125])

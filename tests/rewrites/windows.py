@@ -24,7 +24,7 @@ TRAPS = {"ANE512"}
 
 
 def refused(program, target):
-    """The ops that a rule says some chip of the target refuses, certainly or not, or takes minutes to compile."""
+    """The ops that a rule says some chip of the target rejects, certainly or not, or takes minutes to compile."""
     rules = [rule() for rule in get_all_rules().values() if rule.refuses or rule.code in TRAPS]
     _, found = predict_plan(program, [rule for rule in rules if rule.code not in OLD or target == "a13"], target=target)
     return [item.answer.op.op_type for item in found if isinstance(item.answer, Hit)

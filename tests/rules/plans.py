@@ -24,7 +24,7 @@ def chained(count, shape=(1, 4, 8, 8), body=Builder.tanh):
 
 
 def planned(*costs, built=None):
-    """The plan of a chain of ops of 10 ms on the CPU: `costs` is what the ANE saves on each (None: it refuses it)."""
+    """The plan of a chain of ops of 10 ms on the CPU: `costs` is what the ANE saves on each (None: it rejects it)."""
     built = built or chained(len(costs))
     ops = [op for op in built.functions["main"].operations if op.op_type != "const"]
     each = [Cost(None if saves is None else 10.0 - saves, 10.0, 10.0) for saves in costs]

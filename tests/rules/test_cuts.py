@@ -20,7 +20,7 @@ from mil_ane_passes.runtime import Runtime
 
 
 class Doubling(torch.nn.Module):
-    """A loop that values end, between layers that the ANE takes."""
+    """A loop that values end, between layers supported on the ANE."""
 
     def __init__(self):
         super().__init__()

@@ -91,8 +91,8 @@ def test_no_small_segment(costs):
 def test_a_late_departure_names_where_to_cut():
     (hit,) = found("late_departure", planned(1, 1, 1, 1, NO, 0.1, 0.1, NO))
     assert hit.op.name == "op4" and len(hit.covers) == 4
-    assert hit.note == ("the last 4 of 8 ops are predicted on the CPU (40 ms), because of 2 tanh, 2 ops that the ANE "
-                        "takes among them; cut at %op3: 4 ops before, 4 of them predicted on the ANE, 4 after")
+    assert hit.note == ("the last 4 of 8 ops are predicted on the CPU (40 ms), because of 2 tanh, 2 supported "
+                        "ops among them; cut at %op3: 4 ops before, 4 of them predicted on the ANE, 4 after")
     assert hit.split_at == (("op3",),)
 
 
@@ -133,9 +133,9 @@ def test_ping_pong_counts_changes_and_their_cost_worst_first():
     plan = planned(1, NO, 1, NO, 0.1, NO, 1)
     assert places(plan) == "ACACCCA"
     (hit,) = found("ping_pong", plan)
-    assert hit.note == ("4 changes of backend and 3 entries into the ANE cost 0.875 ms; 2 CPU islands: 2 tanh at %op3 "
+    assert hit.note == ("4 transitions and 3 entries into the ANE cost 0.875 ms; 2 CPU partitions: 2 tanh at %op3 "
                         "(1 op dragged along, 30.4 ms), 1 tanh at %op1 (10.4 ms)")
-    assert [op.name for op in hit.covers] == ["op3", "op5", "op1"], "those who are refused, not those dragged along"
+    assert [op.name for op in hit.covers] == ["op3", "op5", "op1"], "those who are unsupported, not those dragged along"
     assert not found("ping_pong", plan, changes=5) and found("ping_pong", planned(1, NO, 1), changes=2)
 
 
@@ -143,17 +143,18 @@ def test_changes_agree_with_the_segments():
     for costs in ((1, NO) * 5, (NO, 1) * 5, (NO, 0.1, 1, NO, 1) * 3):
         plan = planned(*costs)
         (hit,) = found("ping_pong", plan)
-        assert hit.note.startswith(f"{len(plan.segments) - 1} changes")
+        assert hit.note.startswith(f"{len(plan.segments) - 1} transitions")
         entries = sum(segment.backend == "ane" for segment in plan.segments)
         assert f"{entries} entries" in hit.note
 
 
 def test_a_model_all_on_the_cpu_says_which_stretch_decides():
     (hit,) = found("cpu_share", planned(0.1, NO, 0.2, 0.1, NO, 0.1))
-    assert "takes 4 of 6 ops" in hit.note and "2 ops from %op2 to %op3, would save 0.3 ms and cost 0.375 ms" in hit.note
-    assert hit.note.endswith("2 ops that the ANE does not take cut it off (2 tanh)") and len(hit.covers) == 6
+    assert "4 of 6 ops are supported" in hit.note
+    assert "2 ops from %op2 to %op3, would save 0.3 ms and cost 0.375 ms" in hit.note
+    assert hit.note.endswith("2 ops unsupported on the ANE cut it off (2 tanh)") and len(hit.covers) == 6
     (hit,) = found("cpu_share", planned(0.1, 0.1))
-    assert hit.note.endswith("nothing is refused, the model is too small to pay")
+    assert hit.note.endswith("nothing is unsupported, the model is too small to pay")
 
 
 @pytest.mark.parametrize("costs", [(1, NO, 0.1), (NO, NO, 0.1), (NO,)], ids=str)

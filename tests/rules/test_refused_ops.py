@@ -1,4 +1,4 @@
-"""Kinds of ops that the ANE does not take: by form, by target, and in Core ML's words where they were measured."""
+"""Kinds of ops unsupported on the ANE: by form, by target, and in Core ML's words where they were measured."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_refusal_is_sure_only_where_it_was_seen(name, target):
 
 @pytest.mark.parametrize("built", [case[0] for case in [*MEASURED.values(), *GUESSES.values()]])
 def test_more_generations_never_turn_a_no_into_a_yes(built):
-    """What one generation refuses, all of them together refuse; what it leaves open, they do not take."""
+    """What one generation rejects, all of them together refuse; what it leaves open, they do not take."""
     def answer(target):
         return {row.index: row.ane for row in predict_plan(built, [rule() for rule in KINDS], target=target)[0].rows}
 
@@ -214,8 +214,9 @@ def test_loops_are_found_with_what_stands_inside():
 
     found = ane.lint(converted(Net(), torch.rand(1, 5, 4), target=ct.target.iOS18), target="m4").findings
     words = {item.rule.code: item.reason for item in found}
-    assert words["ANE217"] == "the ANE takes no lstm (5 steps)"
-    assert "no while_loop with " in words["ANE218"] and "no scatter" in words["ANE213"]
+    assert words["ANE217"] == "lstm is unsupported on the ANE (5 steps)"
+    assert words["ANE218"].startswith("while_loop is unsupported on the ANE with ")
+    assert words["ANE213"].startswith("scatter is unsupported")
     assert any("the while_loop's" in item.reason for item in found if item.rule.code == "ANE201")
 
 

@@ -225,7 +225,7 @@ def test_a_report_lists_near_misses_and_no_ordinary_ops():
 
 
 def test_the_fix_of_an_op_is_that_of_its_worst_finding():
-    """Notes about the whole model cover every op; they do not hide what mends one."""
+    """Notes about the whole model cover every op; they do not hide what fixes one."""
     small = build_program(lambda x: Builder.tanh(
         x=Builder.conv(x=x, weight=make_weight(2, 2, 3), strides=[5], name="c"), name="y"), x=(1, 2, 300))
     conv_row, last = ane.lint(small).to_dict()["ops"]

@@ -1,4 +1,4 @@
-"""Compressed weights: against the values the host materialises, in use, and never kept."""
+"""Compressed weights: against the values coremltools materialises, in use, and never kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = draw(0, 3, 8)
 
 
 def materialised(build: Any, opset: Any) -> tuple[Array, Array]:
-    """(what `x @ weight.T` gives here, what it gives with the weight the host materialises)."""
+    """(what `x @ weight.T` gives here, what it gives with the weight coremltools materialises)."""
     weights = []
 
     def used(x: Any) -> Any:

@@ -77,7 +77,7 @@ class TestInputs:
 
 
 class TestRefusals:
-    """What Python refuses is refused by the host's own words; what the framework refuses is a RuntimeError."""
+    """What Python refuses is refused by coremltools' own words; what the framework refuses is a RuntimeError."""
 
     def test_names(self) -> None:
         with pytest.raises(KeyError, match='Provided key "w", in the input dict, does not match any of the'):

@@ -119,10 +119,10 @@ def test_every_function_that_runs_a_model_is_bounded(endless: Path, tmp_path: Pa
         with pytest.raises(ane.LimitReached, match="after 40 steps"):
             call()
     report = ane.verify(endless, endless, max_steps=40)
-    assert report.status == "not proved" and "after 40 steps" in report.reason and not report.equal
-    assert ane.verify(endless, lambda x: x, max_steps=40).status == "not proved"
+    assert report.status == "not verified" and "after 40 steps" in report.reason and not report.equal
+    assert ane.verify(endless, lambda x: x, max_steps=40).status == "not verified"
     passes = ane.rewrite(endless, tmp_path / "out.mlpackage", passes="fp16_compute", max_steps=40)
-    assert passes.status == "not proved" and "after 40 steps" in passes.verify.reason
+    assert passes.status == "not verified" and "after 40 steps" in passes.verify.reason
     assert not (tmp_path / "out.mlpackage").exists()
 
 
@@ -134,12 +134,12 @@ def test_the_command_says_so_and_writes_nothing(
     assert "allow more with --max-steps N" in capsys.readouterr().err
     assert main(["calibrate", str(endless), "--feeds", str(feeds), *most]) == 2
     assert main(["verify", str(endless), str(endless), "--format", "json", *most]) == 1
-    assert json.loads(capsys.readouterr().out)["status"] == "not proved"
+    assert json.loads(capsys.readouterr().out)["status"] == "not verified"
     assert main(["verify", str(endless), str(endless), "--max-steps", "none", "--max-seconds", "0.3"]) == 1
     assert "--max-seconds 0.3 allows no more" in capsys.readouterr().out
     rewrite = ["rewrite", str(endless), "-o", f"{out}.mlpackage", "--passes", "fp16_compute"]
     assert main([*rewrite, *most]) == 1
-    assert "not proved" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert "not verified" in capsys.readouterr().out and not list(tmp_path.iterdir())
     assert main([*rewrite, "--max-steps", "many"]) == 2
     batch = ["batch", "rewrite", str(endless), "-o", f"{out}.d", "--jobs", "0", "--passes", "fp16_compute", *most]
     assert main(batch) == 1

@@ -1,4 +1,4 @@
-"""Ops against coremltools' own `value_inference`: the op on a constant is folded by the host, on a feed by us."""
+"""Ops against coremltools' own `value_inference`: the op on a constant is folded by coremltools, on a feed by us."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.helpers import Array, close, draw, run
 
 
 def folded(build: Any, feeds: dict[str, Array], opset: Any) -> list[Array]:
-    """The values the host infers when all inputs are constants."""
+    """The values coremltools infers when all inputs are constants."""
     made = mil.Program()
     with Function({"unused": mb.placeholder(shape=(1,))}, opset_version=opset) as function:
         outputs = build(**{name: mb.const(val=value) for name, value in feeds.items()})

@@ -75,7 +75,7 @@ def cut(path: Path, named: Sequence[str], folder: Path, **options: Any) -> tuple
 
 
 def check_parts(path: Path, parts: Sequence[Path], function: str = "main", host: bool = True) -> None:
-    """Every output in one part, every op as it was, both loaded by the host, no weights beyond those in use."""
+    """Every output in one part, every op as it was, both loaded by coremltools, no weights beyond those in use."""
     outputs = [gives(part, function) for part in parts]
     crossing = set(outputs[0]) & set(takes(parts[1], function))
     assert set(gives(path, function)) == (set(outputs[0]) - crossing | set(outputs[0]) & set(gives(path, function))

@@ -176,7 +176,7 @@ def test_bytes_are_compared_not_their_digests_alone(tmp_path, monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["float", "int8", "uint8", "uint4"]),
                           st.sampled_from([1, 63, 64, 70_000])), min_size=1, max_size=9))
 def test_whatever_repeats_is_grouped(tmp_path, blobs):
-    """Random blobs in two files, by the host's writer: the groups are those of equal dtype, size and bytes."""
+    """Random blobs in two files, by coremltools' writer: the groups are those of equal dtype, size and bytes."""
     package = tmp_path / "random.mlpackage"
     if not package.exists():
         twins(package)

@@ -165,7 +165,7 @@ def test_the_hosts_refusals_come_through():
 
 
 def test_an_exported_program_that_the_host_does_not_read_yet_is_refused(monkeypatch):
-    """Before torch 2.5; the host asks for a `source` then."""
+    """Before torch 2.5; coremltools asks for a `source` then."""
     exported = torch.export.export(lifted(), (X,))
     traced = torch.jit.trace(lifted(), X)
     monkeypatch.setattr(_deps, "_HAS_TORCH_EXPORT_API", False)

@@ -41,7 +41,7 @@ def test_all_of_it_is_right() -> None:
 
 
 def test_the_host_alone_is_seen_to_be_wrong() -> None:
-    """The grid can fail: what the issue tracker tells of the host shows."""
+    """The grid can fail: what the issue tracker tells of coremltools shows."""
     verdicts = {outcome(case, patched=False).verdict for case in cases()
                 if case.form.name in ("last element = 0", "clamp_", "% 1") and (case.rank, case.dtype) == (3, "float32")
                 and not case.flexible and case.frontend == "trace"}

@@ -34,7 +34,7 @@ OPS = "coremltools.converters.mil.frontend.torch.ops"
 
 
 def ours(x: torch.Tensor) -> torch.Tensor:
-    """What the host alone cannot convert."""
+    """What coremltools alone cannot convert."""
     return torch.fmod(x, 2.0)
 
 
@@ -51,7 +51,7 @@ def converts() -> bool:
 
 
 def snapshot() -> dict[Any, Any]:
-    """The very objects of the host that patches could exchange."""
+    """The very objects of coremltools that patches could exchange."""
     found: dict[Any, Any] = {("registry", kind): function
                              for kind, function in _TORCH_OPS_REGISTRY.name_to_func_mapping.items()}
     found |= {("class", name): value for name, value in vars(TorchOpsRegistry).items()}

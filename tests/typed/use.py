@@ -21,7 +21,7 @@ def rewritten(source: Path, feeds: Arrays) -> ane.Package:
                          ranges={"image": (0.0, 1.0)}, options={"undilate_conv": {"factor": 2}}, overwrite=True)
     status: str = report.status
     fired: list[int] = [len(trace.fired) for trace in report.traces]
-    proved: bool = report.proved and report.verify is not None and report.verify.equal
+    proved: bool = report.verified and report.verify is not None and report.verify.equal
     print(status, fired, proved, report.to_dict()["schema"], report.predicted and report.predicted[1].to_dict())
     return ane.load(source)
 

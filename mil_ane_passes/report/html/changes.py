@@ -22,8 +22,8 @@ def find_changes(before: LintReport, after: LintReport) -> dict[str, Any]:
     )
     moved = [[one, other] for one, other in pairs
              if before.plan.rows[one].backend != after.plan.rows[other].backend]
-    _, mended, found = _match_keys([item.key for item in before.findings], [item.key for item in after.findings])
-    return {"gone": gone, "new": new, "moved": moved, "mended": mended, "found": found}
+    _, fixed, found = _match_keys([item.key for item in before.findings], [item.key for item in after.findings])
+    return {"gone": gone, "new": new, "moved": moved, "fixed": fixed, "found": found}
 
 
 def _build_op_key(row: Row) -> tuple[str, str, str]:

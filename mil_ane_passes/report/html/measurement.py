@@ -13,7 +13,8 @@ __all__ = ["encode_measurement"]
 def encode_measurement(report: LintReport) -> dict[str, Any] | None:
     """Where it was measured, what there is to say of it as a whole, and of each op; None where nobody measured.
 
-    An op has its row's place, the device that Core ML prefers, whether the ANE takes it, and its share of the cost.
+    An op has its row's place, the device that Core ML prefers, whether it is supported on the ANE, and its share of
+    the cost.
     """
     if report.measured is None:
         return None

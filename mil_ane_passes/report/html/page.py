@@ -56,7 +56,8 @@ def _build_script() -> str:
 def _build_policy(style: str, script: str) -> str:
     """Nothing is loaded, and only this very style and script count."""
     return (
-        f"default-src 'none'; script-src {_compute_digest(script)}; style-src {_compute_digest(style)}; base-uri 'none'; "
+        f"default-src 'none'; script-src {_compute_digest(script)}; style-src {_compute_digest(style)}; base-uri "
+        f"'none'; "
         "form-action 'none'"
     )
 

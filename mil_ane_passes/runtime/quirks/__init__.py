@@ -1,4 +1,4 @@
-"""Fault models: published wrong results, imitated on request. They prove nothing about a given chip.
+"""Fault models: published wrong results, imitated on request. They verify nothing about a given chip.
 
 Each file here whose name has no leading underscore may define quirks, classes derived from `Quirk`; they are found by
 listing the folder. Importing this package does not import torch.

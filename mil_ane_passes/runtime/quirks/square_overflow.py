@@ -18,7 +18,7 @@ class SquareOverflow(Quirk):
     the ANE above 256; 256 * 256 was seen to be infinite on M4 and M6. Concerned are the spellings of a square:
     `square`, `mul` of a value with itself, and `pow` by 2. The declared type alone says as much, so precision float16
     shows it without this quirk; the quirk brings it to float32 and float64. Not concerned: `reduce_l2_norm` and
-    `l2_norm`, which sources recommend as the form that stays stable, `layer_norm`, which serves as a cure, and
+    `l2_norm`, which sources recommend as the form that stays stable, `layer_norm`, which serves as a fix, and
     `reduce_sum_square`, `instance_norm` and `local_response_norm`, on which nobody reports.
     """
 

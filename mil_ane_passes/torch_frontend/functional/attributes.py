@@ -30,7 +30,7 @@ def get_attribute_path(value: Any) -> tuple[str, ...]:
 def hoist_attributes(graph: Any) -> None:
     """Move every GetAttr to the front, so that a tensor first read in a branch or loop is known after it too.
 
-    The host gives all reads of a tensor the value of the first, wherever that stands.
+    coremltools gives all reads of a tensor the value of the first, wherever that stands.
     """
     anchor = next((node for node in graph.nodes() if node.kind() != "prim::GetAttr"), None)
     if anchor is not None:

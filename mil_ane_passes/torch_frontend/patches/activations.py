@@ -1,7 +1,7 @@
 """`softplus` with a threshold, `reciprocal`, `gelu(approximate="tanh")` of torch.export, `asinh`, `acosh`.
 
-The host forgets softplus' threshold, adds 1e-4 to what it inverts, does not see the keyword of torch.export's gelu, and
-makes `asinh` and `acosh` of ops that do not exist. asinh(x) = sign(x) · log(|x| + sqrt(x² + 1)),
+coremltools forgets softplus' threshold, adds 1e-4 to what it inverts, does not see the keyword of torch.export's gelu,
+and makes `asinh` and `acosh` of ops that do not exist. asinh(x) = sign(x) · log(|x| + sqrt(x² + 1)),
 acosh(x) = log(x + sqrt(x² - 1)).
 """
 

@@ -53,7 +53,7 @@ def cdist(context: Any, node: Any) -> None:
         result = mb.reduce_sum(x=distance, axes=[-1])
     elif power == 2:
         result = mb.sqrt(x=mb.reduce_sum(x=mb.mul(x=distance, y=distance), axes=[-1]))
-    elif power > 1e38:  # the host writes inf as the largest fp32
+    elif power > 1e38:  # coremltools writes inf as the largest fp32
         result = mb.reduce_max(x=distance, axes=[-1])
     elif power == 0:
         differs = cast_to(mb.not_equal(x=distance, y=_make_number_like(0, distance)), distance.dtype)

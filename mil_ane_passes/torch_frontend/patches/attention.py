@@ -2,10 +2,10 @@
 
 Where a row of the mask lets nothing through (the padding of a prompt padded on the left), torch returns zeros. The
 host adds -30000 to every score of such a row, which then averages all values; a mask of -inf makes it NaN. Here a
-boolean mask's rows, as 0 or 1, multiply the host's result, which is exact: any other row is multiplied by 1. A float
+boolean mask's rows, as 0 or 1, multiply coremltools' result, which is exact: any other row is multiplied by 1. A float
 mask's rows of -inf are selected away.
 
-`enable_gqa` (fewer heads of keys and values than of queries) is ignored by the host, which then cannot broadcast.
+`enable_gqa` (fewer heads of keys and values than of queries) is ignored by coremltools, which then cannot broadcast.
 Each such head is repeated here, as torch defines it.
 """
 
@@ -29,7 +29,7 @@ PATCH = Patch(
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )
 _OP_KIND = "scaled_dot_product_attention"
-_MASK_VALUE = -3e4  # what the host adds, far below any score and within fp16
+_MASK_VALUE = -3e4  # what coremltools adds, far below any score and within fp16
 
 
 @PATCH.probe
@@ -83,7 +83,7 @@ def _prepare_mask(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]
 def _lower_with_coremltools(
     context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str
 ) -> Var:
-    """The host's own lowering of query, key, value and mask, under `name`."""
+    """coremltools' own lowering of query, key, value and mask, under `name`."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     inputs = []

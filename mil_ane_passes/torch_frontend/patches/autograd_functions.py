@@ -1,7 +1,7 @@
 """A custom `torch.autograd.Function` in a traced module: its forward is converted like any other code.
 
-A trace keeps such a function as one `prim::PythonOp`, under no_grad as well, which the host does not know. What its
-forward does is recorded in the op; it takes the op's place before the host reads the graph.
+A trace keeps such a function as one `prim::PythonOp`, under no_grad as well, which coremltools does not know. What its
+forward does is recorded in the op; it takes the op's place before coremltools reads the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")
 def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
-    """The host's graph with what autograd functions do in their places."""
+    """coremltools' graph with what autograd functions do in their places."""
     if _find_recorded_functions(graph):
         _inline_functions(graph)
     return host(graph, module)

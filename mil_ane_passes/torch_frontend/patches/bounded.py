@@ -1,7 +1,7 @@
 """`hardtanh` and `elu` with the arguments torch leaves out or gives as ints.
 
-The host wants all three arguments of `hardtanh`, which torch.export leaves out where they are the defaults, and bounds
-and slopes that are floats already: `hardtanh(x, -1, 1)` and `elu_(x)` of a trace stop at a type error.
+coremltools wants all three arguments of `hardtanh`, which torch.export leaves out where they are the defaults, and
+bounds and slopes that are floats already: `hardtanh(x, -1, 1)` and `elu_(x)` of a trace stop at a type error.
 """
 
 from __future__ import annotations

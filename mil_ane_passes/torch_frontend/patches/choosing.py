@@ -1,4 +1,4 @@
-"""`where` of numbers, and the ops on bools and ints that the host lacks: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
+"""`where` of numbers, and the ops on bools and ints that coremltools lacks: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
 A bitwise op of bools is the logical one; of ints, `& (2^k - 1)` is the remainder by 2^k and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
@@ -33,7 +33,7 @@ PATCH = Patch(code="TORCH107",
 
 @PATCH.op("where", "where.self", "where.scalarself", "where_scalarself", "where.scalarother")
 def where(context: Any, node: Any) -> None:
-    """where(condition, self, other); where(condition) is the host's."""
+    """where(condition, self, other); where(condition) is coremltools'."""
     if len(node.inputs) + len(node.kwinputs or {}) == 1:
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 

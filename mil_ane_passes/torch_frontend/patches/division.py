@@ -1,10 +1,10 @@
 """Divisions that round, and remainders: `x % 1`, `x // 1`, `torch.div(x, 1, rounding_mode="floor")`.
 
-The host's pass noop_elimination takes `floor_div` by 1 for a no-op, which it is for ints only: `x // 1` becomes `x` and
-`x % 1`, lowered as `x - (x // 1) * 1`, becomes 0. Here the pass leaves floats alone, and a division of floats by a
-const 1 is `floor` itself, so that the program stays right in the host's passes without this patch too.
+coremltools' pass noop_elimination takes `floor_div` by 1 for a no-op, which it is for ints only: `x // 1` becomes `x`
+and `x % 1`, lowered as `x - (x // 1) * 1`, becomes 0. Here the pass leaves floats alone, and a division of floats by a
+const 1 is `floor` itself, so that the program stays right in coremltools' passes without this patch too.
 `remainder` by 1 is `x - floor(x)`, by anything else `mod`, which MIL defines as floored, as torch does.
-Ints stay ints (the host makes them fp32, exact up to 2**24 only): trunc(x / y) = sign(x) * sign(y) * (|x| // |y|).
+Ints stay ints (coremltools makes them fp32, exact up to 2**24 only): trunc(x / y) = sign(x) * sign(y) * (|x| // |y|).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_NOOP_MODULE, "noop_elimination._match_pattern")
 def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
-    """The host's removal function of an op that does nothing, None for one that does something."""
+    """coremltools' removal function of an op that does nothing, None for one that does something."""
     return None if op.op_type == "floor_div" and not types.is_int(op.outputs[0].dtype) else host(op)
 
 

@@ -1,4 +1,4 @@
-"""`eye` with its dtype: the host makes floats whatever is asked, so a mask of bools is added as 0 and 1."""
+"""`eye` with its dtype: coremltools makes floats whatever is asked, so a mask of bools is added as 0 and 1."""
 
 from __future__ import annotations
 

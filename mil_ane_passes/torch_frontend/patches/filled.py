@@ -1,8 +1,9 @@
 """`zeros`, `ones`, `full`, `new_*`, `*_like`, `fill_` and `zero_`: consts of torch's dtype.
 
-The host has no `new_ones` and no `zero_`, forgets the dtype of `new_zeros`, `new_full` and `full_like` (an int tensor
-becomes float, so does all that is computed with it), and takes no computed value. Where sizes and value are known the
-result is a const: `fill` and `fill_like` run on the CPU only. `empty*` are zeros, as good as any other values.
+coremltools has no `new_ones` and no `zero_`, forgets the dtype of `new_zeros`, `new_full` and `full_like` (an int
+tensor becomes float, so does all that is computed with it), and takes no computed value. Where sizes and value are
+known the result is a const: `fill` and `fill_like` run on the CPU only. `empty*` are zeros, as good as any other
+values.
 """
 
 from __future__ import annotations

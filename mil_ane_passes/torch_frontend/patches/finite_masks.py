@@ -1,6 +1,6 @@
 """Masks of huge finite numbers stay finite in fp16: `softmax(x + (1 - m) * finfo(float32).min)` is not NaN.
 
-The host's cast to fp16 makes -inf of a const of 1e38 or more, and 0 * -inf is NaN; an op with a smaller const beyond
+coremltools' cast to fp16 makes -inf of a const of 1e38 or more, and 0 * -inf is NaN; an op with a smaller const beyond
 fp16's range (-1e9) stays in fp32, and its result becomes -inf on the way to the next op. A row that is masked
 throughout is then all -inf, and its softmax NaN, where torch gives finite numbers.
 
@@ -8,9 +8,9 @@ No number above 65504 exists in fp16, so here a finite one becomes +-30000 (2900
 masks): far beyond any score, and two masks may be added to each other or to a score without overflow. Consts of
 1e9 and more become that in ops that move, add, select or compare numbers. A product with a const of 2e12 or more is
 beyond 65504 for every fp16 number but 0: it becomes sign(x) * +-30000, for 0 exactly 0. In all other ops the const and
-the op stay in fp32, as the host has it, and what is beyond 65504 of their results becomes +-30000 when it is cast.
-Bounds (`clip`, `maximum`, `minimum`) and infinities, also the host's stand-in 3.4e38 for one, are left to the host.
-Nothing that fp16 holds is changed, and nothing outside the host's fp16 pass.
+the op stay in fp32, as coremltools has it, and what is beyond 65504 of their results becomes +-30000 when it is cast.
+Bounds (`clip`, `maximum`, `minimum`) and infinities, also coremltools' stand-in 3.4e38 for one, are left to
+coremltools. Nothing that fp16 holds is changed, and nothing outside coremltools' fp16 pass.
 
 The pass ane::finite_mask (ANE310) takes -1e4 for masks of which it knows that only softmaxes read them: six of those
 add up in fp16. Here the const may be read by anything, comparisons too, and torch's own sum of such a mask and a score
@@ -75,7 +75,7 @@ def fp16_overflow(host: Callable[[Any], bool], op: Any) -> bool:
 
 @PATCH.replace_function(_PASS_MODULE, "CastTypeQuantization.transform_op")
 def transform_op(host: Callable[[Any, Any], None], graph_pass: Any, op: Any) -> None:
-    """The host's transformation of an op to fp16, with finite operands."""
+    """coremltools' transformation of an op to fp16, with finite operands."""
     if graph_pass.target_dtype == "fp16" and op.op_type not in _BOUND_OPS:
         changed = {param: _make_operand_finite(graph_pass, op, operand) for param, operand in op.inputs.items()}
         factor = _find_overflowing_factor(op) if op.op_type == "mul" else None

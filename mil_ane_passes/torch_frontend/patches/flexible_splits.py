@@ -1,8 +1,8 @@
 """`chunk` and `split` along an axis of flexible size, as slices.
 
-The host divides the symbol, or hands MIL's split a size that it computes. A chunk holds ceil(size / chunks) elements,
-the last what is left; a slice with its ends computed from the size says the same. How many pieces `split` gives is
-what the trace unpacks. Known sizes stay with the host.
+coremltools divides the symbol, or hands MIL's split a size that it computes. A chunk holds ceil(size / chunks)
+elements, the last what is left; a slice with its ends computed from the size says the same. How many pieces `split`
+gives is what the trace unpacks. Known sizes stay with coremltools.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Functions of ints and bools: `sqrt`, `exp`, `sin`, `sigmoid`, ... compute in floats, `floor`, `relu`, ... keep ints.
 
-MIL's functions take floats only, and the host hands them what it gets: most are refused, `log` and `logsumexp` of ints
-convert to other values. torch computes such a function of ints in its default float dtype, fp32, and rounding ints
-does nothing. The host's own lowering does the work; it is given the operands as floats.
+MIL's functions take floats only, and coremltools hands them what it gets: most are refused, `log` and `logsumexp` of
+ints convert to other values. torch computes such a function of ints in its default float dtype, fp32, and rounding ints
+does nothing. coremltools' own lowering does the work; it is given the operands as floats.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def probe() -> str | None:
 
 
 def cast_operands_to_float(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """The host's lowering, given its operands that are ints or bools as fp32."""
+    """coremltools' lowering, given its operands that are ints or bools as fp32."""
     def lowering(context: Any, node: Any) -> None:
         changed = copy.copy(node)
         changed.inputs = [_cast_to_float(context, node, name, place) for place, name in enumerate(node.inputs)]

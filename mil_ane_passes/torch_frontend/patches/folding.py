@@ -1,7 +1,7 @@
 """`fold` of overlapping blocks: a transposed convolution with a kernel of ones and zeros.
 
-Each of the kernel's places is a channel of its own, and the convolution puts it there and adds up what meets. The host
-folds blocks that do not overlap only. What no block reaches at the far edges is zero.
+Each of the kernel's places is a channel of its own, and the convolution puts it there and adds up what meets.
+coremltools folds blocks that do not overlap only. What no block reaches at the far edges is zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`rms_norm`, `cosine_similarity`, `mse_loss` and `cross`: torch's formulas, with the arguments torch has.
 
-The host wants them all, torch.export leaves out those that are default. Its `rms_norm` adds eps to a mean that it has
-scaled: other values, silently, and 0/0 for a row of zeros. Here
+coremltools wants them all, torch.export leaves out those that are default. Its `rms_norm` adds eps to a mean that it
+has scaled: other values, silently, and 0/0 for a row of zeros. Here
 x / sqrt(mean(x^2) + eps) = (x/m) / sqrt(mean((x/m)^2) + eps/m^2) with m = max(1, max|x|): exact, and no square of a
 half-precision number overflows. A cosine divides by each norm, at least eps, as torch does; a cross product is slices.
 """

@@ -1,7 +1,7 @@
 """`x[:, idx] = v`, `x[mask] = v`, index_put with any mix of indices, and `accumulate`.
 
-The host takes a None among the indices only for single positions, one mask at the front, and no accumulation beside a
-whole axis; masks of a flexible size fail. See `index_assignment.assign_at_indices` for what is made instead.
+coremltools takes a None among the indices only for single positions, one mask at the front, and no accumulation beside
+a whole axis; masks of a flexible size fail. See `index_assignment.assign_at_indices` for what is made instead.
 """
 
 from __future__ import annotations

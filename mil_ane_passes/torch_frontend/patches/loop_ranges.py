@@ -1,6 +1,6 @@
 """`for i in range(1, n)` and `range(0, n, 2)` in scripts.
 
-TorchScript counts every loop from 0 and computes the number of turns and the index from it, by two ops that the host
+TorchScript counts every loop from 0 and computes the number of turns and the index from it, by two ops that coremltools
 does not have: turns = max(0, ceil((stop - start) / step)), index = start + turn · step.
 """
 

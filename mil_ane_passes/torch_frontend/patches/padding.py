@@ -4,7 +4,7 @@ MIL pads floats with a constant, by reflection and by repetition of the edge, wi
 width is a slice; circular padding is a concat of the far end, the tensor and the near end, of what negative widths
 leave, one axis after the other; integers and bools get blocks of the constant by concat. Reflection and repetition
 work on the last two axes only (Core ML refuses others when it loads the model): on the others the slices that torch
-repeats are concatenated. Everything else stays the host's.
+repeats are concatenated. Everything else stays coremltools'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`prelu` with one slope a channel after a linear layer, of any rank.
 
-MIL's prelu takes slopes that differ for rank 4 only; the host lifts rank 2 to rank 3, where they are refused. Exact for
-every rank: prelu(x) = relu(x) - slope * relu(-x), the slopes laid along axis 1. One slope for all is `leaky_relu`.
+MIL's prelu takes slopes that differ for rank 4 only; coremltools lifts rank 2 to rank 3, where they are refused. Exact
+for every rank: prelu(x) = relu(x) - slope * relu(-x), the slopes laid along axis 1. One slope for all is `leaky_relu`.
 Rank 4 with a known number of channels stays MIL's own prelu.
 """
 

@@ -1,7 +1,7 @@
 """`arange` and `linspace` of torch's dtype, consts where all arguments are known.
 
-The host overlooks `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and its
-softmax is refused.
+coremltools overlooks `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and
+its softmax is refused.
 """
 
 from __future__ import annotations

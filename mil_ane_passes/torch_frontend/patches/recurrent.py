@@ -1,9 +1,9 @@
 """`nn.LSTM`, `nn.GRU` and `nn.RNN`: exported, bidirectional, and of packed sequences.
 
-The host knows only the ops of TorchScript, no bidirectional `nn.RNN`, and takes a packed sequence for a padded one: the
-last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants. Packed data
-is what torch makes of it (the first steps of all, then the second ones, ...), rows of consts; sequences of one length
-run together.
+coremltools knows only the ops of TorchScript, no bidirectional `nn.RNN`, and takes a packed sequence for a padded one:
+the last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants. Packed
+data is what torch makes of it (the first steps of all, then the second ones, ...), rows of consts; sequences of one
+length run together.
 """
 
 from __future__ import annotations

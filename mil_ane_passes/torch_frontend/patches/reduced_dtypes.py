@@ -1,6 +1,6 @@
 """`mean`, `sum` with a dtype, `all`, `any` of floats.
 
-The host reduces in the operand's dtype and forgets the one asked for: the mean of ints is cut to an int, and
+coremltools reduces in the operand's dtype and forgets the one asked for: the mean of ints is cut to an int, and
 `x.sum(dtype=...)` in a trace takes the dtype's number for an axis. `all` and `any` of floats go through ints, where
 0.25 is 0. Here numbers are cast before they are reduced, and `all` and `any` are the minimum and maximum of x != 0.
 """

@@ -1,6 +1,6 @@
 """`var`, `std` with any correction, `prod`, `median`, `kthvalue`, `argmax` over everything.
 
-The host takes every correction for 0 or 1, and that of a whole tensor for 0; `argmax` without a dimension is taken
+coremltools takes every correction for 0 or 1, and that of a whole tensor for 0; `argmax` without a dimension is taken
 along the last. Variance is the mean of the squared distances from the mean, times n / (n - correction).
 """
 

@@ -26,7 +26,7 @@ _BAG_REDUCTIONS = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
 
 @PATCH.op("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int")
 def repeat_interleave(context: Any, node: Any) -> None:
-    """repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is the host's."""
+    """repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is coremltools'."""
     given = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
     repeats = given.self if given.repeats is None else given.repeats
     if not is_constant(repeats):

@@ -1,6 +1,6 @@
 """`return y, y`: a tensor that a model returns twice, or under two names.
 
-The host gives both outputs one name, and a model with two outputs of one name cannot be loaded, nor its outputs told
+coremltools gives both outputs one name, and a model with two outputs of one name cannot be loaded, nor its outputs told
 apart. Here the second is a copy with a name of its own.
 """
 
@@ -35,7 +35,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.mil.block", "Block.set_outputs")
 def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) -> Any:
-    """The host's outputs, each of a function's a Var of its own."""
+    """coremltools' outputs, each of a function's a Var of its own."""
     return host(block, _copy_repeated_outputs(outputs, block) if isinstance(block, Function) else outputs)
 
 
@@ -50,7 +50,8 @@ def _copy_repeated_outputs(outputs: Sequence[Var], block: Any) -> list[Var]:
 
 
 def _infer_scopes(var: Var, block: Any) -> list[ScopeInfo]:
-    """Where the host is told an op comes from, without which it refuses one: as the Var, or (an input) any other op."""
+    """Where coremltools is told an op comes from, without which it refuses one: as the Var, or (an input) any other
+    op."""
     makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
     scopes = makers[0].scopes if makers else _DEFAULT_SCOPES
     return [ScopeInfo(source=source, data=data) for source, data in scopes.items()]

@@ -2,8 +2,9 @@
 
 Each is linear in the image and the same along every row, so for known sizes one constant matrix an axis does it: two
 matrix products for an image. The matrix is what torch makes of the unit vectors, so torch's coefficients (a = -0.75),
-its treatment of the border, `align_corners` and the scales are its own. An antialiased bilinear resize, which the host
-takes for a plain one, is such a product where it makes the image smaller. Nearest picks: one constant gather an axis.
+its treatment of the border, `align_corners` and the scales are its own. An antialiased bilinear resize, which
+coremltools takes for a plain one, is such a product where it makes the image smaller. Nearest picks: one constant
+gather an axis.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def lower_nearest_resize(context: Any, node: Any) -> None:
 
 
 def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
-    """Whether no axis becomes smaller, where the antialiased resize is the plain one, which the host has an op for."""
+    """Whether no axis becomes smaller, where the antialiased resize is the plain one, which coremltools has an op
+    for."""
     if has_static_shape(x):
         return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _read_target_sizes(context, node, x, axes, 3),
                                                                     strict=True))

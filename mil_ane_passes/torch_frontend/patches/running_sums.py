@@ -1,6 +1,6 @@
 """`cumsum` along an axis counted from the end, of any dtype, in torch's dtype.
 
-MIL's `cumsum` takes -1 and axes counted from the front; the host passes torch's on, so -2 fails. Sums of bools and
+MIL's `cumsum` takes -1 and axes counted from the front; coremltools passes torch's on, so -2 fails. Sums of bools and
 integers stay integers, as in torch.
 """
 

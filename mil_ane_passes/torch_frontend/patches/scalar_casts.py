@@ -1,6 +1,6 @@
 """Sizes as numbers: `int(x.shape[0])`, `a, b, _ = x.shape`, `x.shape[0] // 2`, traced or scripted.
 
-A size that was a tensor for a moment (`NumToTensor`) becomes a const of shape (1,) in the host, and its casts call
+A size that was a tensor for a moment (`NumToTensor`) becomes a const of shape (1,) in coremltools, and its casts call
 `int(array)`, which numpy >= 2.4 allows for rank 0 only. torch's value has rank 0: it gets that here (which also keeps
 `int(x.shape[0]) // 2 + 1` of rank 0 all along), and the casts read the one element of whatever they are given.
 """

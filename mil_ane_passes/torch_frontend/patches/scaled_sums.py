@@ -1,8 +1,8 @@
 """`add`, `sub`, `rsub` with `alpha`, `addmm` and `baddbmm` with whole numbers, `outer` and order of mixed dtypes.
 
-The host refuses `alpha` in a trace and overlooks it in an exported program, where it is a keyword argument: the sum is
-wrong, silently. Here x + alpha * y is computed in torch's result type. `beta` and `alpha` of matrix products go in as
-floats (the host multiplies floats by an int, which MIL refuses); bools are compared as ints.
+coremltools refuses `alpha` in a trace and overlooks it in an exported program, where it is a keyword argument: the sum
+is wrong, silently. Here x + alpha * y is computed in torch's result type. `beta` and `alpha` of matrix products go in
+as floats (coremltools multiplies floats by an int, which MIL refuses); bools are compared as ints.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 torch's index may be shorter than the data along every axis but `dim` and then reaches a corner of it; MIL's
 gather_along_axis and scatter_along_axis want the same sizes. So the corner is sliced off, and what scatter leaves alone
 is put back by concats. Updates get the data's dtype, as a Python number does in torch; bools go as ints.
-An index of rank 0 selects one slice and keeps the axis, which the host drops.
+An index of rank 0 selects one slice and keeps the axis, which coremltools drops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`torch.hann_window` and its kin: consts that torch itself computes.
 
-The host knows only the Hann window, of TorchScript, and makes it of eight ops.
+coremltools knows only the Hann window, of TorchScript, and makes it of eight ops.
 """
 
 from __future__ import annotations

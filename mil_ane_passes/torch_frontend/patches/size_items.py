@@ -1,6 +1,6 @@
 """Scripted sizes: `x.shape[1]`, `sizes[-1]` of a list of numbers.
 
-TorchScript reads them with `__getitem__` from a list; the host holds a list of numbers as one rank 1 Var, refuses
+TorchScript reads them with `__getitem__` from a list; coremltools holds a list of numbers as one rank 1 Var, refuses
 every index but 0 and gives the whole list for that one.
 """
 

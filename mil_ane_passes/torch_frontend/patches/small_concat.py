@@ -1,6 +1,6 @@
 """`concat` of a few float elements, then one of them taken.
 
-For shapes the host follows each element of a small concat as a symbol, whatever its dtype; a float that is picked
+For shapes coremltools follows each element of a small concat as a symbol, whatever its dtype; a float that is picked
 out of it is then refused ("Types should have zero-rank ndarray input"). Only ints can be sizes.
 """
 
@@ -27,7 +27,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_operation", "concat.value_inference")
 def value_inference(host: Callable[..., Any], concat: Any) -> Any:
-    """The host's value, but no symbols for what cannot be a size."""
+    """coremltools' value, but no symbols for what cannot be a size."""
     if any(value.val is None and value.dtype != types.int32 for value in concat.values):
         return None
     return host(concat)

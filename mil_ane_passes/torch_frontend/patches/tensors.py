@@ -1,7 +1,7 @@
 """`torch.tensor(5, dtype=torch.int64)` and `torch.as_tensor` in scripts: any dtype, rank 0, numbers the model computes.
 
-Scripts write `x[0] = 5` as a copy of `torch.tensor(5, ...)`. The host knows the dtype fp32 only, and takes the device's
-name for a shape: the result has as many elements as "cpu" has letters.
+Scripts write `x[0] = 5` as a copy of `torch.tensor(5, ...)`. coremltools knows the dtype fp32 only, and takes the
+device's name for a shape: the result has as many elements as "cpu" has letters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `torch.export.export` returns converts without `run_decompositions({})` by hand.
 
-Newer torch exports in the dialect TRAINING, which the host refuses with the advice to call that. It is called here: on
-the way into the converter, into a program of its own, so that the user's object stays as it is. What export checked
+Newer torch exports in the dialect TRAINING, which coremltools refuses with the advice to call that. It is called here:
+on the way into the converter, into a program of its own, so that the user's object stays as it is. What export checked
 of a tensor's type (`_assert_tensor_metadata`), which coremltools knows from 9.0 on, leaves no op.
 """
 
@@ -36,7 +36,8 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_ENTRY_MODULE, "_validate_conversion_arguments")
 def validate_arguments(host: Callable[..., None], model: Any, *arguments: Any, **named: Any) -> None:
-    """The host's checks of what `ct.convert` was given; of an exported program it looks at nothing but the dialect."""
+    """coremltools' checks of what `ct.convert` was given; of an exported program it looks at nothing but the
+    dialect."""
     host(_make_stand_in("ATEN") if _is_training_program(model) else model, *arguments, **named)
 
 
@@ -44,7 +45,7 @@ def validate_arguments(host: Callable[..., None], model: Any, *arguments: Any, *
 def initialize_converter(
     host: Callable[..., None], self: Any, loaded_model: Any, *arguments: Any, **named: Any
 ) -> None:
-    """The host's converter of a loaded model, given the decomposed program."""
+    """coremltools' converter of a loaded model, given the decomposed program."""
     host(
         self,
         loaded_model.run_decompositions({}) if _is_training_program(loaded_model) else loaded_model,

@@ -1,6 +1,6 @@
 """`triu` and `tril` by a mask, and `roll` by two slices.
 
-The host takes the triangle of a tensor by subtracting the other one, which makes NaN of inf - inf: the causal mask
+coremltools takes the triangle of a tensor by subtracting the other one, which makes NaN of inf - inf: the causal mask
 `full(-inf).triu(1)`. Here a constant band selects; of a constant tensor the triangle is a constant. A roll by a known
 shift is two slices put together, for any size: no gather, no range.
 """

@@ -1,8 +1,8 @@
 """`matmul` with a vector on either side: a row or a column of a matrix.
 
-MIL's matmul takes a vector on the left only of another of its rank; the host hands it over all the same. torch puts the
-missing axis in and takes it out again: (n) @ (..., n, m) = ((1, n) @ (..., n, m)) without the row. A product with a
-const matrix is a `linear` for the host, which knows no ints; here only one of floats is.
+MIL's matmul takes a vector on the left only of another of its rank; coremltools hands it over all the same. torch puts
+the missing axis in and takes it out again: (n) @ (..., n, m) = ((1, n) @ (..., n, m)) without the row. A product with a
+const matrix is a `linear` for coremltools, which knows no ints; here only one of floats is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """diagonal, narrow and unbind for any axes and offsets, computed starts and flexible sizes.
 
-The host has diagonal for the first two axes without an offset, and narrow and unbind for known sizes.
+coremltools has diagonal for the first two axes without an offset, and narrow and unbind for known sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes through views as values: slice_scatter, select_scatter, diagonal_scatter, copy.
 
-torch.export and our own functionalisation of TorchScript both end in these. The host lowers them to a reshape and
+torch.export and our own functionalisation of TorchScript both end in these. coremltools lowers them to a reshape and
 `scatter`, which leaves the ANE, fails for flexible sizes and writes the wrong elements for some axes; here they are
 slices and `concat`, `slice_update` (iOS18) or a select between the old and the new.
 """

@@ -1,9 +1,9 @@
 """In-place writes through views reach their base in traced and scripted modules.
 
-The host fuses `select`/`slice` chains in front of `copy_` and `fill_` and drops their `dim`, assuming axes 0, 1, 2 in
-order; `x[..., -1] = 0` then writes another axis. Every other in-place op on a view (`x[:, 1:3].clamp_()`,
+coremltools fuses `select`/`slice` chains in front of `copy_` and `fill_` and drops their `dim`, assuming axes 0, 1, 2
+in order; `x[..., -1] = 0` then writes another axis. Every other in-place op on a view (`x[:, 1:3].clamp_()`,
 `x.view(-1)[0] = 1`, `x[:, idx] += 1`) changes only the view: the write to `x` is dropped, silently, and a KV cache
-never fills. Here the TorchScript graph is made functional before the host sees it.
+never fills. Here the TorchScript graph is made functional before coremltools sees it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_GRAPH_MODULE, "_expand_and_optimize_ir")
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
-    """The host's inlined graph, made for the module and its inputs, without in-place writes."""
+    """coremltools' inlined graph, made for the module and its inputs, without in-place writes."""
     graph, parameters, buffers = host(torchscript)
     specialize_graph(graph, torchscript, parameters)
     write_complex_constants(graph)
@@ -76,7 +76,7 @@ def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent:
 def update_attribute(context: Any, node: Any) -> None:
     """(buffer, value): the module's buffer holds `value` from now on; also in the next call, if it is a state.
 
-    An undeclared buffer is a constant to the host, whose tests ask for just that; so this is a warning, no error.
+    An undeclared buffer is a constant to coremltools, whose tests ask for just that; so this is a warning, no error.
     """
     buffer, value = node.inputs
     state = context.name_to_source_state.get(buffer)

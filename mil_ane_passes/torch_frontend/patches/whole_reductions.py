@@ -1,6 +1,6 @@
 """`x.transpose(0, 1).sum()`: a reduction over all axes behind a transpose.
 
-The host's pass that moves transposes asks each reduction for its `axes`, which one over everything does not have.
+coremltools' pass that moves transposes asks each reduction for its `axes`, which one over everything does not have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_PASS_MODULE, "_TransformReduceMean.__init__")
 def initialize_reduction(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
-    """As the host, but a reduction may have no axes."""
+    """As coremltools, but a reduction may have no axes."""
     if given["op"].inputs.get("axes") is not None:
         host(reduction, **given)
         return

@@ -89,7 +89,7 @@ def _try_on_target(drawn: RandomProgram, target: str, outcome: Outcome) -> None:
     outcome.fired.update(trace.rule for trace in report.traces for _ in trace.fired)
     for blamed in report.left_out_passes:
         outcome.failures.append(_classify_rejection(drawn, target, settings, blamed.rule, blamed.reason))
-    if report.status == "not proved":
+    if report.status == "not verified":
         reason = report.verify.reason if report.verify is not None else ""
         rule = report.faulty_pass.rule if report.faulty_pass else ""
         outcome.failures.append(Failure(drawn.seed, target, "not verified", rule, reason))

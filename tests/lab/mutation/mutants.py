@@ -101,8 +101,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "stride-pads-swapped",
         "factor_conv_stride",
         "_conv_phases",
-        "before[axis], more[axis] = pads[axis][0], _compute_phased_length(op, axis) - pads[axis][0] - int(x.shape[2 + axis])",
-        "before[axis], more[axis] = pads[axis][1], _compute_phased_length(op, axis) - pads[axis][1] - int(x.shape[2 + axis])",
+        "            pads[axis][0],\n            _compute_phased_length(op, axis) - pads[axis][0] - int(x.shape[2 + "
+        "axis]),\n",
+        "            pads[axis][1],\n            _compute_phased_length(op, axis) - pads[axis][1] - int(x.shape[2 + "
+        "axis]),\n",
         "the pad behind stands in front",
         ("strided_uneven_pads",),
     ),

@@ -153,7 +153,7 @@ def _rewrite_subject(rule: str, subject: _Subject) -> tuple[str, Any]:
         return f"{type(error).__name__}: {error}", None
     if not report.changed:
         return ("the pass was left out", None) if report.left_out_passes else ("", None)
-    if report.status == "not proved" or report.left_out_passes:
+    if report.status == "not verified" or report.left_out_passes:
         return str(report.faulty_pass or report.left_out_passes or report.verify), None
     return "", (report.package, _combine_promises(report.traces))
 

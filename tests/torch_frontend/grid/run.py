@@ -1,4 +1,5 @@
-"""Run the grid with the host alone and with the patches: `python -m tests.torch_frontend.grid [--one-in N] [--record]`.
+"""Run the grid with coremltools alone and with the patches: `python -m tests.torch_frontend.grid [--one-in N]
+[--record]`.
 
 Prints what is not right; `--record` writes results.json, from which the README's table is generated. Exit code 1 when
 a case with the patches is silently wrong, or fewer than 97 % are right.
@@ -22,7 +23,8 @@ _VERDICTS = ("right", "refused", "wrong")
 
 
 def judged(place: int) -> tuple[str, str, list[tuple[str, str]]]:
-    """The frontend and name of the case at this place, and (verdict, reason) of the host alone and of the patches."""
+    """The frontend and name of the case at this place, and (verdict, reason) of coremltools alone and of the
+    patches."""
     from .cases import cases, outcome
 
     case = list(cases())[place]

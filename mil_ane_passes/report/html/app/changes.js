@@ -5,12 +5,12 @@ const changesView = {
     if (!data.changes) return;
     byId("changes").hidden = false;
     byId("versus").replaceChildren(...reports.map((report, side) => this.side(report, side)));
-    const { gone, new: made, moved, mended, found } = data.changes;
+    const { gone, new: made, moved, fixed, found } = data.changes;
     const [before, after] = reports;
     byId("changed").replaceChildren(
       this.group(
         "Findings that are gone",
-        mended.map((place) => before.hits[place]),
+        fixed.map((place) => before.hits[place]),
         (one) => this.finding(one, 0),
       ),
       this.group(

@@ -73,7 +73,7 @@ const details = {
   facts(report, row, explained) {
     const pairs = [
       ["Runs on", [badge(report.onAne(row) ? "ane" : "cpu", report.place(row)), " predicted"]],
-      ["ANE takes it", [answerText(report.answer(row))]],
+      ["supported on the ANE", [answerText(report.answer(row))]],
       ["Type", [named(report.kind(row))]],
     ];
     if (report.reason(row) && !explained.has(report.reason(row))) pairs.push(["Why", [report.reason(row)]]);
@@ -300,7 +300,7 @@ const details = {
 function measuredText(report, row) {
   const [preferred, takes, cost] = report.told.get(row);
   const words = [preferred ? `on the ${preferred.toUpperCase()}` : "no device said"];
-  if (takes !== null) words.push(takes ? "the ANE takes it" : "the ANE does not take it");
+  if (takes !== null) words.push(takes ? "supported on the ANE" : "unsupported on the ANE");
   if (cost !== null) words.push(`${percent(100 * cost)} of the cost`);
   return `${words.join(", ")} (${report.measured.where})`;
 }

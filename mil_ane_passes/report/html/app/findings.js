@@ -27,8 +27,8 @@ const findingsView = {
     byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}`;
     fill(
       byId("finding-list"),
-      ...this.tier("Ops the ANE does not take", off, true),
-      ...this.tier("Worth mending", others, true),
+      ...this.tier("Unsupported on the ANE", off, true),
+      ...this.tier("Suggestions", others, true),
       ...this.tier("Notes", notes, false),
       this.nears(grouped(nears)),
       this.together(hits),
@@ -87,7 +87,7 @@ const findingsView = {
         { class: "group-side" },
         el("b", {}, `${findings.length.toLocaleString("en")}×`),
         el("br"),
-        `${extra}${rule.fix ? (rule.fix.pass ? "a pass mends it" : "advice") : "no fix"}`,
+        `${extra}${rule.fix ? (rule.fix.pass ? "a pass fixes it" : "advice") : "no fix"}`,
       ),
     );
     const box = el("details", { class: "group" }, head);

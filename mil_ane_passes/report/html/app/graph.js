@@ -213,7 +213,7 @@ const graph = {
     this.show(this.cursor);
     const { report, cursor } = this;
     say(
-      `${report.title(cursor)}, ${report.place(cursor)}, the ANE takes it: ${report.answer(cursor)}. Enter shows details.`,
+      `${report.title(cursor)}, ${report.place(cursor)}, supported on the ANE: ${report.answer(cursor)}. Enter shows details.`,
     );
     this.place(`${report.title(cursor)} · ${report.place(cursor)}`);
   },

@@ -68,7 +68,7 @@ const opsView = {
         true,
       ),
       field("Runs on", options("backend", ["", "either"], ["ANE", "ANE"], ["CPU", "CPU"])),
-      field("ANE takes it", options("answer", ["", "any"], ["yes", "yes"], ["no", "no"], ["unknown", "unknown"])),
+      field("supported on the ANE", options("answer", ["", "any"], ["yes", "yes"], ["no", "no"], ["unknown", "unknown"])),
       field("Code", options("code", ["", "any"], ...codes.map((code) => [code, code]))),
       report.functions.length > 1
         ? field(

@@ -52,7 +52,7 @@ function basisText({ measured }) {
     ? `What Core ML said of it on ${measured.where} stands beside the prediction.`
     : "Nobody ran this model.";
   return (
-    `${ran} Whether the ANE takes an op rests on published measurements and reports, cited with each finding. ` +
+    `${ran} Whether an op is supported on the ANE rests on published measurements and reports, cited with each finding. ` +
     "Times are what Core ML's planner is predicted to estimate on an M4, whatever the target; they are no run " +
     "times. What the ANE really does can differ with chip, system and model."
   );

@@ -1,4 +1,4 @@
-"""What a finding names as its fix mends it, as it is named; what needs no fix is not named."""
+"""What a finding names as its fix fixes it, as it is named; what needs no fix is not named."""
 
 from __future__ import annotations
 
