@@ -19,10 +19,19 @@ from .clone import Rollback
 from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .errors import RuleError
 from .garbage_collection import pause_garbage_collection
-from .mapped_files import check_mapped_files
+from .mapped_files import check_files_of
 from .op_order import check_op_order
 from .pass_trace import PassTrace, record_result
-from .query import count_ops, get_flat_inputs, get_function_name, is_opaque, is_symbolic, iterate_blocks, iterate_ops
+from .query import (
+    count_ops,
+    get_flat_inputs,
+    get_function_name,
+    is_opaque,
+    is_symbolic,
+    iterate_blocks,
+    iterate_ops,
+    weights,
+)
 from .rule_class import Position, RuleFailure, convert_rule_errors, format_rule_location, is_rule_fault, make_rule_error
 from .targets import is_applicable, parse_target
 from .type_inference import propagate_symbols
@@ -143,7 +152,7 @@ def apply_rewrite(rule: Rewrite, program: Program, *, target: str = "all", measu
 
 
 def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
-    check_mapped_files()
+    check_files_of(weights(program))
     rule._generations, rule._program = parse_target(target), ref(program)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 

@@ -25,6 +25,7 @@ from .errors import AnePassesError
 __all__ = [
     "MappedFile",
     "check_file_of",
+    "check_files_of",
     "check_mapped_files",
     "file_of",
     "is_mapped",
@@ -90,6 +91,17 @@ def check_mapped_files(files: Iterable[MappedFile] | None = None) -> None:
     """Raises AnePassesError when one of `files`, by default of all that are mapped, is smaller than it was."""
     for mapping in list(_mapped_files.values()) if files is None else files:
         mapping.check()
+
+
+def check_files_of(arrays: Iterable[Array]) -> None:
+    """Raises AnePassesError when a file that one of `arrays` looks into is smaller than it was.
+
+    `arrays` are gone through only where any mapped file is: many of them cost more than the few files.
+    """
+    try:
+        check_mapped_files()
+    except AnePassesError:
+        check_mapped_files(mapping for array in arrays if (mapping := file_of(array)) is not None)
 
 
 def is_mapped(array: Array) -> bool:

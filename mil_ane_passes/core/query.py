@@ -35,6 +35,7 @@ __all__ = [
     "iterate_nested_ops",
     "iterate_ops",
     "plain_type",
+    "weights",
 ]
 
 OPAQUE = " (opaque)"
@@ -165,6 +166,12 @@ def iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
     for name, block in iterate_blocks(program):
         for op in block.operations:
             yield name, op
+
+
+def weights(program: Program) -> Iterator[Any]:
+    """The arrays that the consts of a program hold."""
+    values = (var.val for _, op in iterate_ops(program) if op.op_type == "const" for var in op.outputs)
+    return (value for value in values if isinstance(value, np.ndarray))
 
 
 def iterate_nested_ops(block: Block) -> Iterator[Operation]:

@@ -91,8 +91,9 @@ def find_rewrite(name: str) -> type[Rewrite]:
     known = get_all_rewrites()
     short = name.removeprefix("ane::")
     if short not in known:
-        coded = next((f"; did you mean '{rule.name}'?" for rule in known.values()
-                      if name.lower() in (rule.code.lower(), rule.slug)), "")
+        fixes = dict.fromkeys(repr(fix.name) for rule in get_all_rules().values() for fix in fixes_for(rule)
+                              if name.lower() in (rule.code.lower(), rule.slug, rule.name))
+        coded = f"; did you mean {' or '.join(fixes)}?" if fixes else ""
         raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or suggest_nearest(short, known)}"
                          f"{_mention_skipped_plugins()}")
     return known[short]

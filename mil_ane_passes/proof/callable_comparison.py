@@ -13,6 +13,7 @@ from ..core.contract import Exactness
 from ..core.query import iterate_ops
 from .callables import Caller
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
+from .coverage import outputs_without_numbers
 from .equivalence import Case, VerifyReport
 from .execution import Plan, Run, build_plans, check_runnable, execute_plans
 
@@ -81,6 +82,7 @@ def compare_with_callable(
         report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[-1]}"
     elif not all(case.passed for case in report.cases):
         report.status = "different"
+    report.leave_open("", outputs_without_numbers(program, (run for run in runs if not run.error)))
     return report
 
 

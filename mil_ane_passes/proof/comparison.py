@@ -407,11 +407,13 @@ def describe_worst_element(
 ) -> OutputDifference:
     """The element that is furthest off, in arrays of one shape; `unit_of` is the dtype that ULP are counted in, if it
     is not that of `old`."""
+    if not old.size:
+        return OutputDifference(name, old.dtype == new.dtype, passed)
     old64, new64 = old.astype(np.float64), new.astype(np.float64)
     with np.errstate(invalid="ignore"):
         gap = np.abs(new64 - old64)
     gap = np.where(np.isnan(gap), np.where(np.isnan(old64) & np.isnan(new64) | (old64 == new64), 0.0, np.inf), gap)
-    at = int(np.argmax(gap)) if gap.size and np.max(gap) > 0 else int(np.argmax(np.signbit(old64) != np.signbit(new64)))
+    at = int(np.argmax(gap)) if np.max(gap) > 0 else int(np.argmax(np.signbit(old64) != np.signbit(new64)))
     index = tuple(int(i) for i in np.unravel_index(at, old.shape))
     value = old64[index]
     distance = float(gap[index])

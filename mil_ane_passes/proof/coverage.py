@@ -1,17 +1,27 @@
-"""What the runs of two programs that differ leave open: blocks that none entered, outputs that were NaN throughout."""
+"""What the runs of two programs that differ leave open: blocks that none entered, outputs that were never finite."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
+from ..core.option_spelling import format_option
 from ..core.printer import format_block
+from .adversarial_feeds import SPECIAL
 from .execution import Run
 
-__all__ = ["BlockPath", "find_unentered_blocks", "iterate_nested_blocks", "outputs_without_numbers"]
+__all__ = [
+    "BlockPath",
+    "Unknown",
+    "differing",
+    "find_unentered_blocks",
+    "iterate_nested_blocks",
+    "outputs_without_numbers",
+]
 
 BlockPath = tuple[str, ...]
 "Where a block is: the function, and for each level the op's first output and the block's number."
@@ -29,18 +39,70 @@ def find_unentered_blocks(
     ]
 
 
-def outputs_without_numbers(before: Program, after: Program, runs: Iterable[Run]) -> list[tuple[str, str]]:
-    """(function, output) where every element was NaN in all `runs` of `before`, at all precisions, and the ops that
-    make the output differ: any two NaN are equal, so that such runs tell nothing."""
-    numbers: dict[tuple[str, str], bool] = {}
-    for run in runs:
-        for outputs in run.results.values():
-            for name, value in outputs.items():
-                if value.size:
-                    key = (run.plan.function, name)
-                    numbers[key] = numbers.get(key, False) or value.dtype.kind != "f" or not np.all(np.isnan(value))
-    return [(function, name) for (function, name), any_number in numbers.items()
-            if not any_number and not _same_ops(before.functions[function], after.functions[function], name)]
+@dataclass(frozen=True)
+class Unknown:
+    """An output of a function that runs tell little of: `nan` of its `size` elements are NaN in each, and none of them
+    is finite in any where it is `throughout`, or, with `beyond`, within what rewrites declare."""
+
+    function: str
+    output: str
+    nan: int
+    size: int
+    "0 for an output that was empty in all runs."
+    throughout: bool
+    beyond: bool = False
+
+    def __str__(self) -> str:
+        where = f"of the output '{self.output}' of function '{self.function}'"
+        if not self.throughout:
+            are = "element was" if self.nan == 1 else "elements were"
+            return f"{self.nan} of {self.size} {are} NaN in all runs {where}: of those nothing was compared"
+        if not self.size:
+            return (f"the output '{self.output}' of function '{self.function}' was empty in all runs, so that nothing "
+                    f"of it was compared; give {format_option('feeds')} on which it is not")
+        was = ("beyond what rewrites declare, NaN or infinite" if self.beyond else
+               "NaN" if self.nan == self.size else "NaN or infinite")
+        return (f"every element {where} was {was} in all runs, so that nothing of it was compared; give "
+                f"{format_option('feeds')} on which it is a number")
+
+
+def outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Iterator[Unknown]:
+    """The outputs of which no element was finite in any of `runs`, at any precision, and those of one shape of which
+    elements were NaN in all that were not fed NaN: any two NaN are equal, and so are sums that only overflow. Besides
+    those that were empty in all runs, though not by their type."""
+    made = [(run, (run.plan.function, name), value) for run in runs
+            for outputs in run.results.values() for name, value in outputs.items()]
+    for function, name in dict.fromkeys(key for _, key, _ in made):
+        found = [(run, value) for run, key, value in made if key == (function, name) and value.size]
+        if not found:
+            if not _is_empty_by_type(program.functions[function], name):
+                yield Unknown(function, name, 0, 0, True)
+            continue
+        if not any(np.any(_is_judged(run, name, value)) for run, value in found):
+            nan = all(value.dtype.kind == "f" and np.all(np.isnan(value)) for _, value in found)
+            beyond = any(value.dtype.kind != "f" or np.any(np.isfinite(value)) for _, value in found)
+            yield Unknown(function, name, int(nan), 1, True, beyond)
+            continue
+        masks = [np.isnan(value) for run, value in found if value.dtype.kind == "f" and run.plan.adversarial != SPECIAL]
+        if len({mask.shape for mask in masks}) == 1 and np.any(both := np.logical_and.reduce(masks)):
+            yield Unknown(function, name, int(np.count_nonzero(both)), both.size, False)
+
+
+def _is_empty_by_type(function: Function, output: str) -> bool:
+    return any(var.name == output and 0 in var.shape for var in function.outputs if types.is_tensor(var.sym_type))
+
+
+def _is_judged(run: Run, name: str, value: Any) -> Any:
+    """Which elements of an output of `run` are numbers that the other program is held to."""
+    finite = np.isfinite(value) if value.dtype.kind == "f" else np.ones(value.shape, bool)
+    moved = (run.moved or {}).get(name)
+    return finite if moved is None or moved.shape != value.shape else finite & np.isfinite(moved)
+
+
+def differing(before: Program, after: Program, found: Iterable[Unknown]) -> list[Unknown]:
+    """Those that different ops make in the two programs: what the same ops make is equal whatever it is."""
+    return [each for each in found
+            if not _same_ops(before.functions[each.function], after.functions[each.function], each.output)]
 
 
 def _same_ops(before: Function, after: Function, output: str) -> bool:

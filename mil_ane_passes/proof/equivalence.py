@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,13 +11,12 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError, LimitReached
-from ..core.option_spelling import format_option
 from ..core.query import iterate_ops
 from ..core.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..runtime.quirks.base import Quirk
 from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
 from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
-from .coverage import find_unentered_blocks, outputs_without_numbers
+from .coverage import Unknown, differing, find_unentered_blocks, outputs_without_numbers
 from .difference import FirstDifference
 from .difference_search import find_first_difference
 from .execution import (
@@ -103,6 +102,15 @@ class VerifyReport:
     @property
     def equal_bits(self) -> bool:
         return self.equal and all(output.equal_bits for case in self.cases for output in case.outputs)
+
+    def leave_open(self, reason: str, unknown: Iterable[Unknown]) -> None:
+        """Nothing is verified where there is a `reason`, or an output is `unknown` throughout; of parts there are notes.
+        """
+        unknown = list(unknown)
+        reason = reason or next((str(each) for each in unknown if each.throughout), "")
+        self.notes += [str(each) for each in unknown if not each.throughout]
+        if self.equal and reason:
+            self.status, self.reason = "not verified", reason
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
@@ -241,9 +249,9 @@ def compare_programs(
     new = execute_plans(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = _judge_with_adjustments(before, old, new, promised, precisions)
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
-    lost = lost or _left_open(before, after, old, new)
-    if report.equal and lost:
-        report.status, report.reason = "not verified", lost
+    if report.equal:
+        unknown = differing(before, after, outputs_without_numbers(before, old.runs))
+        report.leave_open(lost or _not_entered(before, after, old, new), unknown)
     if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
         progress("looking for the first difference")
         _locate_first_difference(report, made, lambda plan, case: find_first_difference(
@@ -251,17 +259,10 @@ def compare_programs(
     return report
 
 
-def _left_open(before: Program, after: Program, old: Execution, new: Execution) -> str:
-    """Why nothing is verified where a block was never entered, or an output was NaN throughout; empty where neither."""
+def _not_entered(before: Program, after: Program, old: Execution, new: Execution) -> str:
+    """Why nothing is verified where a block was never entered; empty where all were."""
     unseen = find_unentered_blocks(before, after, old.executed_blocks, new.executed_blocks)
-    if unseen:
-        return f"what was run never entered {unseen[0]}, in which the programs differ"
-    found = outputs_without_numbers(before, after, old.runs)
-    if not found:
-        return ""
-    function, name = found[0]
-    return (f"every element of the output '{name}' of function '{function}' was NaN in all runs, so that nothing of it "
-            f"was compared; give {format_option('feeds')} on which it is a number")
+    return f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else ""
 
 
 def _judge_with_adjustments(
@@ -432,6 +433,7 @@ def compare_with_pipeline(
     report = judge_executions(alone, whole, exactness) if program_first else judge_executions(whole, alone, exactness)
     report.quirks = tuple(quirks)
     report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
+    report.leave_open("", outputs_without_numbers(program, alone.runs))
     report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
                      for other in program.functions if other != name]
     return report

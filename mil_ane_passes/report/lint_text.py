@@ -153,11 +153,11 @@ def _select_evidence(rule: type[Rule], generations: Sequence[Generation]) -> Evi
 
 
 def _describe_group_size(group: FindingGroup) -> str:
-    places = format_count(len(group.findings), "place")
+    places = format_count(len(group.findings), "match", "matches")
     if group.rank != UNSUPPORTED:
         return f"{places}, a note" if group.is_note else places
     unsure = sum(not item.sure for item in group.findings)
-    words = [f"refused: {format_count(group.ops, 'op')}" if not unsure else
+    words = [f"unsupported: {format_count(group.ops, 'op')}" if not unsure else
              f"not known to be supported: {unsure} of {places}" if unsure < len(group.findings) else
              f"not known to be supported: {format_count(group.ops, 'op')}"]
     if group.stranded:
@@ -259,7 +259,7 @@ def _format_split_command(report: LintReport, item: LintFinding) -> str:
 def _format_suggestion(group: FindingGroup) -> str:
     rule = group.rule
     how = f" ({rule.exactness.value}, {_describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
-    return (f"  {rule.code} {rule.slug}  {format_count(len(group.findings), 'place')}: --passes {rule.name}{how}; "
+    return (f"  {rule.code} {rule.slug}  {format_count(len(group.findings), 'match', 'matches')}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
 
 

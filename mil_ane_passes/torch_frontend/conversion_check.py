@@ -93,6 +93,8 @@ class _ConversionCheck:
         self._after = None if classifier else ProgramRunner(mlmodel._mil_program)
         self._program: Program = mlmodel._mil_program
         self._findings: list[str] = []
+        self._finite: dict[str, bool] = {}
+        "Whether any element of an output was finite in a run."
         self._module = TorchModelRunner(model, self._before)
         self._tolerance = max(self._module.tolerance, get_default_tolerance(self._program))
 
@@ -111,6 +113,9 @@ class _ConversionCheck:
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
             self._check_one_size(replace(plan, state=state), required=plan.asked or number == 0)
+        for name in (name for name, finite in self._finite.items() if not finite):
+            _log.warning("check: nothing of %s was compared: the torch model gives NaN or infinity in every element of "
+                         "every run; pass feeds= on which it gives numbers", name)
 
     def _order_feeds(self, plan: Plan) -> Plan:
         """The plan with its feeds in the order of the program's inputs."""
@@ -126,6 +131,9 @@ class _ConversionCheck:
                 raise
             _log.warning("not checked at %s, which the torch model does not take: %s", _describe_plan(plan), error)
             return
+        for name, value in expected.items():
+            finite = not value.size or value.dtype.kind != "f" or bool(np.any(np.isfinite(value)))
+            self._finite[name] = finite or self._finite.get(name, False)
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
             raise self._make_error(find_first_difference(self._module, self._before, feeds, plan.state), found[0], plan)
         if self._after is None:

@@ -258,7 +258,7 @@ def test_the_passes_it_names_exist(saved, capsys):
     built = next(iter(get_all_rules()["hardswish_rank_2"]().examples())).build()
     package, feeds = saved(built, x=np.ones(built.functions["main"].inputs["x"].shape, np.float16))
     out = called(capsys, package, "--feeds", feeds)
-    assert "ANE321 hardswish-rank-2: 1 place\n" in f"{out}\n"
+    assert "ANE321 hardswish-rank-2: 1 match\n" in f"{out}\n"
     data = json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))
     assert [(rule["rule"], rule["pass"]) for rule in data["rules"]] == [("hardswish_rank_2", None)]
     fixed, feeds = saved(squares(), x=np.full((2, 8), 300, np.float16))

@@ -192,3 +192,14 @@ def test_an_unknown_rule_has_a_suggestion(key, ending):
         find_rule(key)
     assert str(error.value).startswith(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names")
     assert str(error.value).endswith(ending)
+
+
+@pytest.mark.parametrize(("key", "passes"), [
+    ("ANE205", "'triangle_cumsum'"), ("cumsum", "'triangle_cumsum'"),
+    ("ANE217", "'unroll_gru' or 'unroll_lstm' or 'unroll_rnn'"),
+    ("elementary_functions", "'arcsine' or 'hyperbolic' or 'inverse_tanh' or 'tangent'"),
+])
+def test_a_problem_in_place_of_a_pass_suggests_all_passes_that_fix_it(key, passes):
+    with pytest.raises(InputError) as error:
+        find_rewrite(key)
+    assert str(error.value).endswith(f"; did you mean {passes}?")

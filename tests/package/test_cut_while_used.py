@@ -198,6 +198,18 @@ def test_a_run_is_an_error_when_its_file_was_cut_and_not_when_another_was(layers
         runtime(X)
 
 
+def test_a_rewrite_is_an_error_when_its_file_was_cut_and_not_when_another_was(layers, tmp_path):
+    copy = tmp_path / "copy.mlpackage"
+    shutil.copytree(layers, copy)
+    loaded, other = ane.load(layers), ane.load(copy)
+    os.truncate(copy / WEIGHTS, 4096)
+    assert ane.rewrite(loaded, preset="full", verify=False).status != "not verified"
+    ane.lint(loaded)
+    for asked in (ane.lint, ane.rewrite):
+        with pytest.raises(ane.AnePassesError, match=CUT):
+            asked(other)
+
+
 def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
     before = len(mapped_files._mapped_files)
     loaded = ane.load(package)

@@ -378,3 +378,34 @@ def test_a_package_is_a_side_too(fixtures):
     report = ane.verify(source, remembered, feeds={"mel": golden["mel"]})
     assert report.equal and report.tolerance == FP16_TOLERANCE and len(report.cases) == 1
     assert ane.verify(remembered, source).status == "different"  # on inputs of its own
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("limits", [{}, {"tolerance": 0.0}, {"atol": 1e-3}, {"snr": 30.0}, {"cosine": 0.9}])
+def test_outputs_without_a_finite_number_prove_nothing(value, limits):
+    made = build_program(lambda x: mb.mul(x=mb.exp(x=x), y=np.float16(value), name="y"), x=(1, 4))
+    for sides in ((made, lambda x: np.full((1, 4), value)), (lambda x: np.full((1, 4), value), made)):
+        report = ane.verify(*sides, **limits)
+        assert report.status == "not verified"
+        assert "nothing of it was compared; give feeds=" in report.reason
+
+
+@pytest.mark.parametrize("limits", [{}, {"atol": 1e-3}])
+def test_outputs_that_are_empty_by_their_type_are_equal(limits):
+    made = build_program(lambda x: mb.slice_by_index(x=x, begin=[0, 0], end=[1, 0], name="y"), x=(1, 4))
+    assert ane.verify(made, lambda x: np.zeros((1, 0), np.float32), **limits).equal
+
+
+def test_outputs_that_are_empty_in_all_runs_prove_nothing():
+    def places(factor):
+        def body(x):
+            x = mb.clip(x=x, alpha=np.float16(-9), beta=np.float16(9))
+            found = mb.non_zero(x=mb.greater(x=x, y=np.float16(99)))
+            return mb.mul(x=mb.cast(x=found, dtype="fp32"), y=np.float32(factor), name="y")
+
+        return build_program(body, x=(1, 4))
+
+    for other in (places(2), lambda x: np.zeros((0, 2))):
+        report = ane.verify(places(1), other)
+        assert report.status == "not verified", str(report)
+        assert "the output 'y' of function 'main' was empty in all runs" in report.reason

@@ -130,6 +130,48 @@ def test_a_rewrite_that_gives_nan_throughout_is_not_written(tmp_path):
         assert not (tmp_path / "out.mlpackage").exists()
 
 
+def overflowing(addend):
+    """A program that gives infinity whatever is fed."""
+    return build_program(
+        lambda x: mb.exp(x=mb.add(x=mb.cast(x=x, dtype="fp32"), y=np.float32(addend)), name="y"), x=(1, 4)
+    )
+
+
+def test_outputs_that_are_infinite_throughout_prove_nothing():
+    finite = build_program(lambda x: mb.relu(x=mb.cast(x=x, dtype="fp32"), name="y"), x=(1, 4))
+    for after, how in ((overflowing(2e5), {}), (overflowing(2e5), {"snr": 30}), (finite, {"fixes_nonfinite": True})):
+        report = ane.verify(overflowing(1e5), after, **how)
+        assert report.status == "not verified", how
+        assert report.reason.startswith("every element of the output 'y' of function 'main' was NaN or infinite")
+    assert ane.verify(overflowing(1e5), overflowing(1e5)).equal
+
+
+def half_undefined(factor):
+    """A program whose output is x beside the logarithm of what is below 0."""
+    def body(x):
+        x = mb.cast(x=x, dtype="fp32")
+        log = mb.log(x=mb.sub(x=mb.clip(x=x, alpha=np.float32(-9), beta=np.float32(9)), y=np.float32(1000)))
+        return mb.concat(values=[x, mb.mul(x=log, y=np.float32(factor))], axis=1, name="y")
+
+    return build_program(body, x=(1, 4))
+
+
+def test_elements_that_are_nan_in_all_runs_are_in_the_notes():
+    report = ane.verify(half_undefined(1), half_undefined(2))
+    assert report.equal
+    assert ("4 of 8 elements were NaN in all runs of the output 'y' of function 'main': of those nothing was compared"
+            in report.notes)
+    assert not ane.verify(half_undefined(1), half_undefined(1)).notes
+
+
+def test_outputs_that_are_zero_throughout_are_compared():
+    def zeros(factor):
+        return build_program(lambda x: mb.relu(x=mb.mul(x=mb.exp(x=x), y=np.float16(factor)), name="y"), x=(1, 4))
+
+    assert ane.verify(zeros(-1), zeros(-2)).equal
+    assert ane.verify(zeros(-1), zeros(1e-3)).status == "different"
+
+
 def flexible(kernel, shape, tmp_path):
     import torch
 

@@ -256,3 +256,20 @@ def test_typed_integers_may_be_those_at_full_precision():
         return found.passed
 
     assert passed(1, 2, 2) and passed(1, 1, 2) and not passed(1, 3, 2)
+
+
+def test_results_that_lie_beyond_what_a_rewrite_declares_prove_nothing():
+    """Nothing is promised of remainders of more than 65504: where that is all of an output, whatever stands behind."""
+    def remainder(added):
+        def body(x):
+            y = mb.add(x=mb.square(x=x), y=np.float16(1))
+            for _ in range(2):
+                y = mb.mul(x=y, y=np.float16(1000))
+            return mb.add(x=mb.mod(x=y, y=np.float16(4), name="rest"), y=np.float16(added), name="y")
+
+        return build_program(body, x=(4, 8))
+
+    promised = Strictness(Exactness.BITWISE, changes=(Change("main", "mod", "rest", reach=65504.0),))
+    report = held(remainder(1), remainder(1000), promised)
+    assert report.status == "not verified"
+    assert report.reason.startswith("every element of the output 'y' of function 'main' was beyond what")

@@ -89,6 +89,13 @@ def test_a_pipeline_that_computes_something_else_is_different(bisected, tmp_path
     assert main(["verify", str(whole), str(pipeline)]) == 0
 
 
+def test_a_pipeline_that_gives_nan_throughout_is_not_proved(bisected):
+    whole, pipeline = bisected
+    for pair in ((whole, pipeline), (pipeline, whole)):
+        report = ane.verify(*pair, feeds={"x": np.full((2, 8), np.nan, np.float32)})
+        assert report.status == "not verified" and "NaN in all runs" in report.reason
+
+
 def test_a_pipeline_of_another_interface_is_refused(bisected, tmp_path):
     whole, pipeline = bisected
     ane.edit(whole, tmp_path / "renamed.mlpackage", rename={"y": "z"})

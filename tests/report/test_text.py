@@ -45,7 +45,7 @@ def test_what_costs_more_on_the_cpu_comes_first():
 
 def test_a_group_has_all_that_one_needs():
     block = str(report(chain("relu"), (NoRelu,))).split("\n\n")[1].splitlines()
-    assert block[0].startswith("ANE216 no-relu  refused: 1 op, ") and block[0].endswith(" ms on the CPU")
+    assert block[0].startswith("ANE216 no-relu  unsupported: 1 op, ") and block[0].endswith(" ms on the CPU")
     assert block[1:] == [
         "  relu is unsupported on the ANE.", "  %relu_0 (relu): relu of rank 2", f"  Core ML says: {MESSAGE}",
         "  fix: Use a tanh.",

@@ -11,8 +11,8 @@ from coremltools.converters.mil.mil import Function, Program, types
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
 from mil_ane_passes.core.contract import Hit
+from mil_ane_passes.core.engine import apply_rewrite, find_matches
 from mil_ane_passes.core.examples import build_program
 from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
 from mil_ane_passes.core.query import iterate_ops

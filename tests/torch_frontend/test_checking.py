@@ -376,3 +376,14 @@ def test_feeds_that_do_not_fit_are_refused():
         oscillator(ranges={"frequenzy": (0, 1)})
     with pytest.raises(ane.InputError, match="check=True"):
         ane.convert(captured(stack(), [X], "trace"), feeds=VOICED, inputs=input_types([X]))
+
+
+def test_outputs_that_are_never_finite_are_named(caplog):
+    class Undefined(torch.nn.Module):
+        def forward(self, x):
+            return torch.log(-1 - x.abs()), x.relu()
+
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        checked(Undefined().eval(), X)
+    (said,) = [record.message for record in caplog.records if "nothing of" in record.message]
+    assert "gives NaN or infinity in every element of every run; pass feeds=" in said

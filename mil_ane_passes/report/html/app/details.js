@@ -39,7 +39,7 @@ const details = {
 
   words({ kind, row, finding, ...piece }) {
     const report = current();
-    if (kind === "segment") return `Segment chosen: ${pieceText(piece)}. Details are shown.`;
+    if (kind === "segment") return `Partition chosen: ${pieceText(piece)}. Details are shown.`;
     const about =
       row === null || row === undefined ? text(finding.value) : `${report.title(row)}, ${report.place(row)}`;
     return `${finding ? `${finding.of.code} ${finding.of.slug}, ` : "Op "}${about}. Details are shown.`;

@@ -71,7 +71,7 @@ const graph = {
       "aria-label",
       one
         ? `Graph of ${one.name}: ${count(one.count, "op")} in ` +
-            `${count(this.layout.layers.length, "layer")}, ${count(one.segments.length, "segment")}`
+            `${count(this.layout.layers.length, "layer")}, ${count(one.segments.length, "partition")}`
         : "Graph without functions",
     );
     this.resize();

@@ -112,7 +112,7 @@ const strips = {
       "p",
       { class: "strip-name" },
       el("span", {}, "Function ", named(one.name)),
-      el("span", {}, `${count(one.count, "op")}, ${count(one.segments.length, "segment")}, ${time(total)} estimated`),
+      el("span", {}, `${count(one.count, "op")}, ${count(one.segments.length, "partition")}, ${time(total)} estimated`),
     );
     if (!one.segments.length) return el("div", {}, head, el("p", { class: "note" }, "No ops in this function."));
     const strip = stripOf(report, one, place, true);
