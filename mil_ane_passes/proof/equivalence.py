@@ -104,7 +104,7 @@ class VerifyReport:
         return self.equal and all(output.equal_bits for case in self.cases for output in case.outputs)
 
     def leave_open(self, reason: str, unknown: Iterable[Unknown]) -> None:
-        """Nothing is verified where there is a `reason`, or an output is `unknown` throughout; of parts there are notes.
+        """Reject where there is a `reason` or an output is `unknown` throughout; of unknown parts there are notes.
         """
         unknown = list(unknown)
         reason = reason or next((str(each) for each in unknown if each.throughout), "")

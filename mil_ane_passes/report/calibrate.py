@@ -117,7 +117,8 @@ class CalibrateReport:
         lines += [f"{each.code} {each.slug} failed {each}" for each in self.found.failed]
         rules = get_all_rules()
         return lines + [
-            f"{rules[name].code} {rules[name].slug}: {format_count(places, 'match', 'matches')}{_describe_fix(rules[name])}"
+            f"{rules[name].code} {rules[name].slug}: {format_count(places, 'match', 'matches')}"
+            f"{_describe_fix(rules[name])}"
             for name, places in self.found.fires.items()
         ]
 

@@ -259,7 +259,8 @@ def _format_split_command(report: LintReport, item: LintFinding) -> str:
 def _format_suggestion(group: FindingGroup) -> str:
     rule = group.rule
     how = f" ({rule.exactness.value}, {_describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
-    return (f"  {rule.code} {rule.slug}  {format_count(len(group.findings), 'match', 'matches')}: --passes {rule.name}{how}; "
+    matches = format_count(len(group.findings), "match", "matches")
+    return (f"  {rule.code} {rule.slug}  {matches}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
 
 

@@ -1,4 +1,4 @@
-"""Writes README.md from the records of both experiments and the list of the second attack: python -m tests.lab"""
+"""Writes README.md from the records of both experiments and the lists of attacks: python -m tests.lab"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def build_readme() -> str:
         fuzz=_format_fuzz_counts(fuzz),
         failures=_format_failures(fuzz),
         rules=_format_rules(fuzz),
-        attack=(HERE / "second_attack.md").read_text().strip(),
+        attack=(HERE / "attacks.md").read_text().strip(),
     )
 
 

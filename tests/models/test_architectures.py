@@ -45,7 +45,7 @@ def test_a_good_measurement_has_no_faults():
     ({"scale": 1e-4}, "no fair test"),
     ({"scale": 1e5}, "no fair test"),
     ({"spread": 0.01}, "hardly vary"),
-    ({"response": 0.05}, "hardly depend on the inputs"),
+    ({"input_response": 0.05}, "hardly depend on the inputs"),
     ({"architecture": dataclasses.replace(ARCHITECTURES[0], coremltools_fault="f"), "host": 1e-6}, "is not there"),
 ])
 def test_a_bad_measurement_says_what_is_wrong(changes, said):

@@ -163,7 +163,7 @@ def test_a_failure_while_the_program_is_written_is_named(monkeypatch):
 
 @pytest.mark.parametrize(("frontend", "target"), [
     ("trace", "coremltools.converters.mil.frontend.torch.converter.flatten_graph_output_values"),
-    ("script", "mil_ane_passes.torch_frontend.patches.view_writes.functionalise"),
+    ("script", "mil_ane_passes.torch_frontend.patches.view_writes.functionalize_graph"),
     ("export", "coremltools.converters.mil.frontend.torch.converter.TorchConverter._construct_compression_info"),
 ])
 def test_a_failure_while_the_graph_is_read_is_named(monkeypatch, frontend, target):
